@@ -1,0 +1,37 @@
+"""Errors that a user can act on: each names the field, the value and the remedy."""
+
+from __future__ import annotations
+
+
+class FedveilError(Exception):
+    """Anything the user can mend. The command line prints it without a traceback and exits with 2."""
+
+
+class InputError(FedveilError):
+    """A value that cannot be used, with what would do instead."""
+
+    def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
+        shown = repr(value)
+        if len(shown) > 120:
+            shown = shown[:117] + "..."
+        super().__init__(f"{field} = {shown}: {problem}. {remedy}")
+        self.field = field
+        self.value = value
+        self.problem = problem
+        self.remedy = remedy
+
+
+class DataError(FedveilError):
+    """Data that is missing, damaged or not what its name promises."""
+
+
+class DivergedError(FedveilError):
+    """A client's upload is not finite; the last good checkpoint is kept."""
+
+
+class ResultError(FedveilError):
+    """A results folder that cannot be used as asked."""
+
+
+class LedgerError(FedveilError):
+    """A privacy ledger that was altered, has a gap, or cannot be written."""

@@ -1,0 +1,123 @@
+"""Random streams, one for each (seed, round, client, purpose).
+
+Results depend neither on the order of the cohort nor on who computes them, because every draw comes from a
+stream that is named by what it is for. Privacy noise has a purpose of its own; on a deployed node it comes
+from the operating system's entropy, since noise whose seed the server knows hides nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+NoiseSource = Literal["seeded", "entropy"]
+
+
+class Stream(Protocol):
+    """What fedveil asks of a random generator; `numpy.random.Generator` is one."""
+
+    def random(self, size: int) -> np.ndarray: ...
+    def standard_normal(self, size: int) -> np.ndarray: ...
+    def laplace(self, loc: float, scale: float, size: int) -> np.ndarray: ...
+    def gumbel(self, loc: float, scale: float, size: int) -> np.ndarray: ...
+    def bytes(self, length: int) -> bytes: ...
+
+
+def named_stream(seed: int, *name: int | str) -> np.random.Generator:
+    """The stream of this name: the same bits for the same name, independent of every other name."""
+    text = "\x1f".join(str(part) for part in (seed, *name))
+    key = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+class EntropyStream:
+    """Draws from the operating system's entropy: nobody can replay them, not even with the run's seed."""
+
+    def bytes(self, length: int) -> bytes:
+        return os.urandom(length)
+
+    def random(self, size: int) -> np.ndarray:
+        words = np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
+        return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def standard_normal(self, size: int) -> np.ndarray:
+        pairs = (size + 1) // 2
+        radius = np.sqrt(-2.0 * np.log1p(-self.random(pairs)))  # Box-Muller; 1 - u is never 0
+        angle = 2.0 * np.pi * self.random(pairs)
+        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
+
+    def laplace(self, loc: float, scale: float, size: int) -> np.ndarray:
+        magnitude = -np.log1p(-self.random(size))
+        return loc + scale * np.where(self.random(size) < 0.5, -magnitude, magnitude)
+
+    def gumbel(self, loc: float, scale: float, size: int) -> np.ndarray:
+        return loc - scale * np.log(-np.log1p(-self.random(size)) + np.finfo(np.float64).tiny)
+
+
+@dataclass(frozen=True)
+class ClientStreams:
+    """The streams of the clients of one exchange, in the order of the client axis."""
+
+    seed: int
+    round: int
+    clients: tuple[int, ...]
+    exchange: int = 0
+    noise_source: NoiseSource = "seeded"
+
+    def rows(self, index: Sequence[int]) -> ClientStreams:
+        return replace(self, clients=tuple(self.clients[i] for i in index))
+
+    def of_round(self, purpose: str) -> list[np.random.Generator]:
+        """One stream per client, the same in every exchange of the round (a client's order of batches)."""
+        return [named_stream(self.seed, self.round, client, purpose) for client in self.clients]
+
+    def of_exchange(self, purpose: str) -> list[np.random.Generator]:
+        """One stream per client, fresh in every exchange."""
+        return [
+            named_stream(self.seed, self.round, self.exchange, client, purpose) for client in self.clients
+        ]
+
+    def noise(self, purpose: str = "noise") -> list[Stream]:
+        """One stream of privacy noise per client."""
+        if self.noise_source == "entropy":
+            return [EntropyStream() for _ in self.clients]
+        return list(self.of_exchange(f"privacy/{purpose}"))
+
+
+@dataclass(frozen=True)
+class ServerStreams:
+    """The server's streams of one exchange."""
+
+    seed: int
+    round: int
+    exchange: int = 0
+    noise_source: NoiseSource = "seeded"
+
+    def of_exchange(self, purpose: str) -> np.random.Generator:
+        return named_stream(self.seed, self.round, self.exchange, "server", purpose)
+
+    def noise(self, purpose: str = "noise") -> Stream:
+        if self.noise_source == "entropy":
+            return EntropyStream()
+        return self.of_exchange(f"privacy/{purpose}")
+
+
+def normal(streams: Sequence[Stream], shape: Sequence[int], like: Tensor) -> Tensor:
+    """Standard normal draws `[K, *shape]` in `like`'s type and place, row k from stream k."""
+    size = int(np.prod(shape, dtype=np.int64))
+    rows = [torch.from_numpy(stream.standard_normal(size)) for stream in streams]
+    return torch.stack(rows).reshape(len(streams), *shape).to(like)
+
+
+def laplace(streams: Sequence[Stream], shape: Sequence[int], like: Tensor) -> Tensor:
+    """Laplace draws of scale 1, `[K, *shape]`, row k from stream k."""
+    size = int(np.prod(shape, dtype=np.int64))
+    rows = [torch.from_numpy(stream.laplace(0.0, 1.0, size)) for stream in streams]
+    return torch.stack(rows).reshape(len(streams), *shape).to(like)

@@ -1,0 +1,106 @@
+"""Arithmetic on parameters: dictionaries of tensors, on clients with a leading client axis K."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+Params = dict[str, Tensor]
+State = dict[str, Tensor]
+
+
+def tree_map(f: Callable[..., Tensor], *trees: Params) -> Params:
+    """`f` applied leaf by leaf."""
+    first = trees[0]
+    return {name: f(*(tree[name] for tree in trees)) for name in first}
+
+
+def add(a: Params, b: Params, scale: float = 1.0) -> Params:
+    """`a + scale * b`."""
+    return {name: torch.add(leaf, b[name], alpha=scale) for name, leaf in a.items()}
+
+
+def sub(a: Params, b: Params) -> Params:
+    return tree_map(torch.sub, a, b)
+
+
+def scale(a: Params, factor: float) -> Params:
+    return {name: leaf * factor for name, leaf in a.items()}
+
+
+def scale_rows(a: Params, factors: Tensor) -> Params:
+    """Row k of every leaf times `factors[k]`."""
+    return {name: leaf * per_row(factors, leaf) for name, leaf in a.items()}
+
+
+def per_row(values: Tensor, leaf: Tensor) -> Tensor:
+    """`values` `[K]` shaped to multiply `leaf` `[K, ...]`."""
+    return values.to(leaf.dtype).reshape(-1, *([1] * (leaf.dim() - 1)))
+
+
+def zeros_like(a: Params) -> Params:
+    return tree_map(torch.zeros_like, a)
+
+
+def norms(a: Params) -> Tensor:
+    """The L2 norm of each client's parameters taken as one vector, `[K]`, accumulated in float64."""
+    squares = [leaf.flatten(1).double().square().sum(1) for leaf in a.values()]
+    return torch.stack(squares).sum(0).sqrt()
+
+
+def flatten(a: Params) -> Tensor:
+    """`[K, d]`, leaves in dictionary order."""
+    return torch.cat([leaf.flatten(1) for leaf in a.values()], dim=1)
+
+
+def unflatten(flat: Tensor, like: Params) -> Params:
+    """The inverse of `flatten` for parameters shaped as `like` (whose own client axis may differ)."""
+    out: Params = {}
+    start = 0
+    for name, leaf in like.items():
+        size = leaf[0].numel()
+        out[name] = flat[:, start : start + size].reshape(flat.shape[0], *leaf.shape[1:])
+        start += size
+    return out
+
+
+def with_axis(a: Params) -> Params:
+    """One model as a stack of one."""
+    return {name: leaf.unsqueeze(0) for name, leaf in a.items()}
+
+
+def without_axis(a: Params) -> Params:
+    """The model of a stack of one."""
+    return {name: leaf.squeeze(0) for name, leaf in a.items()}
+
+
+def expand(a: Params, k: int) -> Params:
+    """A stack of one seen as a stack of k (a stack of k is returned as it is)."""
+    return {name: leaf.expand(k, *leaf.shape[1:]) for name, leaf in a.items()}
+
+
+def rows(a: Params, index: Sequence[int]) -> Params:
+    picked = torch.as_tensor(list(index), dtype=torch.long)
+    return {name: leaf.index_select(0, picked.to(leaf.device)) for name, leaf in a.items()}
+
+
+def concatenate(parts: Sequence[Params]) -> Params:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def mean(a: Params) -> Params:
+    """The mean over the client axis."""
+    return {name: leaf.mean(0) for name, leaf in a.items()}
+
+
+def weighted_sum(a: Params, weights: Tensor) -> Params:
+    """`sum_k weights[k] * a[k]`."""
+    return {
+        name: torch.einsum("k,k...->...", weights.to(leaf.dtype), leaf) for name, leaf in a.items()
+    }
+
+
+def nbytes(a: Params) -> int:
+    return sum(leaf.numel() * leaf.element_size() for leaf in a.values())
