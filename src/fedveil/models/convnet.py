@@ -67,7 +67,7 @@ def convnet(
 class ConvNet64(nn.Sequential):
     """Eight 3x3 convolutions with tanh, two max-pools of 3, one linear layer."""
 
-    channels_last: ClassVar[bool] = True
+    channels_last: ClassVar[bool] = False
 
 
 def convnet_64(input_shape: Sequence[int], classes: int, *, width: int = 64) -> ConvNet64:
