@@ -107,7 +107,7 @@ class Simulation:
         """Rows of the cohort that are computed together: clients of like size, so that little is padding."""
         if not self._stacked:
             return [[row] for row in range(len(clients))]
-        size = min(self._chunk, math.ceil(len(clients) / self._count))
+        size = min(self._chunk, math.ceil(len(clients) / cores()))  # not of the workers: same bits for any
         order = sorted(range(len(clients)), key=lambda row: (-self._sizes[clients[row]], row))
         return [order[i : i + size] for i in range(0, len(order), size)]
 
@@ -118,7 +118,12 @@ class Simulation:
         x = self._worker.clients.load([0]).x
         example = x[0, :1].numel() * x.element_size()
         per_client = 2 * example * max(self._sizes) + 16 * self._worker.task.parameter_count
-        return max(1, min(_LARGEST_CHUNK, max_memory // max(1, per_client * self._count)))
+        return max(1, min(_LARGEST_CHUNK, max_memory // max(1, per_client * cores())))
+
+
+def cores() -> int:
+    """The processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _stacking_pays(task: Task) -> bool:
@@ -131,5 +136,4 @@ def _sensible_workers(task: Task, plan: Plan) -> int:
     if task.device.type != "cpu":
         return 1
     work = 3.0 * task.parameter_count * plan.cohort * plan.largest_client
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, plan.cohort) if work > _WORTH_A_WORKER else 1
+    return min(cores(), plan.cohort) if work > _WORTH_A_WORKER else 1

@@ -20,8 +20,8 @@ from torch import Tensor
 from fedveil.data.client_data import ClientData
 from fedveil.messages import Message, Record
 from fedveil.methods.fields import STRICT, LocalTraining
-from fedveil.methods.method import At, Method, register
-from fedveil.privacy.releases import Plan, Release, unprotected
+from fedveil.methods.method import At, Method, register, unprotected
+from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
 from fedveil.tree import Params, State, weighted_sum, with_axis

@@ -18,8 +18,8 @@ from pydantic.dataclasses import dataclass
 from fedveil.data.client_data import ClientData
 from fedveil.methods.fedavg import Model, Server, TrainedModel, averaging_weights
 from fedveil.methods.fields import STRICT, LocalTraining, NonNegative
-from fedveil.methods.method import At, Method, register
-from fedveil.privacy.releases import Plan, Release, unprotected
+from fedveil.methods.method import At, Method, register, unprotected
+from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
 from fedveil.tree import Params, State, weighted_sum, with_axis

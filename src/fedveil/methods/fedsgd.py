@@ -24,8 +24,8 @@ from fedveil.data.client_data import ClientData
 from fedveil.messages import Message
 from fedveil.methods.fedavg import Model, Server, averaging_weights
 from fedveil.methods.fields import STRICT, LearningRate
-from fedveil.methods.method import At, Method, register
-from fedveil.privacy.releases import Plan, Release, unprotected
+from fedveil.methods.method import At, Method, register, unprotected
+from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Batch, Task
 from fedveil.training.local_sgd import Schedule, scheduled_lr
@@ -42,16 +42,16 @@ def batch_in_step(data: ClientData, batch_size: int | None, exchange: int, rng: 
     """Batch number `exchange` of each client's shuffled examples; padding where a client has run out."""
     if batch_size is None:
         return data.everything()
-    width = min(batch_size, data.largest)
-    reach = math.ceil(data.largest / width) * width
-    positions = torch.zeros(data.count, reach, dtype=torch.long)
-    sizes = data.sizes.tolist()
-    for row, n, stream in zip(positions, sizes, rng.of_round("batches"), strict=True):
-        row[:n] = torch.from_numpy(stream.permutation(n))
-    taken = slice(exchange * width, (exchange + 1) * width)
-    mask = torch.arange(reach)[taken] < data.sizes.cpu()[:, None]
+    start = exchange * batch_size
+    counts = (data.sizes.cpu() - start).clamp(min=0, max=batch_size)
+    width = max(1, int(counts.max()))
+    positions = torch.zeros(data.count, width, dtype=torch.long)
+    rows = zip(positions, counts.tolist(), data.sizes.tolist(), rng.of_round("batches"), strict=True)
+    for row, count, n, stream in rows:
+        row[:count] = torch.from_numpy(stream.permutation(n)[start : start + count])
+    mask = torch.arange(width) < counts[:, None]
     device = data.x.device
-    return data.take(positions[:, taken].to(device), None if bool(mask.all()) else mask.to(device))
+    return data.take(positions.to(device), None if bool(mask.all()) else mask.to(device))
 
 
 def batches_per_round(plan: Plan, batch_size: int | None) -> int:

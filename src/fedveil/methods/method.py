@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from fedveil.data.client_data import ClientData
 from fedveil.messages import Message, Record
-from fedveil.privacy.releases import Plan, Release
+from fedveil.privacy.releases import ADVERSARIES, UNITS, Plan, Release, Unprotected
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
 from fedveil.tree import Params, State
@@ -99,3 +99,8 @@ def register(
         return method
 
     return add
+
+
+def unprotected(what: str, reason: str) -> tuple[Release, ...]:
+    """The releases of a method that hides nothing: no epsilon against anybody, for no unit."""
+    return tuple(Release(what, unit, ADVERSARIES, Unprotected(reason)) for unit in UNITS)

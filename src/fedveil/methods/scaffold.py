@@ -21,8 +21,8 @@ from pydantic.dataclasses import dataclass
 from fedveil.data.client_data import ClientData
 from fedveil.messages import Message, Record
 from fedveil.methods.fields import STRICT, BatchSize, Epochs, LearningRate
-from fedveil.methods.method import At, Method, register
-from fedveil.privacy.releases import Plan, Release, unprotected
+from fedveil.methods.method import At, Method, register, unprotected
+from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
 from fedveil.training.local_sgd import Schedule, local_sgd, scheduled_lr

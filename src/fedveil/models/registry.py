@@ -53,11 +53,12 @@ def list_models() -> list[ModelEntry]:
 
 
 def make_model(
-    name: str, input_shape: Sequence[int], classes: int, *, seed: int = 0, **options: Any
+    name: str, input_shape: Sequence[int], classes: int, *, seed: int | None = None, **options: Any
 ) -> nn.Module:
     """The model of this name for inputs of this shape (without the batch axis).
 
-    The same seed gives the same weights; torch's global generator is left as it was.
+    With a seed the weights are that seed's and torch's global generator is left as it was; without, they are
+    drawn from the global generator, as torch does.
     """
     entry = _ENTRIES.get(name)
     if entry is None:
@@ -68,11 +69,9 @@ def make_model(
         if option not in entry.options:
             known = ", ".join(entry.options) or "none"
             raise InputError(option, value, f"is not an option of {name}", f"Its options: {known}.")
+    if seed is None:
+        return entry.build(shape, classes, **options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return entry.build(shape, classes, **options)
 
-
-def prefers_channels_last(model: nn.Module) -> bool:
-    """Whether the model runs faster on CPU with weights and images in channels-last layout."""
-    return bool(getattr(model, "channels_last", False))
