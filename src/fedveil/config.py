@@ -23,7 +23,16 @@ from fedveil.methods.method import AnyMethod
 from fedveil.privacy.releases import Adversary, Sampler, Unit
 
 VERSION = 1
-_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "kB": 10**3, "MB": 10**6, "GB": 10**9}
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+}
 
 
 class _Section(BaseModel):

@@ -52,9 +52,7 @@ class Record:
             if isinstance(value, Tensor):
                 values[field.name] = change(field.name, value)
             elif isinstance(value, dict):
-                values[field.name] = {
-                    key: change(f"{field.name}/{key}", leaf) for key, leaf in value.items()
-                }
+                values[field.name] = {key: change(f"{field.name}/{key}", leaf) for key, leaf in value.items()}
         return dataclasses.replace(self, **values)
 
     def with_tensors(self, tensors: dict[str, Tensor]) -> Self:

@@ -82,15 +82,20 @@ class ResultFolder:
         finally:
             lock.close()
 
-    def start(self, config: str, server_type: type[Record]) -> Checkpoint | None:
-        """Begin, or go on from the newest whole checkpoint; rounds after it will be replayed."""
+    def start(self, config: str, identity: str, server_type: type[Record]) -> Checkpoint | None:
+        """Begin, or go on from the newest whole checkpoint; rounds after it will be replayed.
+
+        `identity` names what the result depends on; a folder begun under another is refused.
+        """
         stored = self.path / "config.toml"
-        if stored.exists() and stored.read_text() != config:
+        mark = self.path / ".identity"
+        if mark.exists() and mark.read_text() != identity:
             raise ResultError(
                 f"{self.path} holds a run of another configuration. Remove it or choose another folder."
             )
         if not stored.exists():
             write_atomically(stored, config.encode())
+            write_atomically(mark, identity.encode())
         checkpoint = load_checkpoint(self.path / "checkpoint", server_type)
         keep = [line for line in self.rounds() if checkpoint and line["round"] <= checkpoint.round]
         text = "".join(json.dumps(line) + "\n" for line in keep)

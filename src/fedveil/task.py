@@ -81,8 +81,7 @@ class Task:
         """The starting parameters of this seed; a model given as an instance starts from its own weights."""
         module = self.module if self._make is None else _build(self._make, seed)
         return {
-            name: parameter.detach().clone().to(self.device)
-            for name, parameter in module.named_parameters()
+            name: parameter.detach().clone().to(self.device) for name, parameter in module.named_parameters()
         }
 
     @property
@@ -129,9 +128,7 @@ class Task:
             }
             return with_axis(found)
         in_dims = (0, 0, 0, 0, None if drop is None else 0)
-        stacked: Params = vmap(grad(self._weighted_loss), in_dims=in_dims)(
-            w, batch.x, batch.y, weights, drop
-        )
+        stacked: Params = vmap(grad(self._weighted_loss), in_dims=in_dims)(w, batch.x, batch.y, weights, drop)
         return stacked
 
     def per_example_grad(self, w: Params, batch: Batch) -> Params:
@@ -150,9 +147,7 @@ class Task:
             for name, leaf in gradients.items()
         }
 
-    def dropout_masks(
-        self, batch: Batch, rng: Sequence[np.random.Generator] | None
-    ) -> list[Tensor] | None:
+    def dropout_masks(self, batch: Batch, rng: Sequence[np.random.Generator] | None) -> list[Tensor] | None:
         """Masks scaled to mean 1, `[K, B, ...]` per dropout layer, client k's from stream k.
 
         Padding draws nothing, so a client's masks do not depend on whom it shares the stack with.

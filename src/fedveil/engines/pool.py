@@ -146,7 +146,11 @@ def _require_room(arena: Arena, leaves: Sequence[Leaf]) -> None:
 
 
 def _serve(
-    worker: ClientWorker, connection: Connection, others: Sequence[Connection], downloads: Arena, uploads: Arena
+    worker: ClientWorker,
+    connection: Connection,
+    others: Sequence[Connection],
+    downloads: Arena,
+    uploads: Arena,
 ) -> None:
     """A worker's life: take a chunk, compute, write its rows, say where; end when the simulator is gone."""
     for other in others:

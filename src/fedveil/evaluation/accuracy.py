@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedveil.data.client_data import Clients
 from fedveil.run import Observer, RoundEnd
-from fedveil.task import Batch, Task
+from fedveil.task import Task
 from fedveil.tree import Params, with_axis
 
 

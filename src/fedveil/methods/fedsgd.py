@@ -58,7 +58,9 @@ def batches_per_round(plan: Plan, batch_size: int | None) -> int:
     return 1 if batch_size is None else math.ceil(plan.largest_client / batch_size)
 
 
-@register("fedsgd", "clients send gradients, the server takes the step", server=Server, down=Model, up=Gradient)
+@register(
+    "fedsgd", "clients send gradients, the server takes the step", server=Server, down=Model, up=Gradient
+)
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class FedSGD(Method[Server, Model, Gradient]):
     lr: LearningRate = 0.1

@@ -21,7 +21,9 @@ Epochs = Annotated[int, Field(ge=1, description="passes over a client's examples
 BatchSize = Annotated[int, Field(ge=1, description="examples per local step")]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 NonNegative = Annotated[float, Field(ge=0)]
-Clip = Annotated[float, Field(gt=0, description="largest L2 norm of what a unit contributes; inf turns it off")]
+Clip = Annotated[
+    float, Field(gt=0, description="largest L2 norm of what a unit contributes; inf turns it off")
+]
 NoiseMultiplier = Annotated[float, Field(ge=0, description="standard deviation of the noise over the clip")]
 
 

@@ -157,7 +157,9 @@ class UDPFedAvg(LocalTraining, Method[Server, Model, NoisyModel]):
         upload = upload_multiplier(self.noise_multiplier, self.noise_scope, plan)
         total = sum_multiplier(self.noise_multiplier, self.noise_scope, plan)
         return (
-            Release("each client's noisy model", "client", ("server",), gaussian_or_nothing(upload, self.clip)),
+            Release(
+                "each client's noisy model", "client", ("server",), gaussian_or_nothing(upload, self.clip)
+            ),
             Release(
                 "the averaged model",
                 "client",

@@ -74,4 +74,3 @@ def make_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return entry.build(shape, classes, **options)
-

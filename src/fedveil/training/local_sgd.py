@@ -200,9 +200,7 @@ def _batch(data: ClientData, walk: _Walk, step: int, active: int) -> Batch:
     return ClientData(data.x[:active], data.y[:active], data.sizes[:active]).take(positions, mask)
 
 
-def _walk(
-    data: ClientData, batch_size: int, epochs: int, steps: int | None, streams: ClientStreams
-) -> _Walk:
+def _walk(data: ClientData, batch_size: int, epochs: int, steps: int | None, streams: ClientStreams) -> _Walk:
     """A fresh shuffle per epoch and client; the last batch of an epoch may be short."""
     sizes = data.sizes.tolist()
     orders: list[np.ndarray] = []
