@@ -69,7 +69,7 @@ def run(
     result, and a finished one is read back. `config` is the text kept there as `config.toml`; `facts` are added
     to its summary.
     """
-    source = clients if hasattr(clients, "load") else ArrayClients.from_arrays(list(clients))
+    source: Clients = ArrayClients.from_arrays(clients) if isinstance(clients, Sequence) else clients
     plan = make_plan(source, rounds=rounds, cohort=cohort, sampler=sampler)
     settings = privacy or PrivacySettings()
     folder = None if results is None else ResultFolder(Path(results))

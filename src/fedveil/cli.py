@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from fedveil.config import Config, load_config
 from fedveil.errors import FedveilError, InputError
 from fedveil.experiment import load_image_or_table, run_seed, split_clients
+from fedveil.privacy.releases import Plan
 from fedveil.progress import ShowProgress, progress_bar
 from fedveil.report.tables import results_table
+from fedveil.run import Observer
 
 app = typer.Typer(
     help="Private federated learning: train over many clients' data, and know how private that was.",
@@ -99,14 +103,16 @@ def _run_all(
                 experiment=experiment,
                 results=results,
                 data_dir=data,
-                observe=lambda plan, n=number: [
-                    ShowProgress(progress, f"{title} seed {n}", plan.rounds)
-                ],
+                observe=partial(_watch, progress, f"{title} seed {number}"),
             )
         if result.summary["stopped"]:
             notes.print(f"stopped after round {result.summary['rounds']}: {result.summary['stopped']}")
         summaries.append(result.summary | {"result": str(result.folder)})
     return summaries
+
+
+def _watch(progress: Progress, title: str, plan: Plan) -> list[Observer]:
+    return [ShowProgress(progress, title, plan.rounds)]
 
 
 @app.command("list")

@@ -9,7 +9,6 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedveil.engines.simulation import Execution
 from fedveil.errors import InputError
 from fedveil.methods import METHODS
-from fedveil.methods.method import AnyMethod
+from fedveil.methods.method import AnyMethod, field_names
 from fedveil.privacy.releases import Adversary, Sampler, Unit
 
 VERSION = 1
@@ -161,7 +160,7 @@ class Config(_Section):
     def resolved(self) -> dict[str, Any]:
         """The whole configuration with every default written out."""
         content: dict[str, Any] = self.model_dump()
-        content["method"] = {"name": self.method["name"]} | asdict(self.build_method())
+        content["method"] = {"name": self.method["name"]} | _values(self.build_method())
         return content
 
     def to_toml(self) -> str:
@@ -181,7 +180,7 @@ def build_method(section: Mapping[str, Any]) -> AnyMethod:
     try:
         return METHODS[name](**arguments)
     except ValidationError as error:
-        raise _readable(error, "method", _field_names(METHODS[name])) from error
+        raise _readable(error, "method", field_names(METHODS[name])) from error
 
 
 def load_config(path: Path, changes: Sequence[str] = ()) -> Config:
@@ -228,7 +227,7 @@ def _apply(content: dict[str, Any], change: str) -> None:
     if parts == ["method", "name"]:
         content["method"] = _other_method(content.get("method", {}), value)
         return
-    section = content
+    section: Any = content
     for part in parts[:-1]:
         section = section.setdefault(part, {})
         if not isinstance(section, dict):
@@ -240,13 +239,12 @@ def _other_method(section: Mapping[str, Any], name: Any) -> dict[str, Any]:
     """Another method's defaults, with the fields that both methods share kept."""
     if name not in METHODS:
         return {"name": name}
-    shared = set(_field_names(METHODS[name]))
+    shared = set(field_names(METHODS[name]))
     return {"name": name} | {key: value for key, value in section.items() if key in shared}
 
 
-def _field_names(method: type[AnyMethod]) -> list[str]:
-    assert is_dataclass(method)
-    return [field.name for field in fields(method)]
+def _values(method: AnyMethod) -> dict[str, Any]:
+    return {name: getattr(method, name) for name in field_names(method)}
 
 
 def _known_keys() -> list[str]:

@@ -101,7 +101,7 @@ def run_seed(
     experiment: str,
     results: Path,
     data_dir: Path | None = None,
-    observe: Callable[[Plan], Sequence[Observer]] = lambda plan: (),
+    observe: Callable[[Plan], Sequence[Observer]] = lambda _plan: (),
 ) -> Result:
     """One seed of an experiment, in `results/<experiment>/<config hash>/seed-<seed>`."""
     prepared = prepare(config, seed, data_dir)

@@ -83,8 +83,7 @@ class ArrayClients:
         if not clients:
             raise InputError("clients", [], "there is no client", "Give at least one (x, y) pair.")
         sizes = [len(x) for x, _ in clients]
-        starts = torch.tensor([0, *sizes]).cumsum(0)
-        parts = [torch.arange(int(a), int(b)) for a, b in zip(starts[:-1], starts[1:], strict=True)]
+        parts = list(torch.arange(sum(sizes)).split(sizes))
         return cls(torch.cat([x for x, _ in clients]), torch.cat([y for _, y in clients]), parts)
 
     @property

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from fedveil.data.client_data import ClientData
 from fedveil.messages import Message, Record
@@ -84,15 +84,16 @@ class Method(ABC, Generic[S, Down, Up]):
 
 AnyMethod = Method[Any, Any, Any]
 METHODS: dict[str, type[AnyMethod]] = {}
-M = TypeVar("M", bound=type[AnyMethod])
+C = TypeVar("C")
 
 
 def register(
     name: str, summary: str, *, server: type[Record], down: type[Message], up: type[Message]
-) -> Callable[[M], M]:
+) -> Callable[[type[C]], type[C]]:
     """Make a method known under its name, with the types of what it keeps and sends."""
 
-    def add(method: M) -> M:
+    def add(method: type[C]) -> type[C]:
+        assert issubclass(method, Method)
         method.name, method.summary = name, summary
         method.server_type, method.down_type, method.up_type = server, down, up
         METHODS[name] = method
@@ -104,3 +105,8 @@ def register(
 def unprotected(what: str, reason: str) -> tuple[Release, ...]:
     """The releases of a method that hides nothing: no epsilon against anybody, for no unit."""
     return tuple(Release(what, unit, ADVERSARIES, Unprotected(reason)) for unit in UNITS)
+
+
+def field_names(method: AnyMethod | type[AnyMethod]) -> list[str]:
+    """The names of a method's configuration, in their order."""
+    return [field.name for field in fields(cast(Any, method))]
