@@ -38,9 +38,7 @@ class ClientData:
 
     def rows(self, index: Sequence[int]) -> ClientData:
         picked = torch.as_tensor(list(index), dtype=torch.long, device=self.x.device)
-        return ClientData(
-            self.x.index_select(0, picked), self.y.index_select(0, picked), self.sizes[picked]
-        )
+        return ClientData(self.x.index_select(0, picked), self.y.index_select(0, picked), self.sizes[picked])
 
     def everything(self) -> Batch:
         """All examples as one batch per client."""

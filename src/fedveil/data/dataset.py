@@ -1,0 +1,245 @@
+"""What a dataset is once it is loaded: tensors with labels, or texts with labels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedveil.errors import DataError, InputError
+from fedveil.streams import named_stream
+
+Normalise = Literal["dataset", "unit", "none"]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Examples with labels: `x` is `[n, ...]` float32, `y` is `[n]` int64, `users` an id per example or None.
+
+    Made only of finite numbers and labels from 0 on; anything else is a DataError.
+    """
+
+    x: Tensor
+    y: Tensor
+    users: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.x.dtype != torch.float32:
+            raise DataError(f"x must be float32, not {self.x.dtype}.")
+        if self.y.dtype != torch.int64 or self.y.dim() != 1:
+            raise DataError(f"y must be a line of int64 labels, not {self.y.dtype} {list(self.y.shape)}.")
+        if self.x.dim() < 1 or self.x.shape[0] != self.y.shape[0]:
+            raise DataError(f"x has shape {list(self.x.shape)} but y has {self.y.shape[0]} labels.")
+        if self.users is not None and (self.users.dtype != torch.int64 or self.users.shape != self.y.shape):
+            raise DataError("users must hold one int64 id for each example.")
+        require_finite(self.x, "x")
+        if self.y.numel() and int(self.y.min()) < 0:
+            raise DataError(f"label {int(self.y.min())} is negative; labels count from 0.")
+
+    def __len__(self) -> int:
+        return int(self.y.shape[0])
+
+    def take(self, index: Tensor) -> Examples:
+        """The examples at these positions, in this order."""
+        users = None if self.users is None else self.users[index]
+        return Examples(self.x.index_select(0, index), self.y[index], users)
+
+    def first(self, count: int | None) -> Examples:
+        """The first `count` examples, copied so that the rest can be freed; all of them for None."""
+        if count is None or count >= len(self):
+            return self
+        users = None if self.users is None else self.users[:count].clone()
+        return Examples(self.x[:count].clone(), self.y[:count].clone(), users)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A train and a test split with the same classes.
+
+    `x * std + mean` (per channel, or per feature of a table) is the value before normalisation; for images
+    that is a brightness from 0 to 1, whichever normalisation was asked for.
+    """
+
+    name: str
+    train: Examples
+    test: Examples
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    summary: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.train) == 0:
+            raise DataError(f"{self.name}: there is no training example.")
+        if self.train.x.shape[1:] != self.test.x.shape[1:]:
+            raise DataError(
+                f"{self.name}: training examples have shape {list(self.train.x.shape[1:])}, "
+                f"test examples {list(self.test.x.shape[1:])}; they must be alike."
+            )
+        for split, examples in (("train", self.train), ("test", self.test)):
+            require_labels_below(examples.y, len(self.classes), f"{self.name} {split}")
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(int(size) for size in self.train.x.shape[1:])
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    def limited(self, train: int | None, test: int | None) -> Dataset:
+        """The same dataset with at most so many training and test examples."""
+        return replace(self, train=self.train.first(train), test=self.test.first(test))
+
+
+@dataclass(frozen=True)
+class TextExamples:
+    """Texts, each with a label or all without."""
+
+    texts: tuple[str, ...]
+    labels: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.labels is not None and tuple(self.labels.shape) != (len(self.texts),):
+            raise DataError(f"{len(self.texts)} texts have {list(self.labels.shape)} labels.")
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def first(self, count: int | None) -> TextExamples:
+        """The first `count` texts; all of them for None."""
+        if count is None or count >= len(self):
+            return self
+        return TextExamples(self.texts[:count], None if self.labels is None else self.labels[:count].clone())
+
+
+@dataclass(frozen=True)
+class TextDataset:
+    """A train and a test split of texts. `classes` is empty where texts have no labels."""
+
+    name: str
+    train: TextExamples
+    test: TextExamples
+    classes: tuple[str, ...]
+    summary: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.train) == 0:
+            raise DataError(f"{self.name}: there is no training text.")
+        for split, examples in (("train", self.train), ("test", self.test)):
+            if examples.labels is not None:
+                require_labels_below(examples.labels, len(self.classes), f"{self.name} {split}")
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    def limited(self, train: int | None, test: int | None) -> TextDataset:
+        """The same dataset with at most so many training and test texts."""
+        return replace(self, train=self.train.first(train), test=self.test.first(test))
+
+
+def require_finite(x: Tensor, field: str) -> None:
+    """Refuse NaN and infinity without allocating a mask of the size of `x`."""
+    if not x.is_floating_point() or x.numel() == 0:
+        return
+    low, high = torch.aminmax(x)  # a NaN anywhere shows in both
+    if not (math.isfinite(low) and math.isfinite(high)):
+        wrong = (~torch.isfinite(x)).reshape(x.shape[0], -1).any(1).nonzero()
+        raise DataError(f"{field}: example {int(wrong[0])} holds NaN or infinity. Clean or drop it first.")
+
+
+def require_labels_below(y: Tensor, num_classes: int, field: str) -> None:
+    """Refuse labels outside 0..num_classes-1."""
+    if y.numel() == 0:
+        return
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= num_classes:
+        wrong = low if low < 0 else high
+        raise DataError(f"{field}: label {wrong} is outside 0..{num_classes - 1} ({num_classes} classes).")
+
+
+def images_from_bytes(
+    pixels: np.ndarray,
+    mean: Sequence[float],
+    std: Sequence[float],
+    *,
+    normalise: Normalise = "dataset",
+    pad_to: int | None = None,
+    brightest: float = 255.0,
+) -> tuple[Tensor, tuple[float, ...], tuple[float, ...]]:
+    """Images `[n, C, H, W]` as float32, with the mean and std that lead back to brightness 0..1.
+
+    "dataset" gives `(brightness - mean) / std`, "unit" the brightness, "none" the stored numbers. Padding is
+    black, equally wide on both sides, and done before normalisation.
+    """
+    if normalise not in ("dataset", "unit", "none"):
+        raise InputError("normalise", normalise, "no such normalisation", 'Use "dataset", "unit" or "none".')
+    if normalise == "unit":
+        mean, std = [0.0] * len(mean), [1.0] * len(std)
+    elif normalise == "none":
+        mean, std = [0.0] * len(mean), [1.0 / brightest] * len(std)
+    n, channels, height, width = pixels.shape
+    if pad_to is None:
+        x = torch.from_numpy(pixels.astype(np.float32))
+    else:
+        check_count("pad_to", pad_to)
+        if pad_to < max(height, width):
+            raise InputError(
+                "pad_to", pad_to, f"images are {height}x{width}", f"Use at least {max(height, width)}."
+            )
+        x = torch.zeros(n, channels, pad_to, pad_to)
+        top, left = (pad_to - height) // 2, (pad_to - width) // 2
+        x[:, :, top : top + height, left : left + width] = torch.from_numpy(pixels.astype(np.float32))
+    for channel in range(channels):
+        plane = x[:, channel]
+        plane.mul_(1.0 / (brightest * std[channel])).sub_(mean[channel] / std[channel])
+    return x, tuple(float(m) for m in mean), tuple(float(s) for s in std)
+
+
+def labels_from(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(values.astype(np.int64))
+
+
+def stratified_split(y: np.ndarray, test_fraction: float, seed: int, purpose: str) -> tuple[Tensor, Tensor]:
+    """Positions of a train and a test split, shuffled, with every class in the same proportion.
+
+    Each class gives `round(test_fraction * its size)` examples to the test split; the same seed and purpose
+    give the same split.
+    """
+    check_fraction("test_fraction", test_fraction)
+    rng = named_stream(check_seed(seed), "split", purpose)
+    train: list[np.ndarray] = []
+    test: list[np.ndarray] = []
+    for label in np.unique(y):
+        members = rng.permutation(np.flatnonzero(y == label))
+        cut = round(test_fraction * len(members))
+        test.append(members[:cut])
+        train.append(members[cut:])
+    return (
+        torch.from_numpy(rng.permutation(np.concatenate(train).astype(np.int64))),
+        torch.from_numpy(rng.permutation(np.concatenate(test).astype(np.int64))),
+    )
+
+
+def check_fraction(field: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
+        raise InputError(field, value, "not a fraction", "Use a number from 0 up to, not including, 1.")
+    return float(value)
+
+
+def check_count(field: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(field, value, "not a count", "Use a whole number from 1 on.")
+    return value
+
+
+def check_seed(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InputError("seed", value, "not a seed", "Use a whole number from 0 on.")
+    return value

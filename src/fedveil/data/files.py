@@ -1,0 +1,176 @@
+"""Finding data files, opening them whatever their compression, and checking that they are what they claim."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import lzma
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from fedveil.errors import DataError, InputError
+
+_CHUNK = 1 << 20
+_BOMB_RATIO = 10_000  # above what gzip (1032) and xz (about 7000) can reach
+_DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError)
+
+
+def places(data_dir: Path | str | None = None) -> list[Path]:
+    """Where data is looked for, in order: the given folder, `$FEDVEIL_DATA`, the user's cache."""
+    found: list[Path] = []
+    if data_dir is not None:
+        if not isinstance(data_dir, (str, Path)):
+            raise InputError("data_dir", data_dir, "not a path", "Give the folder that holds the data.")
+        found.append(Path(data_dir).expanduser())
+    if named := os.environ.get("FEDVEIL_DATA"):
+        found.append(Path(named).expanduser())
+    cache = os.environ.get("XDG_CACHE_HOME")
+    found.append((Path(cache) if cache else Path("~/.cache").expanduser()) / "fedveil")
+    return found
+
+
+def find(candidates: Sequence[str], data_dir: Path | str | None = None) -> Path | None:
+    """The first of these relative paths that is a file in one of the `places`; None when there is none."""
+    for place in places(data_dir):
+        for candidate in candidates:
+            path = place / candidate
+            if path.is_file():
+                return path
+    return None
+
+
+def locate(
+    candidates: Sequence[str], data_dir: Path | str | None = None, *, what: str, how_to_get: str
+) -> Path:
+    """As `find`, but a missing file is a DataError with every place looked in and how to get the file."""
+    path = find(candidates, data_dir)
+    if path is None:
+        looked = "\n".join(f"  {place / candidate}" for place in places(data_dir) for candidate in candidates)
+        raise DataError(f"{what} was not found. Looked for:\n{looked}\n{how_to_get}")
+    return path
+
+
+def given_file(field: str, path: object, data_dir: Path | str | None = None) -> Path:
+    """A file the user named: as it stands, or below one of the `places` when it is relative."""
+    if not isinstance(path, (str, Path)):
+        raise InputError(field, path, "not a path", "Give the path of a file.")
+    asked = Path(path).expanduser()
+    if asked.is_file():
+        return asked
+    if asked.is_absolute():
+        raise DataError(f"{field}: {asked} is not a file.")
+    return locate(
+        [str(asked)], data_dir, what=str(asked), how_to_get=f"Give the path of the file as {field}."
+    )
+
+
+class Content:
+    """The decompressed bytes of a file, read forwards. Every failure is a DataError that names the file."""
+
+    def __init__(self, stream: BinaryIO, path: Path, most: int) -> None:
+        self._stream = stream
+        self._digest = hashlib.sha256()
+        self.path = path
+        self.most = most
+
+    def read(self, count: int) -> bytearray:
+        """Exactly `count` bytes; memory grows only with what the file really holds."""
+        if count > self.most:
+            raise DataError(
+                f"{self.path}: the header claims {count} bytes, more than the file can hold ({self.most})."
+            )
+        content = bytearray()
+        while len(content) < count:
+            piece = self._piece(min(_CHUNK, count - len(content)))
+            if not piece:
+                raise DataError(
+                    f"{self.path}: truncated, it ends after {len(content)} of {count} bytes. Get it again."
+                )
+            content += piece
+        return content
+
+    def rest(self, most: int) -> bytearray:
+        """Everything that is left, if that is at most `most` bytes."""
+        content = bytearray()
+        while piece := self._piece(_CHUNK):
+            content += piece
+            if len(content) > most:
+                raise DataError(f"{self.path}: holds more than {most} bytes, too many for what it should be.")
+        return content
+
+    def end(self) -> None:
+        """Refuse bytes beyond the end."""
+        if self._piece(1):
+            raise DataError(f"{self.path}: there are bytes beyond what the header announces.")
+
+    def require_sha256(self, expected: str | None) -> None:
+        """Refuse content other than the expected; to be called once everything has been read."""
+        actual = self._digest.hexdigest()
+        if expected is not None and actual != expected:
+            raise DataError(
+                f"{self.path}: the content is not what its name promises. "
+                f"sha256 expected {expected}, actual {actual}. Get the file again."
+            )
+
+    def _piece(self, count: int) -> bytes:
+        try:
+            piece = self._stream.read(count)
+        except _DAMAGE as error:
+            raise DataError(f"{self.path}: damaged or truncated ({error}). Get it again.") from error
+        self._digest.update(piece)
+        return piece
+
+
+@contextmanager
+def open_content(path: Path) -> Iterator[Content]:
+    """Open a plain, gzip or xz file; its first bytes tell which, whatever its name."""
+    try:
+        raw = path.open("rb")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be opened ({error.strerror}).") from error
+    with raw:
+        size = os.fstat(raw.fileno()).st_size
+        if size == 0:
+            raise DataError(f"{path}: the file is empty. Get it again.")
+        head = raw.read(6)
+        raw.seek(0)
+        if head[:2] == b"\x1f\x8b":
+            with gzip.GzipFile(fileobj=raw) as unpacked:
+                yield Content(cast(BinaryIO, unpacked), path, size * _BOMB_RATIO)
+        elif head == b"\xfd7zXZ\x00":
+            with lzma.LZMAFile(raw, format=lzma.FORMAT_XZ) as unpacked_xz:
+                yield Content(cast(BinaryIO, unpacked_xz), path, size * _BOMB_RATIO)
+        else:
+            yield Content(raw, path, size)
+
+
+def read_bytes(path: Path, *, most: int, sha256: str | None = None) -> bytearray:
+    """The whole decompressed content of a file, at most `most` bytes, checked against its sha256 if known."""
+    with open_content(path) as content:
+        everything = content.rest(most)
+        content.require_sha256(sha256)
+    if not everything:
+        raise DataError(f"{path}: there is nothing in it. Get it again.")
+    return everything
+
+
+def read_text(path: Path, *, most: int = 1 << 31, sha256: str | None = None) -> str:
+    """The text of a strict UTF-8 file, without byte-order mark; errors name the line, never its words."""
+    content = bytes(read_bytes(path, most=most, sha256=sha256))
+    try:
+        return content.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}: line {line} is not UTF-8. Convert the file to UTF-8.") from None
+
+
+def text_lines(path: Path, *, most: int = 1 << 31, sha256: str | None = None) -> list[str]:
+    """The lines of a text, split on "\\n" only (other Unicode line breaks belong to the text)."""
+    lines = read_text(path, most=most, sha256=sha256).split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    return lines

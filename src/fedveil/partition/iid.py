@@ -1,0 +1,15 @@
+"""Every client holds a random sample of the same size."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from fedveil.partition.partition import Partition, check_clients, labels_array, partition_of
+
+
+def iid(y: Tensor, clients: int, rng: np.random.Generator, *, allow_empty: bool = False) -> Partition:
+    """Shuffle and cut: sizes differ by one at most, and every example is used once."""
+    n = len(labels_array(y))
+    check_clients(clients, n, allow_empty=allow_empty)
+    return partition_of(np.array_split(rng.permutation(n), clients))
