@@ -36,14 +36,13 @@ def t_tsvd(stack: Tensor, threshold: float) -> Tensor:
     (float32) or 1e-9 (float64) of its norm. Its bits do not depend on the number of threads. `stack` is not
     changed.
     """
-    _check_stack(stack)
+    largest = _check_stack(stack)
     if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not threshold >= 0:
         raise InputError("threshold", threshold, "must not be negative", "Use 1 / (2 tau) with tau > 0.")
     if threshold == 0:
         return stack.detach().clone()
     with torch.no_grad():
         stack = stack.detach()
-        largest = float(stack.abs().max())
         if largest == 0:
             return torch.zeros_like(stack)
         # A power of two changes no digit and keeps squares from overflowing or vanishing.
@@ -71,7 +70,8 @@ def slice_singular_values(stack: Tensor) -> Tensor:
     return values.to(stack.dtype)
 
 
-def _check_stack(stack: Tensor) -> None:
+def _check_stack(stack: Tensor) -> float:
+    """The largest magnitude in the stack, once it is known to be a finite stack of matrices."""
     shape = tuple(stack.shape)
     if stack.dim() != 3 or 0 in shape:
         raise InputError(
@@ -79,10 +79,13 @@ def _check_stack(stack: Tensor) -> None:
         )
     if stack.dtype not in _DOUBLE_LIMIT:
         raise InputError("stack", stack.dtype, "is not a real floating type", "Use float32 or float64.")
-    if not bool(torch.isfinite(stack).all()):
+    low, high = torch.aminmax(stack.detach())  # not a number wins over every number; one cheap pass
+    largest = max(-float(low), float(high))
+    if not (math.isfinite(float(low)) and math.isfinite(float(high))):
         raise InputError(
             "stack", shape, "holds values that are not finite", "Leave diverged clients out of the cohort."
         )
+    return largest
 
 
 def _real_slices(clients: int) -> list[int]:
