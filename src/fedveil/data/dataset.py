@@ -186,7 +186,7 @@ def images_from_bytes(
         mean, std = [0.0] * len(mean), [1.0 / brightest] * len(std)
     n, channels, height, width = pixels.shape
     if pad_to is None:
-        x = torch.from_numpy(pixels.astype(np.float32))
+        x = torch.from_numpy(pixels.astype(np.float32, order="C"))
     else:
         check_count("pad_to", pad_to)
         if pad_to < max(height, width):

@@ -49,9 +49,16 @@ def locate(
     """As `find`, but a missing file is a DataError with every place looked in and how to get the file."""
     path = find(candidates, data_dir)
     if path is None:
-        looked = "\n".join(f"  {place / candidate}" for place in places(data_dir) for candidate in candidates)
-        raise DataError(f"{what} was not found. Looked for:\n{looked}\n{how_to_get}")
+        raise not_found(candidates, data_dir, what=what, how_to_get=how_to_get)
     return path
+
+
+def not_found(
+    candidates: Sequence[str], data_dir: Path | str | None, *, what: str, how_to_get: str
+) -> DataError:
+    """The error for a missing file."""
+    looked = "\n".join(f"  {place / candidate}" for place in places(data_dir) for candidate in candidates)
+    return DataError(f"{what} was not found. Looked for:\n{looked}\n{how_to_get}")
 
 
 def given_file(field: str, path: object, data_dir: Path | str | None = None) -> Path:

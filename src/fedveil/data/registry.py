@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from fedveil.data.cifar import load_cifar10, load_cifar100
 from fedveil.data.dataset import Dataset, TextDataset, check_count
 from fedveil.data.digits import load_digits, load_fashion_mnist, load_mnist, load_mnist5k
+from fedveil.data.emnist import load_emnist
+from fedveil.data.pictures import load_image_folder
+from fedveil.data.table import load_table
+from fedveil.data.text import (
+    load_cola,
+    load_sentiment140,
+    load_sst2,
+    load_text,
+    load_tiny_shakespeare,
+    load_wikitext2,
+)
 from fedveil.errors import InputError
 
 Kind = Literal["image", "table", "text"]
@@ -26,6 +39,10 @@ class DatasetInfo:
     options: tuple[str, ...]
 
 
+_NO_OPTIONS = ("data_dir", "variant")
+_EMNIST_FILES = "The official IDX files in emnist/, or WebP sheets of the test split in emnist-byclass-test/."
+
+
 @dataclass(frozen=True)
 class _Entry:
     summary: str
@@ -34,8 +51,12 @@ class _Entry:
     load: Callable[..., Dataset | TextDataset]
 
     def options(self) -> tuple[str, ...]:
-        named = tuple(name for name in inspect.signature(self.load).parameters if name != "data_dir")
+        named = tuple(name for name in inspect.signature(self.load).parameters if name not in _NO_OPTIONS)
         return (*named, "max_train", "max_test")
+
+    def needed(self) -> list[str]:
+        parameters = inspect.signature(self.load).parameters.values()
+        return [p.name for p in parameters if p.default is inspect.Parameter.empty]
 
 
 _ENTRIES: dict[str, _Entry] = {
@@ -50,6 +71,69 @@ _ENTRIES: dict[str, _Entry] = {
         "Four IDX files in fashion-mnist/.",
         load_fashion_mnist,
     ),
+    "emnist-byclass": _Entry(
+        "digits, capitals and small letters, 1x28x28, 62 classes",
+        "image",
+        _EMNIST_FILES,
+        functools.partial(load_emnist, variant="byclass"),
+    ),
+    "emnist-balanced": _Entry(
+        "the same with 15 look-alikes merged and classes of one size, 1x28x28, 47 classes",
+        "image",
+        _EMNIST_FILES,
+        functools.partial(load_emnist, variant="balanced"),
+    ),
+    "emnist-letters": _Entry(
+        "letters, capital and small together, 1x28x28, 26 classes",
+        "image",
+        _EMNIST_FILES,
+        functools.partial(load_emnist, variant="letters"),
+    ),
+    "emnist-digits": _Entry(
+        "digits, 1x28x28, 10 classes",
+        "image",
+        _EMNIST_FILES,
+        functools.partial(load_emnist, variant="digits"),
+    ),
+    "cifar10": _Entry(
+        "up to 60000 photographs, 3x32x32, 10 classes",
+        "image",
+        "The binary version in cifar-10-batches-bin/ (.bin or .bin.xz).",
+        load_cifar10,
+    ),
+    "cifar100": _Entry(
+        "60000 photographs, 3x32x32, 100 classes",
+        "image",
+        "The binary version in cifar-100-binary/.",
+        load_cifar100,
+    ),
+    "image-folder": _Entry(
+        "your pictures, one folder per class (Tiny-ImageNet's layout too)",
+        "image",
+        "Give path.",
+        load_image_folder,
+    ),
+    "table": _Entry(
+        "your CSV or Parquet table",
+        "table",
+        'Give path and label; Parquet needs pip install "fedveil[parquet]".',
+        load_table,
+    ),
+    "cola": _Entry("9594 sentences, acceptable or not", "text", "CoLA 1.0's raw files in cola/.", load_cola),
+    "sst2": _Entry("9613 sentences about films, 2 classes", "text", "Three TSV files in sst2/.", load_sst2),
+    "sentiment140": _Entry(
+        "100000 tweets, 2 classes",
+        "text",
+        "positive.txt and negative.txt in sentiment140/.",
+        load_sentiment140,
+    ),
+    "wikitext-2": _Entry(
+        "articles of Wikipedia, no labels", "text", "valid.txt and test.txt in wikitext-2/.", load_wikitext2
+    ),
+    "tiny-shakespeare": _Entry(
+        "plays of Shakespeare, no labels", "text", "input.txt in tiny-shakespeare/.", load_tiny_shakespeare
+    ),
+    "text": _Entry("your text file, no labels", "text", "Give path.", load_text),
 }
 
 
@@ -85,6 +169,9 @@ def load_dataset(
             raise InputError(
                 option, value, f"{name} has no such option", f"It takes: {', '.join(entry.options())}."
             )
+    for option in entry.needed():
+        if option not in options:
+            raise InputError(option, None, f"{name} needs it", f"Give {option}.")
     if "data_dir" in inspect.signature(entry.load).parameters:
         options["data_dir"] = data_dir
     return entry.load(**options).limited(max_train, max_test)

@@ -36,6 +36,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 # Below this delta the rounding of the Fourier transforms could show; Renyi divergences have no such floor.
 SMALLEST_PLD_DELTA = 1e-10
+_SPACINGS = ((1e-2, 1.0), (1e-3, 0.03), (1e-4, 1e-3))  # spacing, from which size of loss on
 _MOST_POINTS = 2e6
 _ORDERS: tuple[float, ...] = tuple(rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
 _RELATION = {
@@ -111,7 +112,7 @@ def _grid(steps: tuple[tuple[Step, int], ...]) -> float:
             scale = hidden * _loss_scale(protection, rate)
             smallest = min(smallest, scale)
             span += count * n * step.seen_rate * scale**2 + 20 * math.sqrt(count * n) * scale
-    spacing = 1e-3 if smallest >= 0.03 else 1e-4 if smallest >= 1e-3 else 1e-5
+    spacing = next((h for h, above in _SPACINGS if smallest >= above), 1e-5)
     while span / spacing > _MOST_POINTS:
         spacing *= 10
     return spacing

@@ -1,0 +1,300 @@
+"""Tables of numbers and categories: CSV with a header line, or Parquet.
+
+Numeric columns are standardised and categories become one-hot columns. The means, deviations and categories
+(the `TableForm`) come from the training split alone, or are given: clients that each prepare their own table
+must agree on one form, and a form computed from private rows discloses something about them.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedveil.data.dataset import Dataset, Examples, check_fraction, stratified_split
+from fedveil.data.files import given_file, read_text
+from fedveil.errors import DataError, InputError
+
+_MOST_CATEGORIES = 1000
+
+
+@dataclass(frozen=True)
+class RawTable:
+    """Columns of cells as text, all of the same length."""
+
+    path: Path
+    columns: dict[str, list[str]]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def column(self, name: str, role: str) -> list[str]:
+        if not isinstance(name, str) or name not in self.columns:
+            have = ", ".join(self.columns)
+            raise DataError(f"{self.path}: there is no column {name!r} for the {role}. It has: {have}.")
+        return self.columns[name]
+
+
+@dataclass(frozen=True)
+class Column:
+    """How one column becomes features: a number `(value - mean) / std`, or one feature per category."""
+
+    name: str
+    categories: tuple[str, ...] | None
+    mean: float = 0.0
+    std: float = 1.0
+
+
+@dataclass(frozen=True)
+class TableForm:
+    """How a table becomes examples; the same form makes tables of different clients alike."""
+
+    label: str
+    classes: tuple[str, ...]
+    columns: tuple[Column, ...]
+    user: str | None = None
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        return tuple(value for c in self.columns for value in [c.mean] * len(c.categories or [0]))
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        return tuple(value for c in self.columns for value in [c.std] * len(c.categories or [0]))
+
+    def examples(self, table: RawTable, users: dict[str, int] | None = None) -> Examples:
+        """The table's rows as examples. A category that the form does not know gives zeros in its place."""
+        features: list[np.ndarray] = []
+        for column in self.columns:
+            cells = table.column(column.name, "feature")
+            if column.categories is None:
+                values = numbers(table, column.name)
+                features.append(((values - column.mean) / column.std)[:, None])
+            else:
+                _require_cells(table, column.name)
+                place = {category: k for k, category in enumerate(column.categories)}
+                one_hot = np.zeros((len(cells), len(place)))
+                for row, cell in enumerate(cells):
+                    if cell in place:
+                        one_hot[row, place[cell]] = 1.0
+                features.append(one_hot)
+        x = torch.from_numpy(np.concatenate(features, axis=1)).to(torch.float32)
+        return Examples(x, self._labels(table), self._users(table, users))
+
+    def _labels(self, table: RawTable) -> Tensor:
+        place = {name: k for k, name in enumerate(self.classes)}
+        labels: list[int] = []
+        for row, cell in enumerate(table.column(self.label, "label"), 1):
+            if cell not in place:
+                raise DataError(f"{table.path}: row {row} has a label that is not one of the classes.")
+            labels.append(place[cell])
+        return torch.tensor(labels, dtype=torch.int64)
+
+    def _users(self, table: RawTable, users: dict[str, int] | None) -> Tensor | None:
+        if self.user is None:
+            return None
+        cells = table.column(self.user, "user")
+        ids = {} if users is None else users
+        return torch.tensor([ids.setdefault(cell, len(ids)) for cell in cells], dtype=torch.int64)
+
+
+def load_table(
+    *,
+    path: str | Path,
+    label: str,
+    data_dir: Path | None = None,
+    test_path: str | Path | None = None,
+    user: str | None = None,
+    categorical: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    form: TableForm | None = None,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+) -> Dataset:
+    """A CSV or Parquet table as a dataset.
+
+    `label` names the column to predict, `user` the one that tells whose row it is; `categorical` columns are
+    one-hot even if they look like numbers. Without `test_path` the rows are split here, stratified and fixed
+    by the seed. Without `form`, standardisation uses the training split's mean and std (a constant column
+    becomes zeros) and classes are those of the whole table.
+    """
+    source = given_file("path", path, data_dir)
+    check_fraction("test_fraction", test_fraction)
+    table = read_table(source)
+    if test_path is not None:
+        train_table, test_table = table, read_table(given_file("test_path", test_path, data_dir))
+    else:
+        y = np.unique(np.array(table.column(label, "label")), return_inverse=True)[1]
+        train, test = stratified_split(y, test_fraction, seed, "table")
+        train_table, test_table = rows_of(table, train), rows_of(table, test)
+    if form is None:
+        form = fit_form(
+            train_table,
+            label=label,
+            user=user,
+            categorical=categorical,
+            drop=drop,
+            classes=class_names([train_table, test_table], label),
+        )
+    users: dict[str, int] = {}
+    examples = form.examples(train_table, users)
+    summary = f"{source.name}: {len(examples)} training rows, {examples.x.shape[1]} features"
+    test_examples = form.examples(test_table, users)
+    return Dataset(
+        f"table:{source.stem}", examples, test_examples, form.classes, form.mean, form.std, summary
+    )
+
+
+def fit_form(
+    table: RawTable,
+    *,
+    label: str,
+    classes: tuple[str, ...],
+    user: str | None = None,
+    categorical: Sequence[str] = (),
+    drop: Sequence[str] = (),
+) -> TableForm:
+    """The form that standardises this table: mean 0 and std 1 in every numeric column that varies."""
+    for field, names in (("categorical", categorical), ("drop", drop)):
+        if isinstance(names, str) or not isinstance(names, Sequence):
+            raise InputError(field, names, "not a list of columns", "Give a list of column names.")
+        for name in names:
+            table.column(name, field)
+    table.column(label, "label")
+    if user is not None:
+        table.column(user, "user")
+    columns: list[Column] = []
+    for name, cells in table.columns.items():
+        if name in (label, user) or name in drop:
+            continue
+        if name in categorical or not all(_is_number(cell) or not cell.strip() for cell in cells):
+            _require_cells(table, name)
+            categories = tuple(sorted(set(cells)))
+            if len(categories) > _MOST_CATEGORIES:
+                raise DataError(
+                    f"{table.path}: column {name!r} has {len(categories)} different entries, too many to "
+                    "be a category. Drop it or make it a number."
+                )
+            columns.append(Column(name, categories))
+            continue
+        values = numbers(table, name)
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean, std = float(values.mean()), float(values.std())
+        if not (math.isfinite(mean) and math.isfinite(std)):
+            raise DataError(f"{table.path}: column {name!r} holds numbers too large to standardise.")
+        columns.append(Column(name, None, mean, std if std > 0 else 1.0))
+    if not columns:
+        raise DataError(f"{table.path}: beside the label there is no column to learn from.")
+    return TableForm(label, classes, tuple(columns), user)
+
+
+def class_names(tables: Sequence[RawTable], label: str) -> tuple[str, ...]:
+    """The labels in these tables in rising order: as numbers if all are whole numbers, else as names."""
+    found: set[str] = set()
+    for table in tables:
+        _require_cells(table, label)
+        found.update(table.column(label, "label"))
+    numeric = [cell for cell in found if _is_number(cell)]
+    if len(numeric) == len(found):
+        for cell in numeric:
+            if not cell.strip().removeprefix("-").isdigit():
+                raise DataError(
+                    f"{tables[0].path}: label {cell!r} is not a whole number. Use whole numbers or names."
+                )
+        return tuple(sorted(found, key=int))
+    return tuple(sorted(found))
+
+
+def read_table(path: Path) -> RawTable:
+    """A table as text cells: Parquet for `.parquet`, CSV otherwise (`.gz` and `.xz` are opened)."""
+    table = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
+    if not table.columns or len(table) == 0:
+        raise DataError(f"{path}: there are no rows in it.")
+    return table
+
+
+def rows_of(table: RawTable, index: Tensor) -> RawTable:
+    """The table with these rows, in this order."""
+    positions = index.tolist()
+    return RawTable(
+        table.path, {name: [cells[i] for i in positions] for name, cells in table.columns.items()}
+    )
+
+
+def numbers(table: RawTable, name: str) -> np.ndarray:
+    """A column as finite float64 numbers."""
+    _require_cells(table, name)
+    values = np.empty(len(table))
+    for row, cell in enumerate(table.columns[name]):
+        if not _is_number(cell):
+            raise DataError(f"{table.path}: row {row + 1}, column {name!r} is not a number.")
+        values[row] = float(cell)
+        if not math.isfinite(values[row]) or abs(values[row]) > np.finfo(np.float32).max:
+            raise DataError(f"{table.path}: row {row + 1}, column {name!r} is NaN, infinite or too large.")
+    return values
+
+
+def _read_csv(path: Path) -> RawTable:
+    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
+    try:
+        header = next(reader, [])
+        if not header or len(set(header)) != len(header):
+            raise DataError(f"{path}: the header line is empty or names a column twice.")
+        rows: list[list[str]] = []
+        for row in reader:
+            if not row:
+                continue  # an empty line at the end
+            if len(row) != len(header):
+                raise DataError(
+                    f"{path}: line {reader.line_num} has {len(row)} cells where the header has {len(header)}."
+                )
+            rows.append(row)
+    except csv.Error as error:
+        raise DataError(f"{path}: line {reader.line_num} is not CSV ({error}).") from error
+    return RawTable(path, {name: [row[k] for row in rows] for k, name in enumerate(header)})
+
+
+def _read_parquet(path: Path) -> RawTable:
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+        arrow_error = importlib.import_module("pyarrow.lib").ArrowException
+    except ImportError as error:
+        raise DataError(
+            f'{path}: Parquet needs pyarrow, which is not installed. Run: pip install "fedveil[parquet]"'
+        ) from error
+    try:
+        arrow = parquet.read_table(path)
+        columns = {name: arrow.column(name).to_pylist() for name in arrow.column_names}
+    except (arrow_error, OSError, ValueError, KeyError) as error:
+        raise DataError(f"{path}: not a Parquet table that can be read ({type(error).__name__}).") from error
+    return RawTable(path, {name: [_as_cell(v) for v in values] for name, values in columns.items()})
+
+
+def _as_cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(int(value))
+    return value if isinstance(value, str) else repr(value)
+
+
+def _require_cells(table: RawTable, name: str) -> None:
+    for row, cell in enumerate(table.column(name, "feature"), 1):
+        if not cell.strip():
+            raise DataError(f"{table.path}: row {row}, column {name!r} is empty. Fill it in or drop the row.")
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,150 @@
+"""Texts by name: sentences with a label for classifiers, lines without for language models.
+
+No error quotes a text: some of these were written by people who did not ask to be quoted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from fedveil.data.dataset import TextDataset, TextExamples, check_fraction, stratified_split
+from fedveil.data.files import find, given_file, locate, read_text, text_lines
+from fedveil.errors import DataError, InputError
+
+KNOWN_SHA256 = {
+    "cola/in_domain_train.tsv": "f320a10f92d3bce6b29152fde322a362eac39238e50d8de0c8815457fdf4fc12",
+    "cola/in_domain_dev.tsv": "77176f6a03faa5a1c4f23c69971fc1bff565931112fb65af47b2d6e24b7f42f7",
+    "cola/out_of_domain_dev.tsv": "201b9c57b2a20f1282242eec0ed8995729e3be19c29a46c047b3727338836c05",
+    "sst2/train.tsv": "ec192f833a64da08f475488a77b0d0b47db47acd0f458bd18433fc793b569920",
+    "sst2/dev.tsv": "eddea6b39e601dd4e7a672b53cc40fdf6019fa80522f351206c24340ca5d9359",
+    "sst2/test.tsv": "831169c7e2e429d6026e1bdbb542f33b636e3e596caad9602ebc953c205928b7",
+    "wikitext-2/valid.txt": "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
+    "wikitext-2/test.txt": "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
+    "tiny-shakespeare/input.txt": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+    "sentiment140/positive.txt": "9974fca006a8ba35d363f2444712b16479948ba2fc9613a2d42cdd143251769d",
+    "sentiment140/negative.txt": "91305124952116f2a29e1b1024eb74f74f6bfdf566189ffed2f0bfa9b181a3b7",
+}
+
+
+def load_cola(
+    *, data_dir: Path | None = None, test: Literal["in-domain", "out-of-domain", "both"] = "in-domain"
+) -> TextDataset:
+    """CoLA (Warstadt et al., 2018): is a sentence acceptable English? Tested on a development split."""
+    if test not in ("in-domain", "out-of-domain", "both"):
+        raise InputError("test", test, "no such split", 'Use "in-domain", "out-of-domain" or "both".')
+    names = {
+        "in-domain": ["in_domain_dev.tsv"],
+        "out-of-domain": ["out_of_domain_dev.tsv"],
+        "both": ["in_domain_dev.tsv", "out_of_domain_dev.tsv"],
+    }
+    how_to_get = "Put the raw files of CoLA 1.0 in cola/."
+    rows = [
+        [_read_rows(_known("cola", name, data_dir, how_to_get), 4, "cola") for name in group]
+        for group in (["in_domain_train.tsv"], names[test])
+    ]
+    train, held_out = (_labelled([(row[3], row[1]) for part in group for row in part]) for group in rows)
+    return TextDataset("cola", train, held_out, ("unacceptable", "acceptable"), f"CoLA 1.0, tested {test}")
+
+
+def load_sst2(*, data_dir: Path | None = None, test: Literal["test", "dev"] = "test") -> TextDataset:
+    """SST-2 (Socher et al., 2013): is a sentence about a film positive?"""
+    if test not in ("test", "dev"):
+        raise InputError("test", test, "no such split", 'Use "test" or "dev".')
+    splits = []
+    for name in ("train.tsv", f"{test}.tsv"):
+        path = _known("sst2", name, data_dir, "Put train.tsv, dev.tsv and test.tsv in sst2/.")
+        splits.append(_labelled([(row[0], row[1]) for row in _read_rows(path, 2, "sst2")]))
+    return TextDataset("sst2", splits[0], splits[1], ("negative", "positive"), f"SST-2, tested on {test}")
+
+
+def load_sentiment140(
+    *, data_dir: Path | None = None, test_fraction: float = 0.2, seed: int = 0
+) -> TextDataset:
+    """A sample of Sentiment140 (Go et al., 2009): is a tweet positive? Split here, fixed by the seed.
+
+    Lines end with "\\n" only, since tweets hold other line breaks.
+    """
+    check_fraction("test_fraction", test_fraction)
+    groups = [
+        _read_lines(
+            _known("sentiment140", name, data_dir, "Put positive.txt and negative.txt in sentiment140/."),
+            f"sentiment140/{name}",
+        )
+        for name in ("negative.txt", "positive.txt")
+    ]
+    texts = [text for group in groups for text in group]
+    y = np.repeat([0, 1], [len(group) for group in groups])
+    made = [
+        TextExamples(tuple(texts[i] for i in index.tolist()), torch.from_numpy(y[index.numpy()]))
+        for index in stratified_split(y, test_fraction, seed, "sentiment140")
+    ]
+    summary = f"Sentiment140, {len(texts)} tweets, split here"
+    return TextDataset("sentiment140", made[0], made[1], ("negative", "positive"), summary)
+
+
+def load_wikitext2(*, data_dir: Path | None = None) -> TextDataset:
+    """WikiText-2, one text per line that is not blank. Where the training split is absent, the validation
+    split is trained on, and the summary says so."""
+    how_to_get = "Put train.txt, valid.txt and test.txt of WikiText-2 in wikitext-2/."
+    training = find(["wikitext-2/train.txt"], data_dir)
+    name = "train.txt" if training else "valid.txt"
+    splits = [
+        TextExamples(
+            _not_blank(_read_lines(_known("wikitext-2", file, data_dir, how_to_get), f"wikitext-2/{file}"))
+        )
+        for file in (name, "test.txt")
+    ]
+    return TextDataset("wikitext-2", splits[0], splits[1], (), f"WikiText-2, trained on {name}")
+
+
+def load_tiny_shakespeare(*, data_dir: Path | None = None, test_fraction: float = 0.1) -> TextDataset:
+    """Plays of Shakespeare, one text per speech, the last of them for testing; joined with a blank line
+    between them, the speeches give the file again."""
+    path = _known("tiny-shakespeare", "input.txt", data_dir, "Put input.txt in tiny-shakespeare/.")
+    speeches = read_text(path, sha256=KNOWN_SHA256.get("tiny-shakespeare/input.txt")).split("\n\n")
+    return _in_order("tiny-shakespeare", tuple(speeches), test_fraction, "Tiny Shakespeare, by speech")
+
+
+def load_text(*, path: str | Path, data_dir: Path | None = None, test_fraction: float = 0.1) -> TextDataset:
+    """A plain UTF-8 text file, one text per line that is not blank, the last of them for testing."""
+    source = given_file("path", path, data_dir)
+    return _in_order(f"text:{source.stem}", _not_blank(text_lines(source)), test_fraction, source.name)
+
+
+def _known(folder: str, name: str, data_dir: Path | None, how_to_get: str) -> Path:
+    return locate([f"{folder}/{name}"], data_dir, what=f"{folder}: {name}", how_to_get=how_to_get)
+
+
+def _read_lines(path: Path, key: str) -> list[str]:
+    return text_lines(path, sha256=KNOWN_SHA256.get(key))
+
+
+def _read_rows(path: Path, cells: int, folder: str) -> list[list[str]]:
+    """Lines of tab-separated cells."""
+    rows: list[list[str]] = []
+    for number, line in enumerate(_read_lines(path, f"{folder}/{path.name}"), 1):
+        row = line.split("\t")
+        if len(row) != cells:
+            raise DataError(f"{path}: line {number} has {len(row)} cells instead of {cells}.")
+        if row[1] not in ("0", "1"):
+            raise DataError(f"{path}: line {number} has a label other than 0 and 1.")
+        rows.append(row)
+    return rows
+
+
+def _labelled(pairs: list[tuple[str, str]]) -> TextExamples:
+    labels = torch.tensor([int(label) for _, label in pairs], dtype=torch.int64)
+    return TextExamples(tuple(text for text, _ in pairs), labels)
+
+
+def _not_blank(lines: list[str]) -> tuple[str, ...]:
+    return tuple(line for line in lines if line.strip())
+
+
+def _in_order(name: str, texts: tuple[str, ...], test_fraction: float, summary: str) -> TextDataset:
+    cut = len(texts) - round(check_fraction("test_fraction", test_fraction) * len(texts))
+    return TextDataset(name, TextExamples(texts[:cut]), TextExamples(texts[cut:]), (), summary)
