@@ -184,7 +184,7 @@ def partition(
     number = loaded.run.seeds[0] if seed is None else seed
     counts = split_clients(loaded, dataset, number).counts(dataset.train.y, dataset.num_classes)
     if plot is not None:
-        save_picture(counts, dataset.classes, plot)
+        save_picture(counts, plot, dataset.classes)
     if as_json:
         print(json.dumps({"classes": list(dataset.classes), "counts": counts.tolist()}))
         return

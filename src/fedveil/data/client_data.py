@@ -83,7 +83,7 @@ class ArrayClients:
         if not clients:
             raise InputError("clients", [], "there is no client", "Give at least one (x, y) pair.")
         sizes = [len(x) for x, _ in clients]
-        parts = list(torch.arange(sum(sizes)).split(sizes))
+        parts = list(torch.split(torch.arange(sum(sizes)), sizes))
         return cls(torch.cat([x for x, _ in clients]), torch.cat([y for _, y in clients]), parts)
 
     @property

@@ -29,9 +29,9 @@ from fedveil.messages import Message
 from fedveil.methods.fedavg import Model, Server
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, Method, register
-from fedveil.privacy.mechanisms import add_noise, clip_rows
+from fedveil.privacy.mechanisms import Gaussian, clip_rows
 from fedveil.privacy.releases import GaussianNoise, Plan, Protection, Release, Unprotected
-from fedveil.streams import ClientStreams, ServerStreams
+from fedveil.streams import ClientStreams, ServerStreams, Stream
 from fedveil.task import Task
 from fedveil.tree import Params, State, add, expand, scale, sub, with_axis, without_axis
 
@@ -58,6 +58,13 @@ def missing_noise(sigma: float, scope: NoiseScope, plan: Plan, present: int) -> 
 def sum_multiplier(sigma: float, scope: NoiseScope, plan: Plan) -> float:
     """The noise of the sum of K uploads in units of the clip."""
     return upload_multiplier(sigma, scope, plan) * math.sqrt(plan.cohort)
+
+
+def clip_and_noise(update: Params, clip: float, multiplier: float, streams: Sequence[Stream]) -> Params:
+    """Each client's update clipped to `clip`, plus Gaussian noise of `multiplier * clip` unless switched off."""
+    if multiplier > 0 and math.isfinite(clip):
+        return Gaussian(clip, multiplier)(update, streams)
+    return clip_rows(update, clip) if math.isfinite(clip) else update
 
 
 def gaussian_or_nothing(multiplier: float, clip: float) -> Protection:
@@ -92,7 +99,7 @@ def private_mean(
         total = scale(total, 1 / server_lr)
     missing = missing_noise(sigma, scope, at.plan, present)
     if missing > 0 and math.isfinite(clip):
-        total = add_noise(total, missing * clip, [rng.noise("top-up")])
+        total = Gaussian(clip, missing).perturb(total, [rng.noise("top-up")])
     return add(start, without_axis(total), scale=server_lr / divisor)
 
 
@@ -120,12 +127,10 @@ class UDPFedAvg(LocalTraining, Method[Server, Model, NoisyModel]):
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[NoisyModel, State]:
         trained = self.train(task, at, down.params, data, rng)
-        update = clip_rows(sub(trained.params, down.params), self.clip)  # lines 8-9
         multiplier = upload_multiplier(self.noise_multiplier, self.noise_scope, at.plan)
-        if multiplier > 0 and math.isfinite(self.clip):
-            update = add_noise(update, multiplier * self.clip, rng.noise())
+        update = clip_and_noise(sub(trained.params, down.params), self.clip, multiplier, rng.noise())  # 8-10
         start = expand(down.params, data.count)
-        return NoisyModel(add(start, update, scale=self.server_lr)), state  # line 10
+        return NoisyModel(add(start, update, scale=self.server_lr)), state
 
     def server_update(
         self,

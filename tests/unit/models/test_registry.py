@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedveil.errors import InputError
-from fedveil.models.registry import list_models, make_model, prefers_channels_last
+from fedveil.models.registry import list_models, make_model
 
 
 def count(model: nn.Module) -> int:
@@ -118,7 +118,7 @@ def test_lenet_zhu_draws_from_half_to_half() -> None:
 def test_layouts() -> None:
     wanted = {"lenet-5": True, "convnet": False, "mlp-2": False}
     for name, channels_last in wanted.items():
-        assert prefers_channels_last(make_model(name, (3, 32, 32), 10)) is channels_last
+        assert bool(getattr(make_model(name, (3, 32, 32), 10), "channels_last", False)) is channels_last
 
 
 def test_same_seed_same_weights_and_the_global_generator_is_untouched() -> None:
