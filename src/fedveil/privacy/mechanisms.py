@@ -52,6 +52,7 @@ __all__ = [
     "Mechanism",
     "SparseVector",
     "TopKGaussian",
+    "add_noise",
     "clip_examples",
     "clip_layers",
     "clip_rows",
@@ -74,6 +75,11 @@ class Mechanism(Protocol):
 def _check_multiplier(field: str, value: float) -> None:
     if not (math.isfinite(value) and value > 0):
         raise InputError(field, value, "is not a noise level", "Use a positive finite number.")
+
+
+def add_noise(params: Params, std: float, streams: Sequence[Stream]) -> Params:
+    """Normal noise of `std` on the clients' values `[K, ...]`, row k from stream k."""
+    return {name: leaf + std * normal(streams, leaf.shape[1:], leaf) for name, leaf in params.items()}
 
 
 def _check_streams(value: Params, streams: Sequence[Stream]) -> None:
@@ -103,9 +109,7 @@ class Gaussian:
 
     def perturb(self, clipped: Params, streams: Sequence[Stream]) -> Params:
         """Noise on what was bounded already, such as a sum of clipped examples `[K, ...]`."""
-        return {
-            name: leaf + self.std * normal(streams, leaf.shape[1:], leaf) for name, leaf in clipped.items()
-        }
+        return add_noise(clipped, self.std, streams)
 
     def event(self) -> dp_accounting.DpEvent:
         return dp_accounting.GaussianDpEvent(self.multiplier)
