@@ -124,14 +124,20 @@ def _best_threshold(
     """
     spread = max(float(inside.std()), float(outside.std()), 1e-300)
     low, high = float(outside.mean()), float(inside.mean())
-    best, chosen = -1.0, ((low + high) / 2, False)
-    for threshold in np.linspace(min(low, high) - 5 * spread, max(low, high) + 5 * spread, 201):
-        rates = (norm.cdf((threshold - high) / spread), norm.sf((threshold - low) / spread))
-        errors = (round(rates[0] * trials[0]), round(rates[1] * trials[1]))
-        for flipped, value in enumerate(_bound(errors, trials, delta, confidence)):
-            if value > best:
-                best, chosen = value, (float(threshold), bool(flipped))
-    return chosen
+    thresholds = np.linspace(min(low, high) - 5 * spread, max(low, high) + 5 * spread, 201)
+    each = 1 - (1 - confidence) / 2
+    upper = []
+    for rates, n in (
+        (norm.cdf((thresholds - high) / spread), trials[0]),
+        (norm.sf((thresholds - low) / spread), trials[1]),
+    ):
+        events = np.minimum(np.round(rates * n), n - 1)
+        upper.append(beta.ppf(each, events + 1, n - events))
+    fnr, fpr = upper
+    forward = np.log(np.maximum(1 - delta - fnr, 1e-300) / fpr)
+    backward = np.log(np.maximum(1 - delta - fpr, 1e-300) / fnr)
+    flipped = bool(backward.max() > forward.max())
+    return float(thresholds[int((backward if flipped else forward).argmax())]), flipped
 
 
 def dirac_canary(dimension: int, size: float, coordinate: int = 0) -> Tensor:

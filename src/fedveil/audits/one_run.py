@@ -84,7 +84,8 @@ def random_canaries(count: int, dimension: int, norm: float, stream: Stream) -> 
     """`count` contributions of length `norm` in independent random directions, `[count, dimension]`."""
     rows = [torch.from_numpy(stream.standard_normal(dimension)).float() for _ in range(count)]
     stacked = torch.stack(rows)
-    return stacked * (norm / torch.linalg.vector_norm(stacked, dim=1, keepdim=True))
+    lengths: Tensor = torch.linalg.vector_norm(stacked, dim=1, keepdim=True)
+    return stacked * (norm / lengths)
 
 
 def audit_sum(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import dp_accounting
 import numpy as np
@@ -58,6 +58,9 @@ __all__ = [
     "clip_rows",
     "clip_rows_l1",
 ]
+
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Mechanism(Protocol):
@@ -180,7 +183,7 @@ class Grid:
     def linf(self) -> float:
         return float(math.ceil(self.clip / self.spacing))
 
-    def round(self, row: integers.Ints, stream: Stream) -> integers.Ints:
+    def round(self, row: Floats, stream: Stream) -> integers.Ints:
         """`row` (float64, clipped) in grid steps, rounded at random without bias but for the rejections."""
         steps = row / self.spacing
         low = np.floor(steps)
@@ -296,7 +299,7 @@ class Binomial:
         ]
         return _from_grid(noisy, self.spacing, value)
 
-    def event(self) -> None:
+    def event(self) -> dp_accounting.DpEvent | None:
         return None
 
     def protection(self) -> ApproximateDP:
@@ -341,7 +344,7 @@ class SparseVector:
         first = next(iter(value.values()))
         return unflatten(torch.from_numpy(out).to(first.dtype), value)
 
-    def event(self) -> None:
+    def event(self) -> dp_accounting.DpEvent | None:
         return None
 
     def protection(self) -> PureDP:

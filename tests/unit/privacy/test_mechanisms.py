@@ -46,7 +46,8 @@ def _streams(count: int, seed: int = 0, round_: int = 1) -> Sequence[Stream]:
 
 
 def _norm(rows: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(rows.double(), dim=-1)
+    norm: Tensor = torch.linalg.vector_norm(rows.double(), dim=-1)
+    return norm
 
 
 # --- clipping -----------------------------------------------------------------------------------------------
