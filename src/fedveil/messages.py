@@ -1,6 +1,7 @@
-"""What travels between server and clients: frozen dataclasses of tensors that know their size on the wire.
+"""What travels between server and clients, and what a server keeps: frozen dataclasses of tensors.
 
-Every tensor of a message has a leading axis: K rows, one per client, or a single row that all clients share.
+Records encode themselves without pickle. A message is a record whose tensors have a leading axis: K rows, one
+per client, or a single row that all clients share.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -26,8 +27,8 @@ class MessageError(FedveilError):
 
 
 @dataclass(frozen=True)
-class Message:
-    """Base of all messages. Fields are tensors, dictionaries of tensors, or plain scalars that all rows share."""
+class Record:
+    """Fields are tensors, dictionaries of tensors, or plain scalars."""
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors under flat names, `field` or `field/key`."""
@@ -43,33 +44,80 @@ class Message:
     def scalars(self) -> dict[str, Any]:
         return {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), _SCALARS)}
 
-    @property
-    def count(self) -> int:
-        """The number of rows: the clients of the message, or 1 where all share it."""
-        return max((leaf.shape[0] for leaf in self.tensors().values()), default=1)
-
-    def _map(self, change: Any) -> Self:
+    def map(self, change: Callable[[str, Tensor], Tensor]) -> Self:
+        """The same record with `change(flat name, tensor)` in place of every tensor."""
         values: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Tensor):
                 values[field.name] = change(field.name, value)
             elif isinstance(value, dict):
-                values[field.name] = {
-                    key: change(f"{field.name}/{key}", leaf) for key, leaf in value.items()
-                }
+                values[field.name] = {key: change(f"{field.name}/{key}", leaf) for key, leaf in value.items()}
         return dataclasses.replace(self, **values)
+
+    def with_tensors(self, tensors: dict[str, Tensor]) -> Self:
+        """The same record with these tensors, by their flat names."""
+        return self.map(lambda name, _: tensors[name])
+
+    def head(self) -> dict[str, Any]:
+        """Everything but the tensors, as JSON."""
+        empty = [f.name for f in fields(self) if isinstance(v := getattr(self, f.name), dict) and not v]
+        return {"kind": type(self).__name__, "scalars": self.scalars(), "empty": empty}
+
+    @classmethod
+    def assemble(cls, head: dict[str, Any], tensors: dict[str, Tensor]) -> Self:
+        """The record of this `head()` and these `tensors()`; anything else is refused with `MessageError`."""
+        try:
+            kind = str(head["kind"])
+            values: dict[str, Any] = dict(head["scalars"]) | {str(name): {} for name in head["empty"]}
+        except (KeyError, TypeError, ValueError) as error:
+            raise MessageError(f"not a {cls.__name__}: its header is damaged") from error
+        if kind != cls.__name__:
+            raise MessageError(f"expected a {cls.__name__}, got a {kind[:80]!r}")
+        for name, leaf in tensors.items():
+            field, slash, key = name.partition("/")
+            if not slash:
+                values[field] = leaf
+            elif isinstance(values.setdefault(field, {}), dict):
+                values[field][key] = leaf
+        expected = {field.name for field in fields(cls)}
+        if set(values) != expected:
+            raise MessageError(
+                f"a {cls.__name__} has the fields {sorted(expected)}; this one has {sorted(values)}"
+            )
+        return cls(**values)
+
+    def to_bytes(self) -> bytes:
+        """A self-contained encoding: length, JSON header, safetensors."""
+        text = json.dumps(self.head()).encode()
+        body = safetensors.torch.save({k: v.detach().contiguous() for k, v in self.tensors().items()})
+        return struct.pack("<I", len(text)) + text + body
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """The record of `to_bytes`; anything else is refused with `MessageError`."""
+        try:
+            (length,) = struct.unpack_from("<I", data)
+            head = json.loads(data[4 : 4 + length])
+            tensors = safetensors.torch.load(data[4 + length :])
+        except Exception as error:  # whatever a stranger's bytes provoke
+            raise MessageError(f"not a {cls.__name__}: {type(error).__name__}: {error}") from error
+        return cls.assemble(head, tensors)
+
+
+@dataclass(frozen=True)
+class Message(Record):
+    """A record on its way. All clients' rows of one exchange have the same shapes."""
+
+    @property
+    def count(self) -> int:
+        """The number of rows: the clients of the message, or 1 where all share it."""
+        return max((leaf.shape[0] for leaf in self.tensors().values()), default=1)
 
     def rows(self, index: Sequence[int]) -> Self:
         """The rows of these clients; a shared row stays as it is."""
         picked = torch.as_tensor(list(index), dtype=torch.long)
-        k = self.count
-        return self._map(
-            lambda _, leaf: leaf if leaf.shape[0] == 1 and k > 1 or k == 1 else leaf.index_select(0, picked)
-        )
-
-    def to(self, device: torch.device | str) -> Self:
-        return self._map(lambda _, leaf: leaf.to(device))
+        return self.map(lambda _, leaf: leaf if leaf.shape[0] == 1 else leaf.index_select(0, picked))
 
     @classmethod
     def concatenate(cls, parts: Sequence[Self]) -> Self:
@@ -77,42 +125,8 @@ class Message:
         if len(parts) == 1:
             return parts[0]
         flat = [part.tensors() for part in parts]
-        return parts[0]._map(lambda name, _: torch.cat([tensors[name] for tensors in flat]))
+        return parts[0].map(lambda name, _: torch.cat([tensors[name] for tensors in flat]))
 
     def row_bytes(self) -> int:
         """What one client sends or receives of this message, in bytes of payload."""
-        return sum(leaf[0].numel() * leaf.element_size() for leaf in self.tensors().values())
-
-    def to_bytes(self) -> bytes:
-        """A self-contained encoding without pickle: JSON header, then safetensors."""
-        head = json.dumps({"kind": type(self).__name__, "scalars": self.scalars()}).encode()
-        body = safetensors.torch.save({k: v.contiguous() for k, v in self.tensors().items()})
-        return struct.pack("<I", len(head)) + head + body
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """The message of `to_bytes`; anything else is refused with `MessageError`."""
-        try:
-            (length,) = struct.unpack_from("<I", data)
-            head = json.loads(data[4 : 4 + length])
-            flat = safetensors.torch.load(data[4 + length :])
-            if head["kind"] != cls.__name__:
-                raise MessageError(f"expected a {cls.__name__} message, got {head['kind']!r}")
-            values: dict[str, Any] = dict(head["scalars"])
-        except MessageError:
-            raise
-        except Exception as error:
-            raise MessageError(f"not a {cls.__name__} message: {error}") from error
-        for name, leaf in flat.items():
-            field, _, key = name.partition("/")
-            if key:
-                values.setdefault(field, {})[key] = leaf
-            else:
-                values[field] = leaf
-        for field in fields(cls):  # a dictionary without entries leaves no tensor behind
-            if field.name not in values and "dict" in str(field.type) or str(field.type) == "Params":
-                values.setdefault(field.name, {})
-        try:
-            return cls(**values)
-        except TypeError as error:
-            raise MessageError(f"not a {cls.__name__} message: {error}") from error
+        return sum(leaf[:1].numel() * leaf.element_size() for leaf in self.tensors().values())

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -23,10 +24,10 @@ NoiseSource = Literal["seeded", "entropy"]
 class Stream(Protocol):
     """What fedveil asks of a random generator; `numpy.random.Generator` is one."""
 
-    def random(self, size: int) -> np.ndarray: ...
-    def standard_normal(self, size: int) -> np.ndarray: ...
-    def laplace(self, loc: float, scale: float, size: int) -> np.ndarray: ...
-    def gumbel(self, loc: float, scale: float, size: int) -> np.ndarray: ...
+    def random(self, size: int) -> npt.NDArray[np.float64]: ...
+    def standard_normal(self, size: int) -> npt.NDArray[np.float64]: ...
+    def laplace(self, loc: float, scale: float, size: int) -> npt.NDArray[np.float64]: ...
+    def gumbel(self, loc: float, scale: float, size: int) -> npt.NDArray[np.float64]: ...
     def bytes(self, length: int) -> bytes: ...
 
 
@@ -43,21 +44,24 @@ class EntropyStream:
     def bytes(self, length: int) -> bytes:
         return os.urandom(length)
 
-    def random(self, size: int) -> np.ndarray:
+    def random(self, size: int) -> npt.NDArray[np.float64]:
         words = np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
-        return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        uniform: npt.NDArray[np.float64] = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return uniform
 
-    def standard_normal(self, size: int) -> np.ndarray:
+    def standard_normal(self, size: int) -> npt.NDArray[np.float64]:
         pairs = (size + 1) // 2
-        radius = np.sqrt(-2.0 * np.log1p(-self.random(pairs)))  # Box-Muller; 1 - u is never 0
+        radius: npt.NDArray[np.float64] = np.sqrt(
+            -2.0 * np.log1p(-self.random(pairs))
+        )  # Box-Muller; 1 - u is never 0
         angle = 2.0 * np.pi * self.random(pairs)
         return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
 
-    def laplace(self, loc: float, scale: float, size: int) -> np.ndarray:
+    def laplace(self, loc: float, scale: float, size: int) -> npt.NDArray[np.float64]:
         magnitude = -np.log1p(-self.random(size))
         return loc + scale * np.where(self.random(size) < 0.5, -magnitude, magnitude)
 
-    def gumbel(self, loc: float, scale: float, size: int) -> np.ndarray:
+    def gumbel(self, loc: float, scale: float, size: int) -> npt.NDArray[np.float64]:
         return loc - scale * np.log(-np.log1p(-self.random(size)) + np.finfo(np.float64).tiny)
 
 

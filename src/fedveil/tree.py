@@ -97,9 +97,7 @@ def mean(a: Params) -> Params:
 
 def weighted_sum(a: Params, weights: Tensor) -> Params:
     """`sum_k weights[k] * a[k]`."""
-    return {
-        name: torch.einsum("k,k...->...", weights.to(leaf.dtype), leaf) for name, leaf in a.items()
-    }
+    return {name: torch.einsum("k,k...->...", weights.to(leaf.dtype), leaf) for name, leaf in a.items()}
 
 
 def nbytes(a: Params) -> int:

@@ -38,9 +38,7 @@ class ClientData:
 
     def rows(self, index: Sequence[int]) -> ClientData:
         picked = torch.as_tensor(list(index), dtype=torch.long, device=self.x.device)
-        return ClientData(
-            self.x.index_select(0, picked), self.y.index_select(0, picked), self.sizes[picked]
-        )
+        return ClientData(self.x.index_select(0, picked), self.y.index_select(0, picked), self.sizes[picked])
 
     def everything(self) -> Batch:
         """All examples as one batch per client."""
@@ -85,8 +83,7 @@ class ArrayClients:
         if not clients:
             raise InputError("clients", [], "there is no client", "Give at least one (x, y) pair.")
         sizes = [len(x) for x, _ in clients]
-        starts = torch.tensor([0, *sizes]).cumsum(0)
-        parts = [torch.arange(int(a), int(b)) for a, b in zip(starts[:-1], starts[1:], strict=True)]
+        parts = list(torch.split(torch.arange(sum(sizes)), sizes))
         return cls(torch.cat([x for x, _ in clients]), torch.cat([y for _, y in clients]), parts)
 
     @property

@@ -1,15 +1,39 @@
-"""What leaves a client, who sees it, and how it is protected: the words accounting is written in."""
+"""What leaves a client, who sees it, and how it is protected: the words accounting is written in.
+
+A method declares every disclosure as a `Release`. A disclosure without protection is infinite, and one that
+cannot be priced is an error: accounting never guesses.
+
+Examples::
+
+    # the upload of a clipped update with noise sigma * C / sqrt(K), which the server sees with its sender
+    Release("the noisy update", "client", ("server",), GaussianNoise(sigma / sqrt(K)))
+    # the sum of the cohort, noise sigma * C, whose members the reader does not learn
+    Release("the noisy sum", "client", ("observer", "client"), GaussianNoise(sigma), participation="hidden")
+    # two hundred noisy gradients of Poisson batches in each participation
+    Release("gradients", "record", ADVERSARIES, GaussianNoise(1.0), accesses=200, rate=256 / 10_000)
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
+
+from fedveil.errors import InputError
 
 Unit = Literal["record", "client"]
 Adversary = Literal["server", "observer", "client"]
 Sampler = Literal["fixed", "poisson", "all"]
+Adjacency = Literal["add-remove", "replace-one", "zero-out"]
+Participation = Literal["seen", "hidden", "charged"]
 
+UNITS: tuple[Unit, ...] = ("record", "client")
 ADVERSARIES: tuple[Adversary, ...] = ("server", "observer", "client")
+SAMPLERS: tuple[Sampler, ...] = ("fixed", "poisson", "all")
+ADJACENCIES: tuple[Adjacency, ...] = ("add-remove", "replace-one", "zero-out")
+PARTICIPATIONS: tuple[Participation, ...] = ("seen", "hidden", "charged")
 
 
 @dataclass(frozen=True)
@@ -31,3 +55,256 @@ class Plan:
     def rate(self) -> float:
         """The probability that a given client takes part in a round."""
         return 1.0 if self.sampler == "all" else self.cohort / self.clients
+
+
+def check_plan(plan: Plan) -> None:
+    """Refuse a plan that no run could follow."""
+    if plan.sampler not in SAMPLERS:
+        raise InputError("sampler", plan.sampler, "is not a sampler", f"Use one of {', '.join(SAMPLERS)}.")
+    if plan.clients < 1:
+        raise InputError("clients", plan.clients, "there must be a client", "Use at least 1.")
+    if not 1 <= plan.cohort <= plan.clients:
+        raise InputError(
+            "cohort", plan.cohort, "is not a part of the clients", f"Use 1 to {plan.clients} clients."
+        )
+    if plan.rounds < 0:
+        raise InputError("rounds", plan.rounds, "is negative", "Use 0 or more.")
+
+
+def _positive(field: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise InputError(field, value, "is not a positive finite number", "Use a number above 0.")
+
+
+@dataclass(frozen=True)
+class Protection:
+    """How a value is protected. Each kind knows its own name on the ledger."""
+
+    kind: ClassVar[str] = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, **dataclasses.asdict(self)}
+
+    def in_words(self) -> str:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class GaussianNoise(Protection):
+    """Gaussian noise of `multiplier` times the L2 sensitivity under zero-out (the clip)."""
+
+    multiplier: float
+    kind: ClassVar[str] = "gaussian"
+
+    def __post_init__(self) -> None:
+        _positive("multiplier", self.multiplier)
+
+    def in_words(self) -> str:
+        return f"Gaussian noise {self.multiplier:.3g} C"
+
+
+@dataclass(frozen=True)
+class LaplaceNoise(Protection):
+    """Laplace noise of scale (L1 sensitivity) / `epsilon`."""
+
+    epsilon: float
+    kind: ClassVar[str] = "laplace"
+
+    def __post_init__(self) -> None:
+        _positive("epsilon", self.epsilon)
+
+    def in_words(self) -> str:
+        return f"Laplace noise of epsilon {self.epsilon:.3g}"
+
+
+@dataclass(frozen=True)
+class PureDP(Protection):
+    """Any mechanism with a proof of epsilon-DP (sparse vector, randomised response)."""
+
+    epsilon: float
+    kind: ClassVar[str] = "pure-dp"
+
+    def __post_init__(self) -> None:
+        _positive("epsilon", self.epsilon)
+
+    def in_words(self) -> str:
+        return f"a mechanism of epsilon {self.epsilon:.3g}"
+
+
+@dataclass(frozen=True)
+class ApproximateDP(Protection):
+    """Any mechanism with a proof of (epsilon, delta)-DP (the binomial mechanism)."""
+
+    epsilon: float
+    delta: float
+    kind: ClassVar[str] = "approximate-dp"
+
+    def __post_init__(self) -> None:
+        _positive("epsilon", self.epsilon)
+        if not 0 <= self.delta < 1:
+            raise InputError("delta", self.delta, "is not a probability below 1", "Use 0 <= delta < 1.")
+
+    def in_words(self) -> str:
+        return f"a mechanism of epsilon {self.epsilon:.3g}, delta {self.delta:.3g}"
+
+
+@dataclass(frozen=True)
+class ZeroConcentratedDP(Protection):
+    """Any mechanism with a proof of rho-zCDP (discrete Gaussian, Gumbel selection)."""
+
+    rho: float
+    kind: ClassVar[str] = "zcdp"
+
+    def __post_init__(self) -> None:
+        _positive("rho", self.rho)
+
+    def in_words(self) -> str:
+        return f"a mechanism of {self.rho:.3g}-zCDP"
+
+
+@dataclass(frozen=True)
+class RenyiCurve(Protection):
+    """Any mechanism with a proven curve: Renyi divergence at most `values[i]` at `orders[i]`."""
+
+    orders: tuple[float, ...]
+    values: tuple[float, ...]
+    kind: ClassVar[str] = "renyi"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "orders", tuple(self.orders))
+        object.__setattr__(self, "values", tuple(self.values))
+        if len(self.orders) != len(self.values) or not self.orders or min(self.orders) <= 1:
+            raise InputError(
+                "orders", self.orders, "do not match the values", "Give one value for each order above 1."
+            )
+        if min(self.values) < 0 or not all(map(math.isfinite, self.values)):
+            raise InputError("values", self.values, "are not divergences", "Use finite numbers from 0.")
+
+    def in_words(self) -> str:
+        return "a mechanism of a proven Renyi curve"
+
+
+@dataclass(frozen=True)
+class Unprotected(Protection):
+    """Nothing hides the value: against those who see it, no epsilon can be proven."""
+
+    reason: str
+    kind: ClassVar[str] = "unprotected"
+
+    def in_words(self) -> str:
+        return "no protection"
+
+
+@dataclass(frozen=True)
+class PostProcessing(Protection):
+    """Computed only from other declared releases that the same adversary sees, or from public values."""
+
+    reason: str
+    kind: ClassVar[str] = "post-processing"
+
+    def in_words(self) -> str:
+        return "computed from what is listed here already"
+
+
+_KINDS: dict[str, Callable[..., Protection]] = {
+    cls.kind: cls
+    for cls in (
+        GaussianNoise,
+        LaplaceNoise,
+        PureDP,
+        ApproximateDP,
+        ZeroConcentratedDP,
+        RenyiCurve,
+        Unprotected,
+        PostProcessing,
+    )
+}
+
+
+def protection_from_json(data: Mapping[str, Any]) -> Protection:
+    """The protection of `Protection.to_json`."""
+    values = dict(data)
+    kind = values.pop("kind", None)
+    if kind not in _KINDS:
+        raise InputError("protection", kind, "is not a kind of protection", f"Use one of {sorted(_KINDS)}.")
+    try:
+        return _KINDS[kind](**values)
+    except TypeError as error:
+        raise InputError("protection", data, str(error), "Use the fields of this kind.") from error
+
+
+@dataclass(frozen=True)
+class Release:
+    """One disclosure: what leaves, of which unit, to whom, how protected and how often.
+
+    `participation` says what the adversary learns of who took part:
+      seen     it knows each round's cohort; a round costs only those who were in it
+      hidden   it does not know: the cohort's sampling amplifies privacy, where a theorem says so
+      charged  every round is charged as if the client had taken part
+    `accesses`, `rate`, `first_rate` count what one participation discloses: `accesses` values, each on a
+    fresh Poisson batch that holds a given record with probability `rate` (the first with `first_rate`).
+    `every` = I releases it in rounds I, 2I, ...; `except_every` = I in all other rounds.
+    `adjacency` is chosen from sampler and participation unless it is given.
+    """
+
+    what: str
+    unit: Unit
+    visible_to: tuple[Adversary, ...]
+    protection: Protection
+    participation: Participation = "seen"
+    accesses: int = 1
+    rate: float = 1.0
+    first_rate: float | None = None
+    every: int = 1
+    except_every: int = 0
+    adjacency: Adjacency | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "visible_to", tuple(self.visible_to))
+        self._check_one_of("unit", self.unit, UNITS)
+        self._check_one_of("participation", self.participation, PARTICIPATIONS)
+        for adversary in self.visible_to:
+            self._check_one_of("visible_to", adversary, ADVERSARIES)
+        if self.adjacency is not None:
+            self._check_one_of("adjacency", self.adjacency, ADJACENCIES)
+        if not self.visible_to:
+            raise InputError("visible_to", (), "nobody sees this release", f"Name some of {ADVERSARIES}.")
+        if self.accesses < 1 or self.every < 1 or self.except_every < 0:
+            raise InputError("accesses", self.accesses, "counts start at 1", "Use positive whole numbers.")
+        if self.except_every and self.every != 1:
+            raise InputError("every", self.every, "excludes except_every", "Give only one of the two.")
+        for field in ("rate", "first_rate"):
+            value = getattr(self, field)
+            if value is not None and not 0 < value <= 1:
+                raise InputError(field, value, "is not a sampling rate", "Use a number in (0, 1].")
+        if self.unit == "client" and (self.rate != 1 or self.first_rate is not None):
+            raise InputError("rate", self.rate, "batches hide records, not clients", 'Use unit = "record".')
+
+    @staticmethod
+    def _check_one_of(field: str, value: str, allowed: Sequence[str]) -> None:
+        if value not in allowed:
+            raise InputError(field, value, "is not known", f"Use one of {', '.join(allowed)}.")
+
+    def happens_in(self, round_: int) -> bool:
+        """Whether round `round_` (from 1) makes this release."""
+        if self.except_every:
+            return round_ % self.except_every != 0
+        return round_ % self.every == 0
+
+    @property
+    def costs(self) -> bool:
+        return not isinstance(self.protection, PostProcessing)
+
+    def to_json(self) -> dict[str, Any]:
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**values, "visible_to": list(self.visible_to), "protection": self.protection.to_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Release:
+        try:
+            values = dict(data)
+            values["protection"] = protection_from_json(values["protection"])
+            values["visible_to"] = tuple(values["visible_to"])
+            return cls(**values)
+        except (KeyError, TypeError) as error:
+            raise InputError("release", data, f"is not a release: {error}", "Use Release.to_json.") from error

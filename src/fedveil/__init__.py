@@ -1,0 +1,36 @@
+"""Private federated learning: train over many clients' data, and know how private that was."""
+
+from fedveil.api import make_plan, run
+from fedveil.data.client_data import ArrayClients, ClientData, LazyClients
+from fedveil.data.registry import load_dataset
+from fedveil.errors import FedveilError
+from fedveil.guard import PrivacySettings, privacy_statement
+from fedveil.methods.method import METHODS, At, Method, register
+from fedveil.models.registry import make_model
+from fedveil.partition.registry import make_partition
+from fedveil.privacy.releases import Plan, Release
+from fedveil.results import Result
+from fedveil.task import Batch, Task
+
+__all__ = [
+    "METHODS",
+    "ArrayClients",
+    "At",
+    "Batch",
+    "ClientData",
+    "FedveilError",
+    "LazyClients",
+    "Method",
+    "Plan",
+    "PrivacySettings",
+    "Release",
+    "Result",
+    "Task",
+    "load_dataset",
+    "make_model",
+    "make_partition",
+    "make_plan",
+    "privacy_statement",
+    "register",
+    "run",
+]

@@ -1,0 +1,183 @@
+"""Run one method over clients: everything a run needs, wired together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedveil.checkpoint import Checkpoint
+from fedveil.data.client_data import ArrayClients, Clients
+from fedveil.engines.simulation import Execution, Simulation
+from fedveil.errors import InputError
+from fedveil.evaluation.accuracy import EvaluateOnTest, evaluate_clients
+from fedveil.guard import PrivacyGuard, PrivacySettings
+from fedveil.methods.method import AnyMethod
+from fedveil.privacy.releases import Plan, Sampler
+from fedveil.results import Checkpoints, Result, ResultFolder, RoundLog, Transcript, environment
+from fedveil.run import Observer, Outcome, run_rounds
+from fedveil.task import Task
+
+_CLIENTS_SCORED = 1000  # per-client scores beyond this number are a table nobody reads
+
+
+def make_plan(
+    clients: Clients, *, rounds: int, cohort: int | None = None, sampler: Sampler = "fixed"
+) -> Plan:
+    """The public outline of a run; impossible ones are refused."""
+    sizes = clients.sizes
+    count = len(sizes)
+    cohort = count if cohort is None or sampler == "all" else cohort
+    if rounds < 1:
+        raise InputError("run.rounds", rounds, "there must be a round", "Use at least 1.")
+    if not 1 <= cohort <= count:
+        raise InputError("run.cohort", cohort, f"there are {count} clients", f"Use 1 to {count}.")
+    return Plan(count, cohort, sampler, rounds, max(1, min(sizes)), max(1, max(sizes)))
+
+
+def run(
+    task: Task,
+    clients: Clients | Sequence[tuple[Tensor, Tensor]],
+    method: AnyMethod,
+    *,
+    rounds: int,
+    cohort: int | None = None,
+    sampler: Sampler = "fixed",
+    seed: int = 0,
+    test: tuple[Tensor, Tensor] | None = None,
+    local_test: Clients | None = None,
+    classes: int | None = None,
+    privacy: PrivacySettings | None = None,
+    results: Path | str | None = None,
+    config: str | None = None,
+    facts: dict[str, Any] | None = None,
+    evaluate_every: int = 1,
+    checkpoint_every: int = 10,
+    transcript: bool = False,
+    execution: Execution = "auto",
+    workers: int = 0,
+    max_memory: int | None = None,
+    observers: Sequence[Observer] = (),
+) -> Result:
+    """Train over the clients' data and say how private that was.
+
+    With `results` (a folder) every round is recorded, an interrupted run goes on where it stopped, to the same
+    result, and a finished one is read back. `config` is the text kept there as `config.toml`; `facts` are added
+    to its summary.
+    """
+    source: Clients = ArrayClients.from_arrays(clients) if isinstance(clients, Sequence) else clients
+    plan = make_plan(source, rounds=rounds, cohort=cohort, sampler=sampler)
+    settings = privacy or PrivacySettings()
+    folder = None if results is None else ResultFolder(Path(results))
+    with ExitStack() as stack:
+        start: Checkpoint | None = None
+        history: list[dict[str, Any]] = []
+        if folder is not None:
+            stack.enter_context(folder.held())
+            if folder.finished:
+                return folder.read()
+            described = _describe(task, method, plan, seed)
+            start = folder.start(config or described, described, method.server_type)
+            history = folder.rounds()
+        ledger = settings.ledger or (None if folder is None else folder.path / "ledger.jsonl")
+        name = f"{seed}" if folder is None else "/".join(folder.path.parts[-3:])
+        guard = PrivacyGuard(method, plan, settings, name, ledger)
+        engine = Simulation(
+            task,
+            source,
+            method,
+            plan,
+            seed=seed,
+            execution=execution,
+            workers=workers,
+            max_memory=max_memory,
+        )
+        stack.callback(engine.close)
+        watching: list[Observer] = [guard]
+        if test is not None:
+            watching.append(EvaluateOnTest(task, *test, classes, evaluate_every))
+        watching.append(RoundLog(history, None if folder is None else folder.path / "rounds.jsonl"))
+        saver: Checkpoints | None = None
+        if folder is not None:
+            saver = Checkpoints(folder.path / "checkpoint", engine, checkpoint_every)
+            watching.append(saver)
+            if transcript:
+                watching.append(Transcript(folder.path / "transcript"))
+        watching.extend(observers)
+        server = method.init_server(task.init(seed), plan)
+        if start is not None:
+            server = start.server
+            engine.restore(start.states)
+        first = 0 if start is None else start.round
+        try:
+            outcome = run_rounds(
+                task, method, engine, plan, server, seed=seed, start=first, observers=watching
+            )
+        except BaseException:  # Ctrl-C and failures alike leave the last whole round behind
+            if saver is not None:
+                saver.save()
+            raise
+        model = method.model(outcome.server)
+        summary = _summary(
+            task, method, plan, seed, guard, outcome, history, test, local_test or source, model
+        )
+        summary["per_client_on"] = "training examples" if local_test is None else "held-out examples"
+        summary.update(facts or {})
+        if folder is not None:
+            folder.finish(model, summary)
+        return Result(summary, history, model, None if folder is None else folder.path)
+
+
+def _summary(
+    task: Task,
+    method: AnyMethod,
+    plan: Plan,
+    seed: int,
+    guard: PrivacyGuard,
+    outcome: Outcome,
+    history: Sequence[dict[str, Any]],
+    test: tuple[Tensor, Tensor] | None,
+    clients: Clients,
+    model: dict[str, Tensor],
+) -> dict[str, Any]:
+    scored = history[-1] if history and "accuracy" in history[-1] else {}
+    if test is not None and not scored:
+        score = EvaluateOnTest(task, *test, None, 1).score(model)
+        scored = {"accuracy": score.accuracy, "loss": score.loss, "per_class": score.per_class}
+    statement = guard.statement(outcome.rounds)
+    ids = range(min(plan.clients, _CLIENTS_SCORED))
+    return {
+        "method": method.name,
+        "seed": seed,
+        "accuracy": scored.get("accuracy"),
+        "loss": scored.get("loss"),
+        "rounds": outcome.rounds,
+        "seconds": sum(line["seconds"] for line in history),
+        "bytes_up": sum(line["bytes_up"] for line in history),
+        "bytes_down": sum(line["bytes_down"] for line in history),
+        "stopped": outcome.stopped,
+        "privacy": statement.to_json(),
+        "privacy_in_words": statement.in_words(),
+        "per_class": scored.get("per_class"),
+        "per_client": evaluate_clients(task, model, clients, ids),
+        "plan": {
+            "clients": plan.clients,
+            "cohort": plan.cohort,
+            "sampler": plan.sampler,
+            "rounds": plan.rounds,
+            "smallest_client": plan.records_per_client,
+            "largest_client": plan.largest_client,
+        },
+        "parameters": task.parameter_count,
+        "environment": environment(),
+    }
+
+
+def _describe(task: Task, method: AnyMethod, plan: Plan, seed: int) -> str:
+    """What identifies a run, as TOML (every value a JSON string is a TOML string too)."""
+    facts = {"method": repr(method), "plan": repr(plan), "seed": str(seed), "model": repr(task.module)}
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in facts.items())

@@ -1,0 +1,158 @@
+"""Canary clients: does an upload betray whether one client's update was there?
+
+A Dirac canary is an update with all its weight on one coordinate. The same upload is released many times with
+the canary and many times without; the best threshold on that coordinate is chosen on one part of the samples
+and its error rates are bounded on the other part by Clopper-Pearson intervals. Any (epsilon, delta)-DP
+mechanism has false positives and negatives of at least (1 - delta - FNR) <= e^eps FPR, both ways round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import brentq
+from scipy.stats import beta, norm
+from torch import Tensor
+
+from fedveil.audits.findings import AuditFinding
+from fedveil.errors import InputError
+from fedveil.streams import ClientStreams, Stream
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+UploadRelease = Callable[[Tensor, Sequence[Stream]], Tensor]
+"""Updates `[n, d]` of n clients and their n noise streams to the uploads that the adversary sees, `[n, d]`."""
+
+GDP_NOTE = "assumes that the noise is Gaussian; it can exceed the truth"
+_CHUNK_VALUES = 2**22
+
+
+def clopper_pearson_upper(events: int, trials: int, confidence: float) -> float:
+    """An upper bound on a probability of which `events` in `trials` were seen, one-sided."""
+    if trials <= 0:
+        return 1.0
+    return 1.0 if events >= trials else float(beta.ppf(confidence, events + 1, trials - events))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Epsilon at `delta` of a mechanism that is as hard to tell apart as N(0, 1) and N(`mu`, 1)."""
+    if mu <= 0:
+        return 0.0
+
+    def excess(eps: float) -> float:
+        second = math.exp(eps + float(norm.logcdf(-mu / 2 - eps / mu)))
+        return float(norm.cdf(mu / 2 - eps / mu)) - second - delta
+
+    if excess(0.0) <= 0:
+        return 0.0
+    return float(brentq(excess, 0.0, mu * mu / 2 + 40 * mu + 1))
+
+
+def audit_samples(
+    with_canary: Floats,
+    without_canary: Floats,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    choosing: float = 0.2,
+) -> AuditFinding:
+    """A lower bound on epsilon from observations with and without the canary (higher = more like "with").
+
+    The first `choosing` share of each arm picks the threshold; the rest, independent of it, gives the bound.
+    """
+    arms = [np.asarray(arm, dtype=np.float64) for arm in (with_canary, without_canary)]
+    if any(arm.ndim != 1 or len(arm) < 20 or not np.isfinite(arm).all() for arm in arms):
+        raise InputError("samples", [len(a) for a in arms], "are too few or not finite", "Use 20 or more.")
+    if not (0 < confidence < 1 and 0 <= delta < 1 and 0 < choosing < 1):
+        raise InputError("confidence", confidence, "is not a probability", "Use 0.95.")
+    parts = [(arm[: int(choosing * len(arm))], arm[int(choosing * len(arm)) :]) for arm in arms]
+    (pick_in, test_in), (pick_out, test_out) = parts
+    threshold, flipped = _best_threshold(pick_in, pick_out, (len(test_in), len(test_out)), delta, confidence)
+    bound = _bound(_errors(test_in, test_out, threshold), (len(test_in), len(test_out)), delta, confidence)[
+        int(flipped)
+    ]
+    spread = math.sqrt((arms[0].var(ddof=1) + arms[1].var(ddof=1)) / 2)
+    shift = float(arms[0].mean() - arms[1].mean())
+    estimate = gaussian_epsilon(abs(shift) / spread, delta) if spread > 0 else math.inf
+    samples = len(arms[0]) + len(arms[1])
+    return AuditFinding("canary clients", bound, confidence, samples, delta, estimate, GDP_NOTE)
+
+
+def _errors(inside: Floats, outside: Floats, threshold: float) -> tuple[int, int]:
+    """False negatives and false positives of "in if at least the threshold"."""
+    return int((inside < threshold).sum()), int((outside >= threshold).sum())
+
+
+def _bound(
+    errors: tuple[int, int], trials: tuple[int, int], delta: float, confidence: float
+) -> tuple[float, float]:
+    """The bounds of the two directions; each rate's interval takes half of the permitted error."""
+    each = 1 - (1 - confidence) / 2
+    fnr, fpr = (clopper_pearson_upper(e, n, each) for e, n in zip(errors, trials, strict=True))
+    forward = math.log((1 - delta - fnr) / fpr) if 1 - delta - fnr > fpr else 0.0
+    backward = math.log((1 - delta - fpr) / fnr) if 1 - delta - fpr > fnr else 0.0
+    return forward, backward
+
+
+def _best_threshold(
+    inside: Floats, outside: Floats, trials: tuple[int, int], delta: float, confidence: float
+) -> tuple[float, bool]:
+    """The threshold and direction whose bound would be largest at the rates a normal fit predicts.
+
+    The fit reaches into tails that the few choosing samples do not; a bad fit costs power, never validity.
+    """
+    spread = max(float(inside.std()), float(outside.std()), 1e-300)
+    low, high = float(outside.mean()), float(inside.mean())
+    best, chosen = -1.0, ((low + high) / 2, False)
+    for threshold in np.linspace(min(low, high) - 5 * spread, max(low, high) + 5 * spread, 201):
+        rates = (norm.cdf((threshold - high) / spread), norm.sf((threshold - low) / spread))
+        errors = (round(rates[0] * trials[0]), round(rates[1] * trials[1]))
+        for flipped, value in enumerate(_bound(errors, trials, delta, confidence)):
+            if value > best:
+                best, chosen = value, (float(threshold), bool(flipped))
+    return chosen
+
+
+def dirac_canary(dimension: int, size: float, coordinate: int = 0) -> Tensor:
+    """An update `[dimension]` with all its weight on one coordinate."""
+    canary = torch.zeros(dimension)
+    canary[coordinate] = size
+    return canary
+
+
+def audit_upload(
+    release: UploadRelease,
+    *,
+    dimension: int,
+    clip: float,
+    seed: int,
+    delta: float,
+    samples: int = 20_000,
+    confidence: float = 0.95,
+    exaggeration: float = 10.0,
+) -> AuditFinding:
+    """Release `samples` uploads with a canary and as many with an empty update, and tell them apart.
+
+    The canary is `exaggeration` times longer than `clip`, so that clipping is audited too.
+    """
+    canary = dirac_canary(dimension, clip * exaggeration)
+    arms = [
+        _observe(release, update, samples, ClientStreams(seed, arm, ()))
+        for arm, update in enumerate((canary, torch.zeros(dimension)))
+    ]
+    return audit_samples(arms[0], arms[1], delta=delta, confidence=confidence)
+
+
+def _observe(release: UploadRelease, update: Tensor, samples: int, streams: ClientStreams) -> Floats:
+    """The canary's coordinate in `samples` releases of the update, in chunks that fit into memory."""
+    chunk = max(1, _CHUNK_VALUES // len(update))
+    seen: list[Floats] = []
+    for start in range(0, samples, chunk):
+        clients = tuple(range(start, min(start + chunk, samples)))
+        here = ClientStreams(streams.seed, streams.round, clients)
+        uploads = release(update.expand(len(clients), -1), here.noise("audit"))
+        seen.append(uploads[:, 0].double().numpy())
+    return np.concatenate(seen)

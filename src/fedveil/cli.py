@@ -1,0 +1,207 @@
+"""The command line: every command checks its input first, prints results to stdout and all else to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from fedveil.config import Config, load_config
+from fedveil.errors import FedveilError, InputError
+from fedveil.experiment import load_image_or_table, run_seed, split_clients
+from fedveil.privacy.releases import Plan
+from fedveil.progress import ShowProgress, progress_bar
+from fedveil.report.tables import results_table
+from fedveil.run import Observer
+
+app = typer.Typer(
+    help="Private federated learning: train over many clients' data, and know how private that was.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+notes = Console(stderr=True)
+out = Console()
+
+ConfigFile = Annotated[Path, typer.Argument(help="A TOML file, such as experiments/fedceo/digits.toml.")]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", help="Change a key: --set run.rounds=5. May be repeated.")
+]
+DataDir = Annotated[Path | None, typer.Option("--data", help="Folder of data sets (else $FEDVEIL_DATA).")]
+Results = Annotated[Path, typer.Option(help="Where result folders go.")]
+AsJson = Annotated[bool, typer.Option("--json", help="End with one JSON object on stdout.")]
+Seed = Annotated[int | None, typer.Option(help="Run this seed only.", min=0)]
+
+_SUMMARY_KEYS = ("accuracy", "loss", "rounds", "seconds", "bytes_up", "bytes_down", "privacy")
+
+
+@app.command()
+def run(
+    config: ConfigFile,
+    changes: Changes = None,
+    seed: Seed = None,
+    results: Results = Path("results"),
+    data: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run an experiment: every seed of its configuration, or the one given."""
+    loaded = load_config(config, changes or [])
+    summaries = _run_all(loaded, config.stem, results, data, seed, "run")
+    if as_json:
+        shown = [{"result": s["result"]} | {key: s[key] for key in _SUMMARY_KEYS} for s in summaries]
+        print(json.dumps(shown[0] if len(shown) == 1 else {"runs": shown}))
+        return
+    notes.print(summaries[-1]["privacy_in_words"], highlight=False, markup=False)
+    out.print(results_table(summaries))
+    for summary in summaries:
+        out.print(f"results in {summary['result']}", markup=False, highlight=False)
+
+
+@app.command()
+def compare(
+    config: ConfigFile,
+    methods: Annotated[str, typer.Option(help="Methods to compare, separated by commas.")],
+    changes: Changes = None,
+    seed: Seed = None,
+    results: Results = Path("results"),
+    data: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run several methods on the same task; fields that methods share keep the configuration's values."""
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    if not names:
+        raise InputError("--methods", methods, "names no method", "Give names separated by commas.")
+    configs = [(name, load_config(config, [f"method.name={name}", *(changes or [])])) for name in names]
+    summaries: list[dict[str, Any]] = []
+    for name, loaded in configs:
+        summaries += _run_all(loaded, config.stem, results, data, seed, name)
+    if as_json:
+        keys = ("result", "method", "seed", *_SUMMARY_KEYS)
+        print(json.dumps({"runs": [{key: s[key] for key in keys} for s in summaries]}))
+        return
+    out.print(results_table(summaries))
+    out.print(f"results in {results / config.stem}", markup=False, highlight=False)
+
+
+def _run_all(
+    config: Config, experiment: str, results: Path, data: Path | None, seed: int | None, title: str
+) -> list[dict[str, Any]]:
+    summaries = []
+    for number in config.run.seeds if seed is None else [seed]:
+        with progress_bar(notes) as progress:
+            result = run_seed(
+                config,
+                number,
+                experiment=experiment,
+                results=results,
+                data_dir=data,
+                observe=partial(_watch, progress, f"{title} seed {number}"),
+            )
+        if result.summary["stopped"]:
+            notes.print(f"stopped after round {result.summary['rounds']}: {result.summary['stopped']}")
+        summaries.append(result.summary | {"result": str(result.folder)})
+    return summaries
+
+
+def _watch(progress: Progress, title: str, plan: Plan) -> list[Observer]:
+    return [ShowProgress(progress, title, plan.rounds)]
+
+
+@app.command("list")
+def list_(
+    what: Annotated[Literal["methods", "datasets", "models", "attacks"], typer.Argument()],
+    as_json: AsJson = False,
+) -> None:
+    """List what fedveil knows by name."""
+    rows = _LISTS[what]()
+    if as_json:
+        print(json.dumps(rows))
+        return
+    table = Table(title=what, title_justify="left")
+    columns = [key for key in rows[0] if key != "options"] if rows else ["name", "summary"]
+    for column in columns:
+        table.add_column(column.replace("_", " "))
+    for row in rows:
+        table.add_row(*(str(row[column]) for column in columns))
+    out.print(table)
+
+
+def _methods() -> list[dict[str, Any]]:
+    from fedveil.methods import METHODS
+
+    return [{"name": name, "summary": METHODS[name].summary} for name in sorted(METHODS)]
+
+
+def _datasets() -> list[dict[str, Any]]:
+    from fedveil.data.registry import list_datasets
+
+    return [
+        {"name": d.name, "summary": d.summary, "kind": d.kind, "how_to_get": d.how_to_get}
+        for d in list_datasets()
+    ]
+
+
+def _models() -> list[dict[str, Any]]:
+    from fedveil.models.registry import list_models
+
+    return [{"name": m.name, "summary": m.summary} for m in list_models()]
+
+
+def _attacks() -> list[dict[str, Any]]:
+    return []
+
+
+_LISTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "methods": _methods,
+    "datasets": _datasets,
+    "models": _models,
+    "attacks": _attacks,
+}
+
+
+@app.command()
+def partition(
+    config: ConfigFile,
+    changes: Changes = None,
+    seed: Seed = None,
+    data: DataDir = None,
+    plot: Annotated[Path | None, typer.Option(help="Also write a picture (PNG, PDF or SVG).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show which client gets how many examples of which class; nothing is trained."""
+    from fedveil.partition.picture import counts_table, save_picture
+
+    loaded = load_config(config, changes or [])
+    dataset = load_image_or_table(loaded, data)
+    number = loaded.run.seeds[0] if seed is None else seed
+    counts = split_clients(loaded, dataset, number).counts(dataset.train.y, dataset.num_classes)
+    if plot is not None:
+        save_picture(counts, plot, dataset.classes)
+    if as_json:
+        print(json.dumps({"classes": list(dataset.classes), "counts": counts.tolist()}))
+        return
+    out.print(counts_table(counts, dataset.classes))
+    if plot is not None:
+        out.print(f"picture in {plot}", markup=False, highlight=False)
+
+
+def main() -> None:
+    """The entry point: errors a user can mend are one line, exit code 2."""
+    try:
+        app(standalone_mode=False)
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
+    except FedveilError as error:
+        print(f"fedveil: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("fedveil: interrupted; the same command goes on from here.", file=sys.stderr)
+        sys.exit(130)

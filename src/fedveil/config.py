@@ -1,0 +1,284 @@
+"""A run as data: TOML with every key checked before anything starts."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import math
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fedveil.engines.simulation import Execution
+from fedveil.errors import InputError
+from fedveil.methods import METHODS
+from fedveil.methods.method import AnyMethod, field_names
+from fedveil.privacy.releases import Adversary, Sampler, Unit
+
+VERSION = 1
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+}
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PaperSection(_Section):
+    """Which published number this run re-makes."""
+
+    source: str
+    table: str = ""
+    row: str = ""
+    expected: float | None = None
+    metric: str = "accuracy"
+    tolerance: float | None = None
+    scale: str = "full"
+
+
+class TaskSection(_Section):
+    dataset: str = "digits"
+    model: str = "mlp-2"
+    data_options: dict[str, Any] = Field(default_factory=dict)
+    model_options: dict[str, Any] = Field(default_factory=dict)
+
+
+class PartitionSection(_Section):
+    kind: Literal["iid", "dirichlet", "classes", "shards", "user"] = "iid"
+    clients: Annotated[int, Field(ge=1)] | None = None
+    alpha: Annotated[float, Field(gt=0)] | None = None
+    classes_per_client: Annotated[int, Field(ge=1)] | None = None
+    shards_per_client: Annotated[int, Field(ge=1)] | None = None
+    groups: list[list[int]] | None = None
+    min_size: Annotated[int, Field(ge=0)] | None = None
+    allow_empty: bool = False
+    holdout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+class RunSection(_Section):
+    rounds: Annotated[int, Field(ge=1)] = 20
+    cohort: Annotated[int, Field(ge=1)] | None = None
+    sampler: Sampler = "fixed"
+    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [0]
+    engine: Literal["simulation"] = "simulation"
+    device: str = "cpu"
+    workers: Annotated[int, Field(ge=0)] = 0
+    execution: Execution = "auto"
+    max_memory: int | None = None
+    evaluate_every: Annotated[int, Field(ge=1)] = 1
+    checkpoint_every: Annotated[int, Field(ge=1)] = 10
+    transcript: bool = False
+    min_clients: Annotated[int, Field(ge=0)] = 0
+
+    @field_validator("max_memory", mode="before")
+    @classmethod
+    def _bytes(cls, value: Any) -> Any:
+        """Bytes as a number, or as text with a unit: "2GiB"."""
+        if isinstance(value, str):
+            match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
+            if match is None or match[2] not in _UNITS:
+                raise ValueError('give bytes, or a number with a unit such as "2GiB"')
+            value = int(float(match[1]) * _UNITS[match[2]])
+        if isinstance(value, int) and value <= 0:
+            raise ValueError("give a positive amount of memory")
+        return value
+
+    @field_validator("seeds")
+    @classmethod
+    def _distinct(cls, seeds: list[int]) -> list[int]:
+        if len(set(seeds)) != len(seeds):
+            raise ValueError("name each seed once")
+        return seeds
+
+
+class PrivacySection(_Section):
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    budget: Annotated[float, Field(gt=0)] | None = None
+    budget_adversary: Adversary = "observer"
+    budget_unit: Unit | None = None
+    ledger: str | None = None
+
+
+class Config(_Section):
+    """One experiment."""
+
+    version: int = VERSION
+    paper: PaperSection | None = None
+    task: TaskSection = TaskSection()
+    partition: PartitionSection = PartitionSection()
+    method: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg"})
+    run: RunSection = RunSection()
+    privacy: PrivacySection = PrivacySection()
+    wrap: list[dict[str, Any]] = Field(default_factory=list)
+    attack: list[dict[str, Any]] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _possible(self) -> Config:
+        if self.version != VERSION:
+            raise InputError(
+                "version", self.version, "this fedveil reads another version", f"Use version = {VERSION}."
+            )
+        clients, cohort = self.partition.clients, self.run.cohort
+        if clients is not None and cohort is not None and cohort > clients:
+            raise InputError(
+                "run.cohort", cohort, f"there are only {clients} clients", f"Use 1 to {clients}."
+            )
+        if self.run.sampler == "all" and cohort is not None and clients is not None and cohort != clients:
+            raise InputError(
+                "run.cohort", cohort, 'sampler "all" takes every client', "Leave run.cohort out."
+            )
+        self.build_method()
+        return self
+
+    def build_method(self) -> AnyMethod:
+        """The method with its fields, each checked."""
+        return build_method(self.method)
+
+    def identity(self) -> str:
+        """A short hash of everything that changes the result; the seed and the number of workers do not."""
+        content = self.resolved()
+        for key in ("seeds", "workers", "max_memory", "checkpoint_every"):
+            content["run"].pop(key)
+        content.pop("paper", None)
+        text = json.dumps(content, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def resolved(self) -> dict[str, Any]:
+        """The whole configuration with every default written out."""
+        content: dict[str, Any] = self.model_dump()
+        content["method"] = {"name": self.method["name"]} | _values(self.build_method())
+        return content
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(_without_none(self.resolved()))
+
+
+def build_method(section: Mapping[str, Any]) -> AnyMethod:
+    """The registered method that a `[method]` section describes."""
+    name = section.get("name")
+    if name not in METHODS:
+        near = difflib.get_close_matches(str(name), METHODS, n=3, cutoff=0.4)
+        remedy = f"Did you mean {' or '.join(near)}? " if near else ""
+        raise InputError(
+            "method.name", name, "no such method", remedy + f"Known: {', '.join(sorted(METHODS))}."
+        )
+    arguments = {key: value for key, value in section.items() if key != "name"}
+    try:
+        return METHODS[name](**arguments)
+    except ValidationError as error:
+        raise _readable(error, "method", field_names(METHODS[name])) from error
+
+
+def load_config(path: Path, changes: Sequence[str] = ()) -> Config:
+    """The configuration in this file, with `a.b=c` changes applied in order."""
+    try:
+        with path.open("rb") as file:
+            raw = tomllib.load(file)
+    except FileNotFoundError as error:
+        raise InputError("config", str(path), "no such file", "Give the path of a TOML file.") from error
+    except IsADirectoryError as error:
+        raise InputError("config", str(path), "is a folder", "Give the path of a TOML file.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError("config", str(path), f"is not TOML: {error}", "Mend the file.") from error
+    return make_config(raw, changes)
+
+
+def make_config(raw: Mapping[str, Any], changes: Sequence[str] = ()) -> Config:
+    content = _copy(raw)
+    for change in changes:
+        _apply(content, change)
+    try:
+        return Config.model_validate(content)
+    except ValidationError as error:
+        raise _readable(error, "", _known_keys()) from error
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copy(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copy(item) for item in value]
+    return value
+
+
+def _apply(content: dict[str, Any], change: str) -> None:
+    key, equals, text = change.partition("=")
+    parts = [part.strip() for part in key.split(".")]
+    if not equals or not all(parts):
+        raise InputError("--set", change, "is not a change", "Write --set section.key=value.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    if parts == ["method", "name"]:
+        content["method"] = _other_method(content.get("method", {}), value)
+        return
+    section: Any = content
+    for part in parts[:-1]:
+        section = section.setdefault(part, {})
+        if not isinstance(section, dict):
+            raise InputError("--set", change, f"{part} is not a section", "Write --set section.key=value.")
+    section[parts[-1]] = value
+
+
+def _other_method(section: Mapping[str, Any], name: Any) -> dict[str, Any]:
+    """Another method's defaults, with the fields that both methods share kept."""
+    if name not in METHODS:
+        return {"name": name}
+    shared = set(field_names(METHODS[name]))
+    return {"name": name} | {key: value for key, value in section.items() if key in shared}
+
+
+def _values(method: AnyMethod) -> dict[str, Any]:
+    return {name: getattr(method, name) for name in field_names(method)}
+
+
+def _known_keys() -> list[str]:
+    keys: list[str] = []
+    for name, info in Config.model_fields.items():
+        keys.append(name)
+        section = info.annotation
+        for candidate in (section, *getattr(section, "__args__", ())):
+            if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+                keys.extend(f"{name}.{field}" for field in candidate.model_fields)
+    return keys
+
+
+def _readable(error: ValidationError, prefix: str, known: Sequence[str]) -> InputError:
+    """The first complaint of a validation, in the words of the user's file."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"] if not str(part).startswith("function-"))
+    field = f"{prefix}.{place}" if prefix and place else place or prefix
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        near = difflib.get_close_matches(place, known, n=1, cutoff=0.5)
+        choices = f"Did you mean {near[0].rpartition('.')[2]}?" if near else "Remove it."
+        if prefix and not near:
+            choices = f"Known: {', '.join(known)}."
+        return InputError(field, first["input"], "unknown key", choices)
+    value = first["input"]
+    if isinstance(value, float) and math.isnan(value):
+        return InputError(field, value, "is not a number", "Give a number.")
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    return InputError(field, value, message[0].lower() + message[1:], "Change it in the configuration.")
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_none(item) for item in value]
+    return value

@@ -1,0 +1,37 @@
+"""What a run asks of the thing that reaches the clients: the simulator here, or a federation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from fedveil.messages import Message, Record
+from fedveil.methods.method import At
+from fedveil.tree import State
+
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The uploads of the clients that answered, in their order; `up` is None when nobody did."""
+
+    clients: tuple[int, ...]
+    up: Message | None
+
+
+class Engine(Protocol):
+    def exchange(self, clients: Sequence[int], down: Message, at: At) -> Answers: ...
+
+    def own(self, record: R) -> R:
+        """The record safe to keep: no later exchange overwrites anything in it."""
+        ...
+
+    def state(self) -> Mapping[int, State]:
+        """What each client remembers, for a checkpoint."""
+        ...
+
+    def restore(self, state: Mapping[int, State]) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,73 @@
+"""The client half of a method, for any set of clients: the same object in every process and on every node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from fedveil.data.client_data import ClientData, Clients
+from fedveil.messages import Message
+from fedveil.methods.method import AnyMethod, At
+from fedveil.streams import ClientStreams, NoiseSource
+from fedveil.task import Task
+from fedveil.tree import State
+
+
+class ClientWorker:
+    def __init__(
+        self,
+        task: Task,
+        clients: Clients,
+        method: AnyMethod,
+        seed: int,
+        noise_source: NoiseSource = "seeded",
+    ) -> None:
+        self.task = task
+        self.clients = clients
+        self.method = method
+        self.seed = seed
+        self.noise_source: NoiseSource = noise_source
+
+    def update(
+        self, ids: Sequence[int], down: Message, known: Mapping[int, State], at: At
+    ) -> tuple[Message, State]:
+        """The uploads and new states of these clients, rows in their order."""
+        data = _on(self.clients.load(ids), self.task.device)
+        rng = ClientStreams(self.seed, at.round, tuple(ids), at.exchange, self.noise_source)
+        state = self._states(ids, data, known)
+        up, after = self.method.client_update(self.task, at, down, data, state, rng)
+        return up, after
+
+    def _states(self, ids: Sequence[int], data: ClientData, known: Mapping[int, State]) -> State:
+        new = [row for row, client in enumerate(ids) if client not in known]
+        streams = ClientStreams(self.seed, 0, tuple(ids))
+        if len(new) == len(ids):
+            return self.method.init_client(self.task, data, streams)
+        made = self.method.init_client(self.task, data.rows(new), streams.rows(new)) if new else {}
+        names = made or known[next(client for client in ids if client in known)]
+        table: State = {}
+        for name in names:
+            fresh = iter(made[name]) if new else iter(())
+            table[name] = torch.stack(
+                [known[client][name] if client in known else next(fresh) for client in ids]
+            )
+        return table
+
+
+def _on(data: ClientData, device: torch.device) -> ClientData:
+    if data.x.device == device:
+        return data
+    return ClientData(data.x.to(device), data.y.to(device), data.sizes.to(device))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Client computations use one thread, so that their rounding does not depend on the machine's load."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,112 @@
+"""Charges every round to the privacy ledger before it starts, and stops before the budget is exceeded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedveil.errors import InputError
+from fedveil.methods.method import AnyMethod, At
+from fedveil.privacy.accounting import RoundAccountant, account
+from fedveil.privacy.ledger import Budget, BudgetKeeper, Ledger
+from fedveil.privacy.releases import Adversary, Plan, Unit, Unprotected
+from fedveil.privacy.statement import PrivacyStatement
+from fedveil.run import Observer, RoundEnd
+
+_POINTS = 10  # how often epsilon is worked out on the way; every round would cost more than the training
+
+
+@dataclass(frozen=True)
+class PrivacySettings:
+    """What `[privacy]` says."""
+
+    delta: float = 1e-5
+    budget: float | None = None
+    budget_adversary: Adversary = "observer"
+    budget_unit: Unit | None = None
+    ledger: Path | None = None
+
+
+def unit_of(method: AnyMethod, plan: Plan) -> Unit:
+    """The unit that this method protects; clients where it protects none."""
+    for release in method.releases(plan):
+        if not isinstance(release.protection, Unprotected) and release.costs:
+            return release.unit
+    return "client"
+
+
+def privacy_statement(method: AnyMethod, plan: Plan, delta: float) -> PrivacyStatement:
+    """What a run of this plan claims and proves."""
+    releases = tuple(method.releases(plan))
+    claim = method.paper_claim(plan)
+    return PrivacyStatement(claim or "none", account(releases, plan, delta), None, releases, plan)
+
+
+class PrivacyGuard(Observer):
+    def __init__(
+        self,
+        method: AnyMethod,
+        plan: Plan,
+        settings: PrivacySettings,
+        run: str,
+        ledger: Path | None,
+        *,
+        replay_safe: bool = True,
+    ) -> None:
+        self._method = method
+        self._plan = plan
+        self._settings = settings
+        self._run = run
+        self._releases = tuple(method.releases(plan))
+        self._replay_safe = replay_safe
+        self._ledger = None if ledger is None else Ledger(ledger)
+        self._keeper: BudgetKeeper | None = None
+        unit = settings.budget_unit or unit_of(method, plan)
+        adversary = settings.budget_adversary
+        self._epsilon = RoundAccountant(self._releases, plan, settings.delta, adversary, unit)
+        if settings.budget is None:
+            return
+        if self._ledger is None:
+            raise InputError(
+                "privacy.budget",
+                settings.budget,
+                "a budget needs a ledger",
+                "Give a results folder or ledger.",
+            )
+        one = account(self._releases, replace(plan, rounds=1), settings.delta)
+        row = next((r for r in one if r.adversary == adversary and r.unit == unit), None)
+        if row is None or row.epsilon is None:
+            reason = row.reason if row is not None else f"nothing is stated for the unit {unit!r}"
+            raise InputError(
+                "privacy.budget",
+                settings.budget,
+                f"{method.name} proves no epsilon against the {adversary}: {reason}",
+                "Choose a method or fields with a proof, or leave the budget out.",
+            )
+        budget = Budget(settings.budget, settings.delta, adversary, unit)
+        self._keeper = BudgetKeeper(budget, self._ledger, run, self._releases, plan)
+
+    def round_starts(self, at: At, cohort: Sequence[int]) -> str | None:
+        if self._keeper is not None and not self._keeper.allows(at.round, replay_safe=self._replay_safe):
+            budget = self._keeper.budget
+            return (
+                f"the privacy budget of epsilon {budget.epsilon:g} (delta {budget.delta:g}, {budget.unit} level, "
+                f"against the {budget.adversary}) does not allow round {at.round}"
+            )
+        if self._ledger is not None:
+            self._ledger.charge(
+                self._run, at.round, self._releases, self._plan, replay_safe=self._replay_safe
+            )
+        return None
+
+    def round_ends(self, end: RoundEnd) -> None:
+        step = max(1, self._plan.rounds // _POINTS)
+        if end.at.round % step == 0 or end.last:
+            end.metrics["epsilon"] = self._epsilon.epsilon(end.at.round)
+
+    def statement(self, rounds: int) -> PrivacyStatement:
+        """The statement of the rounds that were run."""
+        if rounds == 0:
+            return replace(privacy_statement(self._method, self._plan, self._settings.delta), proven=())
+        return privacy_statement(self._method, replace(self._plan, rounds=rounds), self._settings.delta)

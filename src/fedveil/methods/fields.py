@@ -1,0 +1,70 @@
+"""Fields that methods share: one word, one meaning, one check."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from fedveil.data.client_data import ClientData
+from fedveil.methods.method import At
+from fedveil.streams import ClientStreams
+from fedveil.task import Task
+from fedveil.training.local_sgd import Schedule, Trained, local_sgd, scheduled_lr
+from fedveil.tree import Params
+
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=True)
+
+LearningRate = Annotated[float, Field(gt=0, description="step size of SGD")]
+Epochs = Annotated[int, Field(ge=1, description="passes over a client's examples per round")]
+BatchSize = Annotated[int, Field(ge=1, description="examples per local step")]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+Clip = Annotated[
+    float, Field(gt=0, description="largest L2 norm of what a unit contributes; inf turns it off")
+]
+NoiseMultiplier = Annotated[float, Field(ge=0, description="standard deviation of the noise over the clip")]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class LocalTraining:
+    """How clients train on their own examples."""
+
+    lr: LearningRate = 0.1
+    epochs: Epochs = 1
+    batch_size: BatchSize = 64
+    momentum: Fraction = 0.0
+    weight_decay: NonNegative = 0.0
+    lr_schedule: Schedule = "constant"
+
+    def lr_at(self, at: At) -> float:
+        return scheduled_lr(self.lr, self.lr_schedule, at.round, at.plan.rounds)
+
+    def train(
+        self,
+        task: Task,
+        at: At,
+        w: Params,
+        data: ClientData,
+        rng: ClientStreams,
+        *,
+        proximal: float = 0.0,
+        correction: Params | None = None,
+        track_loss: bool = False,
+    ) -> Trained:
+        """Local SGD from `w` with these fields."""
+        return local_sgd(
+            task,
+            w,
+            data,
+            rng,
+            lr=self.lr_at(at),
+            batch_size=self.batch_size,
+            epochs=self.epochs,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            proximal=proximal,
+            correction=correction,
+            track_loss=track_loss,
+        )

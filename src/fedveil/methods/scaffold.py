@@ -1,0 +1,117 @@
+"""SCAFFOLD: control variates take out the drift between clients.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for Federated Learning.
+ICML 2020, Algorithm 1 with option II for c_i.
+
+Symbols: x model, c and c_i `control`, eta_l `lr`, eta_g `server_lr`, K local steps.
+
+Deviations: none. With momentum the divisor K * eta_l of option II no longer fits, so momentum is not offered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass as record
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from fedveil.data.client_data import ClientData
+from fedveil.messages import Message, Record
+from fedveil.methods.fields import STRICT, BatchSize, Epochs, LearningRate
+from fedveil.methods.method import At, Method, register, unprotected
+from fedveil.privacy.releases import Plan, Release
+from fedveil.streams import ClientStreams, ServerStreams
+from fedveil.task import Task
+from fedveil.training.local_sgd import Schedule, local_sgd, scheduled_lr
+from fedveil.tree import Params, State, add, mean, per_row, sub, with_axis, zeros_like
+
+
+@record(frozen=True)
+class Server(Record):
+    params: Params
+    control: Params
+
+
+@record(frozen=True)
+class ModelAndControl(Message):
+    params: Params
+    control: Params
+
+
+@record(frozen=True)
+class Changes(Message):
+    params: Params
+    control: Params
+
+
+@register(
+    "scaffold", "control variates take out client drift", server=Server, down=ModelAndControl, up=Changes
+)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Scaffold(Method[Server, ModelAndControl, Changes]):
+    lr: LearningRate = 0.1
+    epochs: Epochs = 1
+    batch_size: BatchSize = 64
+    lr_schedule: Schedule = "constant"
+    server_lr: Annotated[float, Field(gt=0)] = 1.0
+
+    def init_server(self, params: Params, plan: Plan) -> Server:
+        return Server(params, zeros_like(params))
+
+    def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
+        shapes = task.init(0)
+        return {name: leaf.new_zeros(data.count, *leaf.shape) for name, leaf in shapes.items()}
+
+    def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> ModelAndControl:
+        return ModelAndControl(with_axis(server.params), with_axis(server.control))
+
+    def client_update(
+        self, task: Task, at: At, down: ModelAndControl, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[Changes, State]:
+        lr = scheduled_lr(self.lr, self.lr_schedule, at.round, at.plan.rounds)
+        drift = sub(down.control, state)  # line 10: y <- y - eta_l (g(y) - c_i + c)
+        trained = local_sgd(
+            task,
+            down.params,
+            data,
+            rng,
+            lr=lr,
+            batch_size=self.batch_size,
+            epochs=self.epochs,
+            correction=drift,
+        )
+        moved = sub(trained.params, down.params)
+        scale = -1.0 / (lr * trained.steps.clamp(min=1).double())
+        change = {  # line 12, option II: c_i+ - c_i = -c + (x - y) / (K eta_l)
+            name: torch.where(
+                per_row(trained.steps, leaf) > 0, leaf * per_row(scale, leaf) - down.control[name], 0.0
+            )
+            for name, leaf in moved.items()
+        }
+        return Changes(moved, change), add(state, change)
+
+    def server_update(
+        self,
+        task: Task,
+        at: At,
+        server: Server,
+        clients: Sequence[int],
+        up: Changes | None,
+        rng: ServerStreams,
+    ) -> Server:
+        if up is None:
+            return server
+        share = len(clients) / at.plan.clients
+        return Server(  # lines 16-17
+            add(server.params, mean(up.params), scale=self.server_lr),
+            add(server.control, mean(up.control), scale=share),
+        )
+
+    def model(self, server: Server) -> Params:
+        return server.params
+
+    def releases(self, plan: Plan) -> Sequence[Release]:
+        return unprotected("the model and control changes of each client", "no noise is added")

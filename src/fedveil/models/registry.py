@@ -1,0 +1,76 @@
+"""Models by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedveil.errors import InputError
+from fedveil.models.alexnet import alexnet
+from fedveil.models.convnet import convnet, convnet_64
+from fedveil.models.lenet import lenet_5, lenet_zhu
+from fedveil.models.mlp import logistic_regression, mlp_2
+from fedveil.models.shapes import check_count, check_shape
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """A model that can be asked for by name."""
+
+    name: str
+    summary: str
+    build: Callable[..., nn.Module]
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The keyword options of the model."""
+        parameters = inspect.signature(self.build).parameters.values()
+        return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+
+
+_ENTRIES = {
+    entry.name: entry
+    for entry in (
+        ModelEntry("mlp-2", "two linear layers without bias, 64 hidden units, dropout (FedCEO)", mlp_2),
+        ModelEntry("logistic", "logistic regression: one linear layer", logistic_regression),
+        ModelEntry("lenet-5", "LeNet-5: two 5x5 convolutions, three linear layers (FedCEO)", lenet_5),
+        ModelEntry("lenet-zhu", "sigmoid LeNet of gradient-leakage work (DLG, FedEM)", lenet_zhu),
+        ModelEntry("convnet", "three convolution blocks of width 128 with group norm (FedLAP-DP)", convnet),
+        ModelEntry("convnet-64", "eight tanh convolutions of base width 64 (FedEM)", convnet_64),
+        ModelEntry("alexnet", "AlexNet for 32x32 images (FedCEO)", alexnet),
+    )
+}
+
+
+def list_models() -> list[ModelEntry]:
+    """Every model, in a fixed order, with its summary."""
+    return list(_ENTRIES.values())
+
+
+def make_model(
+    name: str, input_shape: Sequence[int], classes: int, *, seed: int | None = None, **options: Any
+) -> nn.Module:
+    """The model of this name for inputs of this shape (without the batch axis).
+
+    With a seed the weights are that seed's and torch's global generator is left as it was; without, they are
+    drawn from the global generator, as torch does.
+    """
+    entry = _ENTRIES.get(name)
+    if entry is None:
+        raise InputError("task.model", name, "is not a known model", f"Choose one of: {', '.join(_ENTRIES)}.")
+    shape = check_shape(input_shape)
+    check_count("classes", classes)
+    for option, value in options.items():
+        if option not in entry.options:
+            known = ", ".join(entry.options) or "none"
+            raise InputError(option, value, f"is not an option of {name}", f"Its options: {known}.")
+    if seed is None:
+        return entry.build(shape, classes, **options)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return entry.build(shape, classes, **options)

@@ -1,0 +1,62 @@
+"""Checks that every model makes of its input shape and sizes before it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from fedveil.errors import InputError
+
+
+def check_shape(input_shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of one example as a tuple of positive sizes."""
+    shape = tuple(input_shape)
+    if not shape or any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in shape):
+        raise InputError(
+            "input_shape", shape, "is not the shape of one example", "Give positive sizes, e.g. (1, 28, 28)."
+        )
+    return shape
+
+
+def check_image(model: str, input_shape: Sequence[int]) -> tuple[int, int, int]:
+    """`(channels, height, width)`, or an error that says what this model wants."""
+    shape = check_shape(input_shape)
+    if len(shape) != 3:
+        raise InputError(
+            "input_shape",
+            shape,
+            f"{model} is made for images",
+            "Give (channels, height, width), or use mlp-2 or logistic for flat features.",
+        )
+    return shape[0], shape[1], shape[2]
+
+
+def check_count(field: str, value: int) -> int:
+    """A whole number of at least one."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InputError(field, value, "must be a whole number of at least 1", f"Set {field} to 1 or more.")
+    return value
+
+
+def check_rate(field: str, value: float) -> float:
+    """A dropout rate: at least 0 and below 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
+        raise InputError(
+            field, value, "is not a dropout rate", "Use a number from 0 (no dropout) to below 1."
+        )
+    return float(value)
+
+
+def flat_features(model: str, layers: nn.Module, shape: tuple[int, int, int], remedy: str) -> int:
+    """How many numbers `layers` make of one image, or an error if nothing of the image is left."""
+    was_training = layers.training
+    layers.eval()
+    try:
+        with torch.no_grad():
+            return int(layers(torch.zeros(1, *shape)).numel())
+    except RuntimeError as error:
+        raise InputError("input_shape", shape, f"{model} shrinks this image to nothing", remedy) from error
+    finally:
+        layers.train(was_training)

@@ -1,0 +1,371 @@
+"""From releases and a plan to epsilon, for each unit and adversary, with the theorem that proves it.
+
+The unit of composition is a round. What an adversary sees of one round is priced as a whole, because all of
+it depends on the same draw of the cohort:
+
+* participation seen: with probability p the client was in the cohort and the privacy loss is that of all
+  its releases together, otherwise it is 0. The adversary knows which, so the round's privacy loss
+  distribution is the mixture p * PLD + (1 - p) * identity (the cohort does not depend on the data). This is
+  zero-out adjacency: the neighbouring data set has the client take part with an update of zero.
+* participation hidden, Poisson cohort, Gaussian noise on the sum: the subsampled Gaussian mechanism
+  (add/remove; zero-out has the same dominating pair). All Gaussian releases of a round are one vector query.
+* participation hidden, fixed cohort: leaving one out brings another in, so the sum moves by up to 2C:
+  dp-accounting's bound for the truncated subsampled Gaussian (replace-one). Under zero-out the smaller of
+  that bound and the one with participation seen is used; both are valid.
+* anything else that is hidden is charged as if it were seen: telling the adversary more is never optimistic.
+
+A round that discloses something seen beside something hidden is seen as a whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from fedveil.errors import InputError
+from fedveil.privacy import loss
+from fedveil.privacy.loss import Bundle, Part, Step
+from fedveil.privacy.releases import (
+    ADVERSARIES,
+    UNITS,
+    Adjacency,
+    Adversary,
+    GaussianNoise,
+    LaplaceNoise,
+    Plan,
+    PostProcessing,
+    Release,
+    RenyiCurve,
+    Sampler,
+    Unit,
+    Unprotected,
+    ZeroConcentratedDP,
+    check_plan,
+)
+
+Accountant = Literal["best", "rdp"]
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """(epsilon, delta)-DP of `unit` against `adversary`; epsilon None: nothing is proven, for `reason`."""
+
+    unit: Unit
+    adversary: Adversary
+    adjacency: Adjacency
+    sampler: str
+    epsilon: float | None
+    delta: float
+    theorem: str
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        row: dict[str, Any] = {
+            "unit": self.unit,
+            "adversary": self.adversary,
+            "adjacency": self.adjacency,
+            "sampler": self.sampler,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "theorem": self.theorem,
+        }
+        if self.reason:
+            row["reason"] = self.reason
+        return row
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """How a round's clients are drawn: the part of a plan that a round's price depends on."""
+
+    clients: int
+    cohort: int
+    sampler: Sampler
+
+    @classmethod
+    def of(cls, plan: Plan) -> Cohort:
+        return cls(plan.clients, plan.cohort, plan.sampler)
+
+    @property
+    def rate(self) -> float:
+        return 1.0 if self.sampler == "all" else self.cohort / self.clients
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round discloses, and how its cohort was drawn."""
+
+    releases: tuple[Release, ...]
+    cohort: Cohort
+
+
+Rounds = Counter[Round]
+
+
+def rounds_of(releases: Sequence[Release], plan: Plan, last: int | None = None, first: int = 1) -> Rounds:
+    """The rounds `first`..`last` (default: all) of the plan, equal ones counted."""
+    check_plan(plan)
+    cohort = Cohort.of(plan)
+    counts: Counter[tuple[int, ...]] = Counter(
+        tuple(i for i, release in enumerate(releases) if release.happens_in(t))
+        for t in range(first, (plan.rounds if last is None else last) + 1)
+    )
+    return Counter({Round(tuple(releases[i] for i in p), cohort): n for p, n in counts.items() if p})
+
+
+def account(
+    releases: Sequence[Release], plan: Plan, delta: float, accountant: Accountant = "best"
+) -> tuple[Guarantee, ...]:
+    """What the whole plan guarantees: one row for each unit and adversary that the releases name.
+
+    `accountant` "best" uses privacy loss distributions wherever they are valid and Renyi divergences
+    otherwise; "rdp" forces the latter (published numbers are often Renyi numbers).
+    """
+    return account_rounds(rounds_of(releases, plan), delta, accountant, _pairs(releases))
+
+
+def account_participation(releases: Sequence[Release], plan: Plan, delta: float) -> tuple[Guarantee, ...]:
+    """What one participation costs a client who knows it took part: the "one upload" row."""
+    once = [replace(r, every=1, except_every=0, participation="charged") for r in releases]
+    return account(once, replace(plan, rounds=1), delta)
+
+
+def account_rounds(
+    rounds: Rounds,
+    delta: float,
+    accountant: Accountant = "best",
+    pairs: Sequence[tuple[Unit, Adversary]] | None = None,
+) -> tuple[Guarantee, ...]:
+    """The guarantees of any collection of rounds, also of different runs on the same data."""
+    if not 0 < delta < 1:
+        raise InputError("delta", delta, "is not a probability", "Use a number in (0, 1), such as 1e-5.")
+    if pairs is None:
+        pairs = _pairs([release for round_ in rounds for release in round_.releases])
+    return tuple(_guarantee(rounds, delta, unit, adversary, accountant) for unit, adversary in pairs)
+
+
+def epsilon_of(
+    releases: Sequence[Release], plan: Plan, delta: float, adversary: Adversary, unit: Unit
+) -> float | None:
+    """The epsilon of one (unit, adversary), None where nothing is proven."""
+    return _guarantee(rounds_of(releases, plan), delta, unit, adversary, "best").epsilon
+
+
+def epsilon_by_round(
+    releases: Sequence[Release], plan: Plan, delta: float, points: int = 24
+) -> dict[tuple[Unit, Adversary], list[tuple[int, float | None]]]:
+    """Epsilon after a number of rounds, at up to `points` rounds evenly spread over the plan."""
+    steps = sorted({max(1, round(plan.rounds * i / points)) for i in range(1, points + 1)} | {plan.rounds})
+    return {
+        (unit, adversary): [
+            (t, _guarantee(rounds_of(releases, plan, t), delta, unit, adversary, "best").epsilon)
+            for t in steps
+            if t
+        ]
+        for unit, adversary in _pairs(releases)
+    }
+
+
+class RoundAccountant:
+    """Epsilon after round r of a plan on top of `before`, computed once and then looked up.
+
+    `rounds_within(budget)` finds by bisection how many rounds a budget allows (epsilon only grows with
+    rounds), so that the run's loop has nothing left to do but compare two integers.
+    """
+
+    def __init__(
+        self,
+        releases: Sequence[Release],
+        plan: Plan,
+        delta: float,
+        adversary: Adversary,
+        unit: Unit,
+        before: Rounds | None = None,
+    ) -> None:
+        self._releases = tuple(releases)
+        self._plan = plan
+        self._delta = delta
+        self._adversary: Adversary = adversary
+        self._unit: Unit = unit
+        self._before: Rounds = before if before is not None else Counter()
+        self._known: dict[int, float | None] = {}
+
+    def epsilon(self, rounds: int) -> float | None:
+        """Epsilon after `rounds` rounds, None where nothing is proven."""
+        if rounds not in self._known:
+            total = self._before + rounds_of(self._releases, self._plan, rounds)
+            self._known[rounds] = (
+                _guarantee(total, self._delta, self._unit, self._adversary, "best").epsilon if total else 0.0
+            )
+        return self._known[rounds]
+
+    def rounds_within(self, budget: float, upto: int | None = None) -> int:
+        """The largest number of rounds, at most `upto`, whose epsilon does not exceed `budget`."""
+
+        def fits(rounds: int) -> bool:
+            epsilon = self.epsilon(rounds)
+            return epsilon is not None and epsilon <= budget
+
+        low, high = 0, self._plan.rounds if upto is None else upto
+        if fits(high):
+            return high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+
+def _pairs(releases: Iterable[Release]) -> list[tuple[Unit, Adversary]]:
+    """The (unit, adversary) rows: the units that releases name, and every adversary.
+
+    What is only unprotected or computed from other releases names no unit of its own where another does.
+    """
+    listed = list(releases)
+    priced = {r.unit for r in listed if not isinstance(r.protection, (Unprotected, PostProcessing))}
+    units = priced or {r.unit for r in listed}
+    return [(unit, adversary) for unit in UNITS if unit in units for adversary in ADVERSARIES]
+
+
+def _sampler_words(rounds: Iterable[Round], releases: Sequence[Release], unit: Unit) -> str:
+    clients = " + ".join(sorted({r.cohort.sampler for r in rounds})) or "none"
+    if unit == "record" and any(r.rate < 1 or (r.first_rate or 1) < 1 for r in releases):
+        return f"{clients} clients, poisson records"
+    return clients
+
+
+def _guarantee(
+    rounds: Rounds, delta: float, unit: Unit, adversary: Adversary, accountant: Accountant
+) -> Guarantee:
+    visible: Rounds = Counter()
+    for round_, count in rounds.items():
+        kept = tuple(r for r in round_.releases if adversary in r.visible_to)
+        if kept:
+            visible[Round(kept, round_.cohort)] += count
+    releases = list({r: None for round_ in visible for r in round_.releases})
+    costly = [r for r in releases if r.costs]
+    sampler = _sampler_words(visible or rounds, costly, unit)
+    adjacency: Adjacency = "add-remove" if unit == "record" else "zero-out"
+
+    def none(reason: str) -> Guarantee:
+        return Guarantee(unit, adversary, adjacency, sampler, None, delta, "none", reason)
+
+    if not releases:
+        return none("no release to this adversary is declared, so nothing is claimed")
+    reasons = [f"{r.what}: {r.protection.reason}" for r in costly if isinstance(r.protection, Unprotected)]
+    if reasons:
+        return none("; ".join(dict.fromkeys(reasons)))
+    foreign = [r.what for r in costly if r.unit != unit]
+    if foreign:
+        return none(f"priced for another unit, which says nothing of this one: {', '.join(foreign)}")
+    if not costly:
+        return Guarantee(unit, adversary, adjacency, sampler, 0.0, delta, "post-processing")
+
+    only_renyi = any(isinstance(r.protection, (ZeroConcentratedDP, RenyiCurve)) for r in costly)
+    renyi = accountant == "rdp" or only_renyi or delta < loss.SMALLEST_PLD_DELTA
+    adjacency = _adjacency(visible, unit, renyi)
+    epsilon, theorems = _composed(visible, delta, unit, adjacency, renyi, fixed_is_seen=renyi)
+    fixed = any(r.cohort.sampler == "fixed" for r in visible)
+    if fixed and unit == "client" and adjacency == "zero-out" and not renyi:
+        other = _composed(visible, delta, unit, adjacency, renyi, fixed_is_seen=True)
+        epsilon, theorems = min((epsilon, theorems), other)
+    how = "Renyi divergence, converted by Balle et al. 2020" if renyi else "privacy loss distribution"
+    if not math.isfinite(epsilon):
+        return none(f"delta {delta:g} is smaller than what the mechanisms themselves may fail with")
+    return Guarantee(unit, adversary, adjacency, sampler, epsilon, delta, f"{how}: {'; '.join(theorems)}")
+
+
+def _composed(
+    rounds: Rounds, delta: float, unit: Unit, adjacency: Adjacency, renyi: bool, fixed_is_seen: bool
+) -> tuple[float, tuple[str, ...]]:
+    """Epsilon of the rounds, and the theorems used."""
+    steps: Counter[Step] = Counter()
+    theorems: dict[str, None] = {}
+    for round_, count in rounds.items():
+        if any(r.costs for r in round_.releases):
+            step, theorem = _price(round_, unit, adjacency, renyi, fixed_is_seen)
+            steps[step] += count
+            theorems[theorem] = None
+    return loss.epsilon(steps, delta, renyi), tuple(theorems)
+
+
+def _adjacency(rounds: Iterable[Round], unit: Unit, renyi: bool) -> Adjacency:
+    """The one adjacency under which all rounds can be composed: the stated one, or the natural one."""
+    costly = [round_ for round_ in rounds if any(r.costs for r in round_.releases)]
+    stated = {r.adjacency for round_ in costly for r in round_.releases if r.costs} - {None}
+    if len(stated) > 1:
+        raise InputError("adjacency", stated, "one guarantee has one adjacency", "State the same everywhere.")
+    if unit == "record":
+        return next(iter(stated), None) or "add-remove"
+    natural = {_amplification(round_, renyi) for round_ in costly}
+    if natural == {"add-remove"}:
+        possible: tuple[Adjacency, ...] = ("add-remove", "zero-out", "replace-one")
+    elif None not in natural:
+        possible = ("replace-one", "zero-out")
+    else:
+        possible = ("zero-out", "replace-one")
+    chosen = next(iter(stated), None) or possible[0]
+    if chosen not in possible:
+        raise InputError(
+            "adjacency",
+            chosen,
+            "cannot be proven: who took part is visible, or the cohort has a fixed size",
+            f"Use {' or '.join(possible)}, or leave it out.",
+        )
+    return chosen
+
+
+def _amplification(round_: Round, renyi: bool) -> Adjacency | None:
+    """The adjacency under which the hidden cohort of a round amplifies privacy, None where it does not."""
+    costly = [r for r in round_.releases if r.costs]
+    sampler = round_.cohort.sampler
+    if sampler == "all" or any(r.participation != "hidden" for r in costly):
+        return None
+    if all(isinstance(r.protection, GaussianNoise) for r in costly):
+        if sampler == "poisson":
+            return "add-remove"
+        return None if renyi else "replace-one"
+    single = len(costly) == 1 and costly[0].accesses == 1
+    if single and isinstance(costly[0].protection, LaplaceNoise) and sampler == "poisson":
+        return "add-remove"
+    return None
+
+
+def _price(
+    round_: Round, unit: Unit, adjacency: Adjacency, renyi: bool, fixed_is_seen: bool
+) -> tuple[Step, str]:
+    """One round as a step of the composition, and the theorem that allows it."""
+    costly = [r for r in round_.releases if r.costs]
+    cohort = round_.cohort
+    amplification = _amplification(round_, renyi)
+    if unit == "client" and amplification == "add-remove":
+        bundle = Bundle.of([part for r in costly for part in _parts(r)], adjacency)
+        ((protection, _, _),) = bundle.parts  # all Gaussians of a round are one vector query
+        step = Step(Bundle.of([(protection, cohort.rate, 1)], adjacency))
+        kind = "Gaussian" if isinstance(protection, GaussianNoise) else "Laplace"
+        return step, f"Poisson-subsampled {kind} mechanism"
+    if unit == "client" and amplification == "replace-one" and not fixed_is_seen:
+        bundle = Bundle.of([part for r in costly for part in _parts(r)], adjacency)
+        step = Step(bundle, fixed_cohort=(cohort.clients, cohort.cohort))
+        return step, "truncated subsampled Gaussian bound (cohorts without replacement, sensitivity 2C)"
+    if unit == "record" and amplification == "add-remove" and len(costly) == 1 and costly[0].accesses == 1:
+        only = costly[0]
+        rate = cohort.rate * (only.rate if only.first_rate is None else only.first_rate)
+        step = Step(Bundle.of([(only.protection, rate, 1)], adjacency))
+        return step, "Poisson subsampling of clients and records together"
+    bundle = Bundle.of([part for r in costly for part in _parts(r)], adjacency)
+    records = " of Poisson-sampled batches" if any(rate < 1 for _, rate, _ in bundle.parts) else ""
+    charged = any(r.participation == "charged" for r in costly)
+    if charged or cohort.rate == 1:
+        return Step(bundle), f"adaptive composition{records}, every round charged"
+    return Step(bundle, seen_rate=cohort.rate), f"mixture over seen participation{records}"
+
+
+def _parts(release: Release) -> list[Part]:
+    first = release.first_rate
+    if first is None or first == release.rate:
+        return [(release.protection, release.rate, release.accesses)]
+    rest: list[Part] = [(release.protection, release.rate, release.accesses - 1)]
+    return [(release.protection, first, 1), *(rest if release.accesses > 1 else [])]

@@ -1,0 +1,64 @@
+"""The noise that meets a target: the smallest multiplier whose accounted epsilon does not exceed it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from fedveil.errors import InputError
+from fedveil.privacy.accounting import epsilon_of
+from fedveil.privacy.releases import Adversary, Plan, Release, Unit
+
+SMALLEST, LARGEST = 1e-2, 1e6
+
+
+def calibrate(
+    make_releases: Callable[[float], Sequence[Release]],
+    plan: Plan,
+    delta: float,
+    target: float,
+    adversary: Adversary,
+    unit: Unit,
+    tolerance: float = 2e-3,
+) -> float:
+    """The noise multiplier with which `adversary` gets epsilon in [(1 - `tolerance`) target, target].
+
+    Epsilon falls as the multiplier grows, so the search brackets and then halves in the logarithm. Accounting
+    the result never gives more than the target. Raises `InputError` where no multiplier can meet it.
+    """
+    if not (math.isfinite(target) and target > 0):
+        raise InputError("target_epsilon", target, "is not a positive number", "Use an epsilon above 0.")
+
+    def epsilon(multiplier: float) -> float:
+        value = epsilon_of(make_releases(multiplier), plan, delta, adversary, unit)
+        if value is None:
+            raise InputError(
+                "target_epsilon",
+                target,
+                f"nothing can be proven for the {unit} against the {adversary}, whatever the noise",
+                "Choose another adversary, or a method that protects what this one sees.",
+            )
+        return value
+
+    high = 1.0
+    while epsilon(high) > target:
+        high *= 2
+        if high > LARGEST:
+            raise InputError(
+                "target_epsilon", target, "no noise is enough", "Ask for more, or for fewer rounds."
+            )
+    low = high / 2
+    while (value := epsilon(low)) <= target:
+        high, low = low, low / 2
+        if low < SMALLEST:
+            return high
+    del value
+    best = epsilon(high)
+    while best < (1 - tolerance) * target and high / low > 1 + 1e-9:
+        middle = math.sqrt(low * high)
+        value = epsilon(middle)
+        if value <= target:
+            high, best = middle, value
+        else:
+            low = middle
+    return high

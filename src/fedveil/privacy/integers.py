@@ -1,0 +1,131 @@
+"""Exact sampling with integers only: no floating point decides a draw (Canonne, Kamath, Steinke 2020)."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from fedveil.errors import InputError
+from fedveil.streams import Stream
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
+
+LARGEST_STD = 4096
+
+
+def uniform_below(limits: Ints, stream: Stream) -> Ints:
+    """Independent integers, each uniform on 0 .. limit - 1, by rejection from 62 random bits."""
+    out = np.empty(len(limits), dtype=np.int64)
+    left = np.arange(len(limits))
+    top = np.int64(2**62)
+    while len(left):
+        words = np.frombuffer(stream.bytes(8 * len(left)), dtype=np.uint64) >> np.uint64(2)
+        draws = words.astype(np.int64)
+        limit = limits[left]
+        kept = draws < (top // limit) * limit
+        out[left[kept]] = draws[kept] % limit[kept]
+        left = left[~kept]
+    return out
+
+
+def bernoulli_exp(numerator: Ints, denominator: int, stream: Stream) -> Bools:
+    """True with probability exp(-numerator / denominator) exactly, for numerators of at least 0."""
+    whole, part = numerator // denominator, numerator % denominator
+    alive = np.ones(len(numerator), dtype=np.bool_)
+    step = 0
+    while True:  # exp(-whole) as that many coins of exp(-1), all of which must succeed
+        due = np.flatnonzero(alive & (whole > step))
+        if not len(due):
+            break
+        alive[due] = _bernoulli_exp_small(np.full(len(due), denominator), denominator, stream)
+        step += 1
+    due = np.flatnonzero(alive)
+    alive[due] = _bernoulli_exp_small(part[due], denominator, stream)
+    return alive
+
+
+def _bernoulli_exp_small(numerator: Ints, denominator: int, stream: Stream) -> Bools:
+    """exp(-x) for x in [0, 1]: coins of x/1, x/2, x/3, ... until one fails; True if that took an odd number."""
+    result = np.zeros(len(numerator), dtype=np.bool_)
+    left = np.arange(len(numerator))
+    count = 1
+    while len(left):
+        limits = np.full(len(left), denominator * count, dtype=np.int64)
+        success = uniform_below(limits, stream) < numerator[left]
+        result[left[~success]] = count % 2 == 1
+        left = left[success]
+        count += 1
+    return result
+
+
+def discrete_laplace(scale: int, size: int, stream: Stream) -> Ints:
+    """Integers with probability proportional to exp(-|x| / `scale`)."""
+    out = np.empty(size, dtype=np.int64)
+    left = np.arange(size)
+    while len(left):
+        low = uniform_below(np.full(len(left), scale, dtype=np.int64), stream)
+        kept = bernoulli_exp(low, scale, stream)
+        high = np.zeros(len(left), dtype=np.int64)
+        going = np.flatnonzero(kept)
+        while len(going):  # geometric: coins of exp(-1)
+            going = going[bernoulli_exp(np.ones(len(going), dtype=np.int64), 1, stream)]
+            high[going] += 1
+        value = low + scale * high
+        negative = uniform_below(np.full(len(left), 2, dtype=np.int64), stream) == 1
+        kept &= ~(negative & (value == 0))  # zero would be drawn twice
+        out[left[kept]] = np.where(negative, -value, value)[kept]
+        left = left[~kept]
+    return out
+
+
+def rational_variance(std: float) -> Fraction:
+    """A rational not below `std` squared, with terms small enough for 64-bit arithmetic."""
+    if not 0 < std <= LARGEST_STD:
+        raise InputError(
+            "std", std, "is out of range for exact sampling", f"Use a coarser grid: 0 < std <= {LARGEST_STD}."
+        )
+    parts = 1024 if std <= 4 else 64 if std <= 32 else 1
+    return Fraction(math.ceil(Fraction(std) ** 2 * parts), parts)
+
+
+def discrete_gaussian(std: float, size: int, stream: Stream) -> Ints:
+    """Integers with probability proportional to exp(-x^2 / (2 variance)), variance `rational_variance(std)`.
+
+    Candidates are discrete Laplace of scale t; each is accepted by an exact coin of probability
+    exp(-(|x| - variance/t)^2 / (2 variance)), computed in integers.
+    """
+    variance = rational_variance(std)
+    a, b = variance.numerator, variance.denominator
+    scale = math.isqrt(a // b) + 1
+    denominator = 2 * a * b * scale * scale
+    out = np.empty(size, dtype=np.int64)
+    left = np.arange(size)
+    while len(left):
+        candidate = discrete_laplace(scale, len(left), stream)
+        distance = np.abs(candidate) * (scale * b) - a
+        kept = bernoulli_exp(distance * distance, denominator, stream)
+        out[left[kept]] = candidate[kept]
+        left = left[~kept]
+    return out
+
+
+def centred_binomial(trials: int, size: int, stream: Stream) -> Ints:
+    """Binomial(`trials`, 1/2) - `trials`/2 by counting random bits; `trials` is a multiple of 8."""
+    if trials < 8 or trials % 8:
+        raise InputError("trials", trials, "is not a multiple of 8", "Use 8, 16, 24, ...")
+    out = np.zeros(size, dtype=np.int64)
+    length = trials // 8
+    rows = max(1, 2**24 // length)
+    for start in range(0, size, rows):
+        count = min(rows, size - start)
+        bits = np.frombuffer(stream.bytes(count * length), dtype=np.uint8)
+        ones = _ONES[bits].reshape(count, length).sum(1, dtype=np.int64)
+        out[start : start + count] = ones
+    return out - trials // 2
+
+
+_ONES = np.array([value.bit_count() for value in range(256)], dtype=np.int64)

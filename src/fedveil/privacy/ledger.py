@@ -1,0 +1,324 @@
+"""The privacy ledger: an append-only file of everything that was released, written before it is released.
+
+`ledger.jsonl` holds one line per release. Each line carries the hash of the line before, so an altered,
+missing or reordered line is found and the ledger refused. `ledger.jsonl.head` beside it holds the number of
+lines and the last hash, so a cut-off end is found too (unless both files are forged together: the ledger
+guards against accidents and careless edits, not against the owner of the disk).
+
+A crash while a line is written leaves a torn last line. The round's uploads had not been released then, since
+`charge` returns only after the disk confirmed; the torn bytes are removed when the ledger is next written,
+and lines that were complete stay spent.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedveil.errors import InputError, LedgerError
+from fedveil.privacy.accounting import Cohort, Guarantee, Round, Rounds, account_rounds, rounds_of
+from fedveil.privacy.releases import Adversary, Plan, Release, Unit
+
+GENESIS = "0" * 64
+LOCK_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One release that was charged: in which attempt at which round of which run."""
+
+    index: int
+    run: str
+    round: int
+    attempt: int
+    cohort: Cohort
+    release: Release
+    previous: str
+    hash: str
+
+    @staticmethod
+    def digest(body: dict[str, Any]) -> str:
+        text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @classmethod
+    def write(
+        cls, index: int, run: str, round_: int, attempt: int, plan: Plan, release: Release, previous: str
+    ) -> Entry:
+        cohort = Cohort.of(plan)
+        entry = cls(index, run, round_, attempt, cohort, release, previous, "")
+        return cls(index, run, round_, attempt, cohort, release, previous, cls.digest(entry._body()))
+
+    def _body(self) -> dict[str, Any]:
+        return {
+            "index": self.index,
+            "run": self.run,
+            "round": self.round,
+            "attempt": self.attempt,
+            "clients": self.cohort.clients,
+            "cohort": self.cohort.cohort,
+            "sampler": self.cohort.sampler,
+            "release": self.release.to_json(),
+            "previous": self.previous,
+        }
+
+    def line(self) -> bytes:
+        return json.dumps({**self._body(), "hash": self.hash}, allow_nan=False).encode() + b"\n"
+
+    @classmethod
+    def read(cls, line: bytes, index: int, previous: str) -> Entry:
+        """The entry of a line, refused unless it is the one that belongs at `index` after `previous`."""
+        try:
+            body = json.loads(line)
+            stored = body.pop("hash")
+            cohort = Cohort(body["clients"], body["cohort"], body["sampler"])
+            release = Release.from_json(body["release"])
+            entry = cls(
+                body["index"],
+                body["run"],
+                body["round"],
+                body["attempt"],
+                cohort,
+                release,
+                body["previous"],
+                stored,
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, InputError) as error:
+            raise LedgerError(f"privacy ledger, line {index + 1}: not a ledger entry ({error})") from error
+        if cls.digest(body) != stored:
+            raise LedgerError(f"privacy ledger, line {index + 1}: altered after it was written")
+        if entry.index != index or entry.previous != previous:
+            raise LedgerError(f"privacy ledger, line {index + 1}: a line before it is missing or replaced")
+        return entry
+
+
+class Ledger:
+    """All releases charged so far, of every run that shares the file. Safe for several writing processes."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the ledger at `path` (made with its folder at the first charge) and verify all of it."""
+        self.path = Path(path)
+        self._entries: list[Entry] = []
+        self._offset = 0
+        self._groups: dict[tuple[str, int, int], list[Entry]] = {}
+        self._attempts: Counter[tuple[str, int]] = Counter()
+        self.refresh()
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        return tuple(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def refresh(self) -> None:
+        """Read and verify what other processes have appended."""
+        if not self.path.exists():
+            if self._entries or self._head()[0]:
+                raise LedgerError(f"{self.path}: the privacy ledger has disappeared")
+            return
+        with self.path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size < self._offset:
+                raise LedgerError(f"{self.path}: the privacy ledger has become shorter")
+            file.seek(self._offset)
+            data = file.read()
+        complete = data.rfind(b"\n") + 1
+        for line in data[:complete].splitlines():
+            self._keep(Entry.read(line, len(self._entries), self._last_hash()))
+        self._offset += complete
+        count, last = self._head()
+        if count > len(self._entries) or (count and self._entries[count - 1].hash != last):
+            raise LedgerError(
+                f"{self.path}: holds {len(self._entries)} entries where {count} were written; "
+                "restore the file from a copy, or treat the budget as spent"
+            )
+
+    def charge(
+        self, run: str, round_: int, releases: Sequence[Release], plan: Plan, *, replay_safe: bool
+    ) -> int:
+        """Write what round `round_` (from 1) of `run` is about to release; return how many lines were new.
+
+        Returns only after the disk has confirmed, so whatever is released afterwards is on the ledger.
+        `replay_safe`: the round draws the same noise each time it is run (simulation), so a resumed round is
+        charged once. Otherwise (deployment) each attempt draws fresh noise and is charged again.
+        """
+        with self._locked() as file:
+            self.refresh()
+            due = [release for release in releases if release.happens_in(round_)]
+            attempt = 0 if replay_safe else self._attempts[run, round_]
+            charged = Counter(entry.release for entry in self._groups.get((run, round_, attempt), []))
+            new: list[Entry] = []
+            for release in due:
+                if charged[release] > 0:
+                    charged[release] -= 1
+                    continue
+                previous = new[-1].hash if new else self._last_hash()
+                index = len(self._entries) + len(new)
+                new.append(Entry.write(index, run, round_, attempt, plan, release, previous))
+            if new:
+                self._append(file, new)
+        return len(new)
+
+    def is_charged(self, run: str, round_: int) -> bool:
+        return self._attempts[run, round_] > 0
+
+    def rounds(self) -> Rounds:
+        """What was released, grouped by round, equal rounds counted."""
+        return Counter(
+            Round(tuple(entry.release for entry in group), group[0].cohort) for group in self._groups.values()
+        )
+
+    def _keep(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        self._groups.setdefault((entry.run, entry.round, entry.attempt), []).append(entry)
+        started = self._attempts[entry.run, entry.round]
+        self._attempts[entry.run, entry.round] = max(started, entry.attempt + 1)
+
+    def _last_hash(self) -> str:
+        return self._entries[-1].hash if self._entries else GENESIS
+
+    def _head_path(self) -> Path:
+        return self.path.with_name(self.path.name + ".head")
+
+    def _head(self) -> tuple[int, str]:
+        try:
+            head = json.loads(self._head_path().read_text())
+            return int(head["entries"]), str(head["hash"])
+        except FileNotFoundError:
+            return 0, GENESIS
+        except (ValueError, KeyError, TypeError) as error:
+            raise LedgerError(f"{self._head_path()}: not the head of a privacy ledger") from error
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        """The file, open for writing, with no other process writing to it."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise LedgerError(f"{self.path}: the privacy ledger cannot be written ({error})") from error
+        try:
+            deadline = time.monotonic() + LOCK_SECONDS
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError as error:
+                    if time.monotonic() > deadline:
+                        raise LedgerError(f"{self.path}: another run keeps the ledger locked") from error
+                    time.sleep(0.01)
+            yield file
+        finally:
+            os.close(file)  # releases the lock
+
+    def _append(self, file: int, new: Sequence[Entry]) -> None:
+        data = b"".join(entry.line() for entry in new)
+        try:
+            os.ftruncate(file, self._offset)  # a torn last line of a crash: never released
+            os.lseek(file, self._offset, os.SEEK_SET)
+            written = 0
+            while written < len(data):
+                written += os.write(file, data[written:])
+            os.fsync(file)
+            self._write_head(len(self._entries) + len(new), new[-1].hash)
+        except OSError as error:
+            raise LedgerError(f"{self.path}: the privacy ledger cannot be written ({error})") from error
+        self._offset += len(data)
+        for entry in new:
+            self._keep(entry)
+
+    def _write_head(self, count: int, last: str) -> None:
+        target = self._head_path()
+        fresh = target.with_name(target.name + ".new")
+        with fresh.open("w") as file:
+            json.dump({"entries": count, "hash": last}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(target)
+
+
+def spent(ledger: Ledger, delta: float) -> tuple[Guarantee, ...]:
+    """What all entries of all runs on the ledger together guarantee."""
+    return account_rounds(ledger.rounds(), delta)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that `adversary` may learn of a `unit`: (epsilon, delta)."""
+
+    epsilon: float
+    delta: float
+    adversary: Adversary
+    unit: Unit
+
+    def __post_init__(self) -> None:
+        if not self.epsilon > 0:
+            raise InputError("budget", self.epsilon, "is not above 0", "Use a positive epsilon.")
+        if not 0 < self.delta < 1:
+            raise InputError("delta", self.delta, "is not a probability", "Use a number in (0, 1).")
+
+
+class BudgetKeeper:
+    """Says before each round whether the budget allows it, given all that the ledger holds.
+
+    The last round within the budget is found once by bisection; afterwards a round costs a comparison, unless
+    another run has written to the same ledger in between.
+    """
+
+    def __init__(
+        self, budget: Budget, ledger: Ledger, run: str, releases: Sequence[Release], plan: Plan
+    ) -> None:
+        self.budget = budget
+        self._ledger = ledger
+        self._run = run
+        self._releases = tuple(releases)
+        self._plan = plan
+        self._foreign = -1
+        self._last = 0
+
+    def allows(self, round_: int, *, replay_safe: bool) -> bool:
+        """Whether round `round_` may start: with it, epsilon stays within the budget."""
+        self._ledger.refresh()
+        if replay_safe and self._ledger.is_charged(self._run, round_):
+            return True  # it was spent when it was started
+        if self._unplanned(round_) != self._foreign:
+            self._foreign = self._unplanned(round_)
+            self._last = self._last_round(round_)
+        return round_ <= self._last
+
+    def _unplanned(self, round_: int) -> int:
+        """The number of entries that are not the first attempts of this run's rounds before this one."""
+        return sum(
+            not (entry.run == self._run and entry.attempt == 0 and entry.round < round_)
+            for entry in self._ledger.entries
+        )
+
+    def _last_round(self, first: int) -> int:
+        """The last round, from `first` on, that stays within the budget; `first` - 1 if none does."""
+        before = self._ledger.rounds()
+
+        def fits(last: int) -> bool:
+            total = before + rounds_of(self._releases, self._plan, last, first)
+            pair = [(self.budget.unit, self.budget.adversary)]
+            if not total:
+                return True
+            (row,) = account_rounds(total, self.budget.delta, pairs=pair)
+            return row.epsilon is not None and row.epsilon <= self.budget.epsilon
+
+        low, high = first - 1, max(self._plan.rounds, first)
+        if fits(high):
+            return high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low

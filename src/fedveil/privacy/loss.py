@@ -1,0 +1,275 @@
+"""Numbers of accounting: privacy loss distributions and Renyi divergences of steps, composed and cached.
+
+Privacy loss distributions are those of dp-accounting with the connect-the-dots discretisation, which never
+underestimates delta; a finer grid only tightens the result.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import dp_accounting
+import numpy as np
+from dp_accounting import rdp
+from dp_accounting.pld import common
+from dp_accounting.pld import privacy_loss_distribution as pld
+
+from fedveil.errors import InputError
+from fedveil.privacy.releases import (
+    Adjacency,
+    ApproximateDP,
+    GaussianNoise,
+    LaplaceNoise,
+    Protection,
+    PureDP,
+    RenyiCurve,
+    ZeroConcentratedDP,
+)
+
+Part = tuple[Protection, float, int]
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+# Below this delta the rounding of the Fourier transforms could show; Renyi divergences have no such floor.
+SMALLEST_PLD_DELTA = 1e-10
+_SPACINGS = ((1e-2, 1.0), (1e-3, 0.03), (1e-4, 1e-3))  # spacing, from which size of loss on
+_MOST_POINTS = 2e6
+_ORDERS: tuple[float, ...] = tuple(rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
+_RELATION = {
+    "add-remove": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    "zero-out": dp_accounting.NeighboringRelation.REPLACE_SPECIAL,
+    "replace-one": dp_accounting.NeighboringRelation.REPLACE_ONE,
+}
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Everything one participation discloses: parts of (protection, Poisson rate of a record, how often)."""
+
+    parts: tuple[Part, ...]
+    adjacency: Adjacency
+
+    @classmethod
+    def of(cls, parts: Iterable[Part], adjacency: Adjacency) -> Bundle:
+        """Equal parts are counted, unsampled Gaussians become the one Gaussian that they amount to."""
+        counts: Counter[tuple[Protection, float]] = Counter()
+        precision = 0.0
+        for protection, rate, count in parts:
+            if isinstance(protection, GaussianNoise) and rate == 1:
+                precision += count / protection.multiplier**2
+            else:
+                counts[protection, rate] += count
+        merged: list[Part] = [(protection, rate, n) for (protection, rate), n in counts.items()]
+        if precision:
+            merged.append((GaussianNoise(1 / math.sqrt(precision)), 1.0, 1))
+        return cls(tuple(merged), adjacency)
+
+    def times(self, count: int) -> Bundle:
+        return Bundle.of([(p, rate, n * count) for p, rate, n in self.parts], self.adjacency)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One round: a bundle that a client is part of always, or with probability `seen_rate`, or as one of a
+    hidden cohort without replacement (`fixed_cohort` = clients, cohort)."""
+
+    bundle: Bundle
+    seen_rate: float = 1.0
+    fixed_cohort: tuple[int, int] | None = None
+
+
+Steps = Counter[Step]
+
+
+def epsilon(steps: Steps, delta: float, renyi: bool) -> float:
+    """Epsilon at `delta` of all steps composed; infinite where delta is too small for the mechanisms."""
+    key = tuple(sorted(steps.items(), key=lambda item: (repr(item[0]), item[1])))
+    if renyi or delta < SMALLEST_PLD_DELTA:
+        return _epsilon_by_renyi(key, delta)
+    return _epsilon_by_pld(key, delta)
+
+
+@functools.lru_cache(maxsize=4096)
+def _epsilon_by_pld(steps: tuple[tuple[Step, int], ...], delta: float) -> float:
+    grid = _grid(steps)
+    total = None
+    for step, count in steps:
+        part = _composed(step, count, grid)
+        total = part if total is None else total.compose(part)
+    return 0.0 if total is None else float(total.get_epsilon_for_delta(delta))
+
+
+def _grid(steps: tuple[tuple[Step, int], ...]) -> float:
+    """The spacing of losses: fine for small losses, coarse where losses are large and fineness is idle."""
+    smallest, span = math.inf, 0.0
+    for step, count in steps:
+        hidden = 2 * step.fixed_cohort[1] / step.fixed_cohort[0] if step.fixed_cohort else 1.0
+        for protection, rate, n in step.bundle.parts:
+            scale = hidden * _loss_scale(protection, rate)
+            smallest = min(smallest, scale)
+            span += count * n * step.seen_rate * scale**2 + 20 * math.sqrt(count * n) * scale
+    spacing = next((h for h, above in _SPACINGS if smallest >= above), 1e-5)
+    while span / spacing > _MOST_POINTS:
+        spacing *= 10
+    return spacing
+
+
+def _loss_scale(protection: Protection, rate: float) -> float:
+    """The rough size of one access's privacy loss."""
+    match protection:
+        case GaussianNoise(multiplier=multiplier):
+            return rate / multiplier
+        case LaplaceNoise(epsilon=eps) | PureDP(epsilon=eps) | ApproximateDP(epsilon=eps):
+            return rate * eps / 4
+    return 1.0
+
+
+@functools.lru_cache(maxsize=512)
+def _composed(step: Step, count: int, grid: float) -> Any:
+    if step.fixed_cohort is None and step.seen_rate == 1:
+        return _bundle_pld(step.bundle.times(count), grid)
+    single = _step_pld(step, grid)
+    return single if count == 1 else single.self_compose(count)
+
+
+@functools.lru_cache(maxsize=128)
+def _step_pld(step: Step, grid: float) -> Any:
+    if step.fixed_cohort is not None:
+        ((protection, _, _),) = step.bundle.parts
+        assert isinstance(protection, GaussianNoise)
+        clients, cohort = step.fixed_cohort
+        return pld.from_truncated_subsampled_gaussian_mechanism(
+            clients,
+            1.0,
+            cohort,
+            protection.multiplier,
+            value_discretization_interval=grid,
+            neighboring_relation=_RELATION["replace-one"],
+        )
+    together = _bundle_pld(step.bundle, grid)
+    return together.compute_mixture(pld.identity(grid), step.seen_rate)
+
+
+@functools.lru_cache(maxsize=256)
+def _bundle_pld(bundle: Bundle, grid: float) -> Any:
+    total = None
+    for protection, rate, count in bundle.parts:
+        part = _part_pld(protection, rate, bundle.adjacency, grid)
+        if count > 1:
+            part = part.self_compose(count)
+        total = part if total is None else total.compose(part)
+    return total
+
+
+@functools.lru_cache(maxsize=256)
+def _part_pld(protection: Protection, rate: float, adjacency: Adjacency, grid: float) -> Any:
+    if isinstance(protection, GaussianNoise):
+        return pld.from_gaussian_mechanism(
+            protection.multiplier,
+            value_discretization_interval=grid,
+            sampling_prob=rate,
+            neighboring_relation=_RELATION[adjacency],
+        )
+    if adjacency == "replace-one":
+        raise InputError(
+            "adjacency",
+            adjacency,
+            f"is not priced for {protection.in_words()}",
+            "Use zero-out or add-remove, or leave adjacency out.",
+        )
+    if isinstance(protection, LaplaceNoise):
+        return pld.from_laplace_mechanism(
+            1 / protection.epsilon, value_discretization_interval=grid, sampling_prob=rate
+        )
+    if isinstance(protection, (PureDP, ApproximateDP)):
+        eps, failure = _amplified(protection, rate)
+        parameters = common.DifferentialPrivacyParameters(eps, failure)
+        return pld.from_privacy_parameters(parameters, value_discretization_interval=grid)
+    raise InputError("protection", protection.kind, "has no privacy loss distribution", 'Use "rdp".')
+
+
+def _amplified(protection: PureDP | ApproximateDP, rate: float) -> tuple[float, float]:
+    """(epsilon, delta) of the mechanism on a Poisson sample: log(1 + q(e^eps - 1)), q delta."""
+    failure = protection.delta if isinstance(protection, ApproximateDP) else 0.0
+    return math.log1p(rate * math.expm1(protection.epsilon)), rate * failure
+
+
+@functools.lru_cache(maxsize=4096)
+def _epsilon_by_renyi(steps: tuple[tuple[Step, int], ...], delta: float) -> float:
+    curves = {p.orders for step, _ in steps for p, _, _ in step.bundle.parts if isinstance(p, RenyiCurve)}
+    if len(curves) > 1:
+        raise InputError("orders", sorted(curves), "Renyi curves differ in orders", "Use the same orders.")
+    orders = curves.pop() if curves else _ORDERS
+    total = np.zeros(len(orders))
+    failure = 0.0
+    for step, count in steps:
+        if step.fixed_cohort is not None:
+            raise InputError(
+                "sampler", "fixed", "has no Renyi bound here for a hidden cohort", "Use the best accountant."
+            )
+        value = np.zeros(len(orders))
+        fails = 0.0
+        for protection, rate, n in step.bundle.parts:
+            value += n * _part_renyi(protection, rate, step.bundle.adjacency, orders)
+            if isinstance(protection, ApproximateDP):
+                fails += n * _amplified(protection, rate)[1]
+        total += count * _seen_renyi(value, step.seen_rate, orders)
+        failure += count * step.seen_rate * fails
+    if failure >= delta:  # an (eps, delta) mechanism is eps-DP except with probability delta
+        return math.inf
+    return float(rdp.compute_epsilon(orders, total, delta - failure)[0])
+
+
+def _seen_renyi(value: Floats, rate: float, orders: tuple[float, ...]) -> Floats:
+    """The divergence of the mixture rate * M + (1 - rate) * nothing, with the branch known."""
+    if rate == 1:
+        return value
+    above = np.asarray(orders) - 1
+    mixed: Floats = np.logaddexp(math.log1p(-rate), math.log(rate) + above * value) / above
+    return mixed
+
+
+@functools.lru_cache(maxsize=512)
+def _part_renyi(
+    protection: Protection, rate: float, adjacency: Adjacency, orders: tuple[float, ...]
+) -> Floats:
+    accountant = rdp.RdpAccountant(list(orders))
+    match protection:
+        case GaussianNoise(multiplier=multiplier):
+            if adjacency == "replace-one":
+                if rate < 1:
+                    raise InputError(
+                        "adjacency", adjacency, "has no Renyi bound for sampled batches", "Use add-remove."
+                    )
+                multiplier /= 2
+            gaussian = dp_accounting.GaussianDpEvent(multiplier)
+            accountant.compose(gaussian if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, gaussian))
+            return np.asarray(accountant.rdp)
+        case _ if adjacency == "replace-one":
+            raise InputError("adjacency", adjacency, "is not priced here", "Use zero-out or add-remove.")
+        case LaplaceNoise(epsilon=eps) if rate == 1:
+            accountant.compose(dp_accounting.LaplaceDpEvent(1 / eps))
+            return np.asarray(accountant.rdp)
+        case PureDP() | ApproximateDP() | LaplaceNoise():
+            pure = PureDP(protection.epsilon) if isinstance(protection, LaplaceNoise) else protection
+            return _pure_renyi(_amplified(pure, rate)[0], orders)
+        case ZeroConcentratedDP(rho=rho) if rate == 1:
+            return rho * np.asarray(orders)
+        case RenyiCurve(values=values) if rate == 1:
+            return np.asarray(values)
+    raise InputError(
+        "rate", rate, f"no theorem amplifies {protection.in_words()} by sampling", "Use rate = 1."
+    )
+
+
+def _pure_renyi(eps: float, orders: tuple[float, ...]) -> Floats:
+    """The largest Renyi divergence an eps-DP mechanism can have: that of randomised response."""
+    alpha = np.asarray(orders)
+    log_p, log_q = -math.log1p(math.exp(-eps)), -math.log1p(math.exp(eps))
+    total = np.logaddexp(alpha * log_p + (1 - alpha) * log_q, alpha * log_q + (1 - alpha) * log_p)
+    curve: Floats = total / (alpha - 1)
+    return curve

@@ -1,0 +1,131 @@
+"""The privacy statement of a run: what the paper claims, what is proven, what an audit found; never mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedveil.privacy.accounting import Guarantee
+from fedveil.privacy.releases import ADVERSARIES, Adversary, Plan, PostProcessing, Release, Unprotected
+
+_WHO: dict[Adversary, str] = {
+    "server": "the server",
+    "observer": "somebody who sees only the published results",
+    "client": "another participant",
+}
+_NEIGHBOUR = {
+    "add-remove": "being in the data or not",
+    "replace-one": "being exchanged for another",
+    "zero-out": "taking part with one's own contribution or with an empty one",
+}
+
+
+def show(value: float) -> str:
+    """A number to four digits, as in the tables."""
+    return f"{value:.1f}" if value >= 100 else f"{value:.4g}"
+
+
+@dataclass(frozen=True)
+class PrivacyStatement:
+    """Three fields that never stand in for one another.
+
+    `paper_claim` is the paper's own number or "none"; `proven` what follows from theorems for this very run;
+    `audit` what an attack measured, None if none ran. `releases` and `plan` let it speak of what is seen.
+    """
+
+    paper_claim: str | float
+    proven: tuple[Guarantee, ...]
+    audit: Mapping[str, Any] | None = None
+    releases: tuple[Release, ...] = ()
+    plan: Plan | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "paper_claim": self.paper_claim,
+            "proven": [row.to_json() for row in self.proven],
+            "audit": None if self.audit is None else dict(self.audit),
+        }
+
+    def in_words(self) -> str:
+        """For a privacy officer: what is protected, against whom, and what is not."""
+        lines = [_claim(self.paper_claim), ""]
+        for adversary in ADVERSARIES:
+            rows = [row for row in self.proven if row.adversary == adversary]
+            if rows:
+                lines += [*_against(adversary, rows, self.releases), ""]
+        lines += _not_covered(self.proven, self.plan)
+        lines.append(_audited(self.audit))
+        return "\n".join(lines)
+
+
+def _claim(claim: str | float) -> str:
+    if claim == "none":
+        return "The paper states no epsilon for this setting."
+    return f"The paper states: {claim}. That is the paper's claim, not a result of this accounting."
+
+
+def _against(adversary: Adversary, rows: Sequence[Guarantee], releases: Sequence[Release]) -> list[str]:
+    who = _WHO[adversary]
+    seen = [r for r in releases if adversary in r.visible_to and not isinstance(r.protection, PostProcessing)]
+    lines = [f"Against {who}:"]
+    for release in seen:
+        times = f", {release.accesses} times in a participation" if release.accesses > 1 else ""
+        how = f" with {release.protection.in_words()}{times}"
+        rounds = f" in every {release.every}th round" if release.every > 1 else ""
+        lines.append(f"  {who} sees {release.what}{how}{rounds}{_who_took_part(release)}.")
+    for row in rows:
+        whom = "one client's whole data" if row.unit == "client" else "a single record"
+        if row.epsilon is None:
+            lines.append(f"  Nothing is proven for {whom}: {row.reason}.")
+            continue
+        lines.append(
+            f"  For {whom}, against {who} epsilon is {show(row.epsilon)} at delta {row.delta:g} "
+            f"({_NEIGHBOUR[row.adjacency]}; sampler: {row.sampler}). {_meaning(row.epsilon)}"
+        )
+        lines.append(f"  Proof: {row.theorem}.")
+    return lines
+
+
+def _who_took_part(release: Release) -> str:
+    if isinstance(release.protection, Unprotected) or release.participation == "charged":
+        return ""
+    return ", and who took part" if release.participation == "seen" else ", but not who took part"
+
+
+def _meaning(epsilon: float) -> str:
+    if epsilon <= 1:
+        return "This is strong protection."
+    if epsilon <= 10:
+        return "This is a meaningful limit on what can be learnt."
+    return "This number is too large to be called protection."
+
+
+def _not_covered(rows: Sequence[Guarantee], plan: Plan | None) -> list[str]:
+    lines = ["Not covered:"]
+    units = {row.unit for row in rows}
+    if units == {"record"}:
+        lines.append(
+            "  Only single records are protected; that a client took part, and all its data, is not."
+        )
+    if "client" in units and any(row.adjacency == "zero-out" for row in rows):
+        lines.append("  Where who took part is visible, that fact itself is not hidden.")
+    if any(row.adversary != "server" and row.epsilon is not None for row in rows):
+        lines.append(
+            "  The rows for others than the server need a server that is trusted not to share what it sees, "
+            "or secure aggregation."
+        )
+    if plan is not None:
+        sizes = f"{plan.clients} clients, {plan.cohort} in a round, {plan.rounds} rounds"
+        lines.append(f"  The number of clients, the plan ({sizes}) and the model's shape count as public.")
+    return lines
+
+
+def _audited(audit: Mapping[str, Any] | None) -> str:
+    if audit is None:
+        return "No audit has tested this run."
+    bound = float(audit["lower_bound"])
+    return (
+        f"An audit showed with {float(audit['confidence']):.0%} confidence that epsilon is at least "
+        f"{show(bound)} ({audit['samples']} samples). A low value does not prove privacy."
+    )

@@ -1,0 +1,200 @@
+"""A run's folder: written so that nothing is lost, and readable without the program that wrote it.
+
+`config.toml`, `rounds.jsonl`, `ledger.jsonl`, `model.safetensors`, `checkpoint/`, `transcript/`, and last of all
+`summary.json`, whose presence marks the run as finished. A finished folder's files are never overwritten.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from fedveil.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, write_atomically
+from fedveil.engines.engine import Engine
+from fedveil.errors import ResultError
+from fedveil.messages import Message, Record
+from fedveil.methods.method import At
+from fedveil.run import Observer, RoundEnd
+from fedveil.tree import Params
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished (or stopped) run."""
+
+    summary: dict[str, Any]
+    history: list[dict[str, Any]]
+    model: Params
+    folder: Path | None
+
+    @property
+    def accuracy(self) -> float | None:
+        value = self.summary.get("accuracy")
+        return None if value is None else float(value)
+
+    @property
+    def privacy(self) -> dict[str, Any]:
+        """The privacy statement: the paper's claim, what is proven against whom, what an audit measured."""
+        statement: dict[str, Any] = self.summary["privacy"]
+        return statement
+
+
+class ResultFolder:
+    """One run's folder, held by one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "summary.json").exists()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes out while this one writes."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise ResultError(
+                f"cannot write results to {self.path}: {error.strerror}. Choose another folder with --results."
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            raise ResultError(
+                f"{self.path} is in use by another process. Wait for it, or choose another folder."
+            ) from error
+        try:
+            yield
+        finally:
+            lock.close()
+
+    def start(self, config: str, identity: str, server_type: type[Record]) -> Checkpoint | None:
+        """Begin, or go on from the newest whole checkpoint; rounds after it will be replayed.
+
+        `identity` names what the result depends on; a folder begun under another is refused.
+        """
+        stored = self.path / "config.toml"
+        mark = self.path / ".identity"
+        if mark.exists() and mark.read_text() != identity:
+            raise ResultError(
+                f"{self.path} holds a run of another configuration. Remove it or choose another folder."
+            )
+        if not stored.exists():
+            write_atomically(stored, config.encode())
+            write_atomically(mark, identity.encode())
+        checkpoint = load_checkpoint(self.path / "checkpoint", server_type)
+        keep = [line for line in self.rounds() if checkpoint and line["round"] <= checkpoint.round]
+        text = "".join(json.dumps(line) + "\n" for line in keep)
+        write_atomically(self.path / "rounds.jsonl", text.encode())
+        return checkpoint
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """The rounds on record; a line cut off by a crash is left out."""
+        path = self.path / "rounds.jsonl"
+        if not path.exists():
+            return []
+        lines = []
+        for line in path.read_text().splitlines():
+            try:
+                lines.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        return lines
+
+    def finish(self, model: Params, summary: Mapping[str, Any]) -> None:
+        body = safetensors.torch.save({name: leaf.contiguous() for name, leaf in model.items()})
+        write_atomically(self.path / "model.safetensors", body)
+        write_atomically(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+
+    def read(self) -> Result:
+        """The finished run in this folder."""
+        if not self.finished:
+            raise ResultError(
+                f"{self.path} holds no finished run: summary.json is missing. Run it again to finish it."
+            )
+        try:
+            summary = json.loads((self.path / "summary.json").read_text())
+            model = safetensors.torch.load_file(self.path / "model.safetensors")
+        except (OSError, ValueError, safetensors.SafetensorError) as error:
+            raise ResultError(f"{self.path} is damaged: {error}") from error
+        return Result(summary, self.rounds(), model, self.path)
+
+
+class RoundLog(Observer):
+    """Appends each round's metrics to `rounds.jsonl` and keeps them in memory."""
+
+    def __init__(self, history: list[dict[str, Any]], path: Path | None) -> None:
+        self.history = history
+        self._path = path
+
+    def round_ends(self, end: RoundEnd) -> None:
+        line = {"round": end.at.round, **end.metrics}
+        self.history.append(line)
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+class Checkpoints(Observer):
+    """Saves the run every `every` rounds, and on request (an interrupted run) after the last whole round."""
+
+    def __init__(self, folder: Path, engine: Engine, every: int) -> None:
+        self._folder = folder
+        self._engine = engine
+        self._every = every
+        self._unsaved: Checkpoint | None = None
+
+    def round_ends(self, end: RoundEnd) -> None:
+        # Client states are replaced, never edited, so this shallow copy stays what it is.
+        states = dict(self._engine.state())
+        self._unsaved = Checkpoint(end.at.round, end.server, states)
+        if end.at.round % self._every == 0 and not end.last:
+            self.save()
+
+    def save(self) -> None:
+        if self._unsaved is not None:
+            save_checkpoint(self._folder, self._unsaved)
+            self._unsaved = None
+
+
+class Transcript(Observer):
+    """Records what was on the wire, for attacks: `transcript/round-R/exchange-E/{down,up}.bin` and the clients."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def exchange_ends(self, at: At, cohort: Sequence[int], down: Message, up: Message | None) -> None:
+        folder = self._folder / f"round-{at.round:06d}" / f"exchange-{at.exchange:04d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "clients.json", json.dumps(list(cohort)).encode())
+        write_atomically(folder / "down.bin", down.to_bytes())
+        if up is not None:
+            write_atomically(folder / "up.bin", up.to_bytes())
+
+
+def environment() -> dict[str, Any]:
+    """What the numbers depend on besides configuration and seed."""
+    return {
+        "fedveil": metadata.version("fedveil"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": metadata.version("numpy"),
+        "dp-accounting": metadata.version("dp-accounting"),
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "cores": os.cpu_count(),
+    }

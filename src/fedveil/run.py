@@ -1,0 +1,112 @@
+"""The only loop: sample a cohort, exchange, update, tell the observers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fedveil.engines.engine import Engine
+from fedveil.errors import DivergedError
+from fedveil.messages import Message, Record
+from fedveil.methods.method import AnyMethod, At
+from fedveil.privacy.releases import Plan
+from fedveil.sampling import draw_cohort
+from fedveil.streams import NoiseSource, ServerStreams
+from fedveil.task import Task
+from fedveil.tree import Params
+
+
+@dataclass(frozen=True)
+class RoundEnd:
+    """What observers are told after a round; they add what they measure to `metrics`."""
+
+    at: At
+    cohort: tuple[int, ...]
+    server: Record
+    model: Params
+    last: bool
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+class Observer:
+    """Watches a run. Every method does nothing unless it is implemented."""
+
+    def round_starts(self, at: At, cohort: Sequence[int]) -> str | None:
+        """Before anything of the round is released. A returned text stops the run here, for that reason."""
+        return None
+
+    def exchange_ends(self, at: At, cohort: Sequence[int], down: Message, up: Message | None) -> None:
+        """What was on the wire; `up` is overwritten by the next exchange."""
+
+    def round_ends(self, end: RoundEnd) -> None:
+        """After the server's update."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Where a run came to."""
+
+    server: Record
+    rounds: int
+    stopped: str | None
+
+
+def run_rounds(
+    task: Task,
+    method: AnyMethod,
+    engine: Engine,
+    plan: Plan,
+    server: Record,
+    *,
+    seed: int,
+    start: int = 0,
+    observers: Sequence[Observer] = (),
+    noise_source: NoiseSource = "seeded",
+) -> Outcome:
+    """Rounds `start + 1` to `plan.rounds`, from the server's state after round `start`."""
+    for number in range(start + 1, plan.rounds + 1):
+        began = time.perf_counter()
+        at = At(plan, number)
+        cohort = draw_cohort(plan, seed, number)
+        for observer in observers:
+            if (reason := observer.round_starts(at, cohort)) is not None:
+                return Outcome(server, number - 1, reason)
+        sent = received = answered = 0
+        for exchange in range(method.exchanges(plan)):
+            at = At(plan, number, exchange)
+            down = method.broadcast(at, server, cohort)
+            answers = engine.exchange(cohort, down, at)
+            if answers.up is not None:
+                _require_finite(answers.up, answers.clients, at)
+                received += answers.up.row_bytes() * len(answers.clients)
+            sent += down.row_bytes() * len(cohort)
+            answered = len(answers.clients)
+            for observer in observers:
+                observer.exchange_ends(at, answers.clients, down, answers.up)
+            streams = ServerStreams(seed, number, exchange, noise_source)
+            server = method.server_update(task, at, server, answers.clients, answers.up, streams)
+            server = engine.own(server)
+        end = RoundEnd(at, cohort, server, method.model(server), last=number == plan.rounds)
+        end.metrics.update(cohort=len(cohort), answered=answered, bytes_up=received, bytes_down=sent)
+        end.metrics["seconds"] = time.perf_counter() - began
+        for observer in observers:
+            observer.round_ends(end)
+    return Outcome(server, max(start, plan.rounds), None)
+
+
+def _require_finite(up: Message, clients: Sequence[int], at: At) -> None:
+    for name, leaf in up.tensors().items():
+        # The sum is finite unless an element is not, or the sum itself overflows: look closer only then.
+        if not leaf.is_floating_point() or bool(torch.isfinite(leaf.sum())):
+            continue
+        bad = ~torch.isfinite(leaf).flatten(1).all(1)
+        if bool(bad.any()):
+            client = clients[int(bad.nonzero()[0])]
+            raise DivergedError(
+                f"round {at.round}: the upload of client {client} is not finite in {name!r}. "
+                "Lower the learning rate, clip, or look at that client's data; the last checkpoint is kept."
+            )

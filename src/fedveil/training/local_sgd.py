@@ -1,0 +1,235 @@
+"""Local SGD over the client axis, written once for every method that trains on its clients.
+
+`w <- w - lr * (gradient + weight_decay * w + proximal * (w - w0) + correction)`, with momentum if asked.
+Clients of unequal size share a stack: the longest come first, and a client that is done leaves it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedveil.chain import cross_entropy_gradient
+from fedveil.data.client_data import ClientData
+from fedveil.streams import ClientStreams
+from fedveil.task import Batch, Task
+from fedveil.tree import Params, rows
+
+Schedule = Literal["constant", "cosine"]
+
+
+def scheduled_lr(lr: float, schedule: Schedule, round: int, rounds: int, floor: float = 0.0) -> float:
+    """The learning rate of round 1..rounds; cosine falls from `lr` in round 1 towards `floor`."""
+    if schedule == "constant" or rounds <= 1:
+        return lr
+    return floor + 0.5 * (lr - floor) * (1 + math.cos(math.pi * (round - 1) / rounds))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What local training leaves behind."""
+
+    params: Params
+    steps: Tensor
+    loss: Tensor | None
+    """The training loss of each client, averaged over an epoch and summed over epochs, if it was tracked."""
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """The order in which the clients of a stack see their examples, longest client first."""
+
+    order: list[int]
+    positions: Tensor
+    counts: np.ndarray
+
+    def active(self, step: int) -> int:
+        return int((self.counts[step] > 0).sum())
+
+
+def local_sgd(
+    task: Task,
+    w: Params,
+    data: ClientData,
+    streams: ClientStreams,
+    *,
+    lr: float,
+    batch_size: int,
+    epochs: int = 1,
+    steps: int | None = None,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    proximal: float = 0.0,
+    correction: Params | None = None,
+    track_loss: bool = False,
+) -> Trained:
+    """Each client's parameters after `epochs` passes (or `steps` steps) over its own examples.
+
+    `w` holds the starts, `[1, ...]` or `[K, ...]`, and is not changed. A client without examples keeps its start.
+    """
+    walk = _walk(data, batch_size, epochs, steps, streams)
+    k = data.count
+    back = np.argsort(np.asarray(walk.order))
+    anchor = {name: _own_rows(leaf, walk.order) for name, leaf in w.items()}
+    params = {name: leaf.clone(memory_format=torch.contiguous_format) for name, leaf in anchor.items()}
+    velocity = {name: torch.zeros_like(leaf) for name, leaf in params.items()} if momentum else None
+    shift = None if correction is None else rows(correction, walk.order)
+    ordered = data if walk.order == list(range(k)) else data.rows(walk.order)
+    dropout = streams.rows(walk.order).of_round("dropout")
+    losses = torch.zeros(k, dtype=torch.float64) if track_loss else None
+    update = _Update(lr, momentum, weight_decay, proximal)
+
+    for step in range(len(walk.counts)):
+        active = walk.active(step)
+        batch = _batch(ordered, walk, step, active)
+        now = {name: leaf[:active] for name, leaf in params.items()}
+        state = _Running(
+            now,
+            {name: leaf[:active] for name, leaf in anchor.items()},
+            None if velocity is None else {name: leaf[:active] for name, leaf in velocity.items()},
+            None if shift is None else {name: leaf[:active] for name, leaf in shift.items()},
+        )
+        if losses is not None:
+            counts = torch.from_numpy(walk.counts[step, :active])
+            seen = task.loss(now, batch).double().cpu() * counts
+            losses[:active] += seen / data.sizes.cpu()[walk.order[:active]]
+        if task.chain is not None:
+            _chain_step(task, batch, dropout[:active], state, update)
+        else:
+            gradient = task.grad(now, batch, dropout[:active])
+            update.apply(state, gradient)
+
+    trained = {name: leaf[back] if walk.order != list(range(k)) else leaf for name, leaf in params.items()}
+    taken = torch.from_numpy((walk.counts > 0).sum(0)[back]) if len(walk.counts) else torch.zeros(k)
+    return Trained(trained, taken.to(torch.int64), None if losses is None else losses[back])
+
+
+@dataclass(frozen=True)
+class _Running:
+    w: Params
+    anchor: Params
+    velocity: Params | None
+    shift: Params | None
+
+
+@dataclass(frozen=True)
+class _Update:
+    lr: float
+    momentum: float
+    weight_decay: float
+    proximal: float
+
+    @property
+    def shrink(self) -> float:
+        """What weight decay and the proximal term leave of w in one step."""
+        return 1 - self.lr * (self.weight_decay + self.proximal)
+
+    def pull(self, state: _Running, name: str) -> None:
+        """The parts of a plain step that do not depend on the gradient, except `shrink`."""
+        if self.proximal:
+            state.w[name].add_(state.anchor[name], alpha=self.lr * self.proximal)
+        if state.shift is not None:
+            state.w[name].sub_(state.shift[name], alpha=self.lr)
+
+    def apply(self, state: _Running, gradient: Params) -> None:
+        """One step in place, from a gradient that may be overwritten."""
+        for name, w in state.w.items():
+            g = gradient[name]
+            if state.velocity is None:
+                w.mul_(self.shrink) if self.shrink != 1 else None
+                w.sub_(g, alpha=self.lr)
+                self.pull(state, name)
+                continue
+            if self.weight_decay:
+                g = g + self.weight_decay * w
+            if self.proximal:
+                g = g + self.proximal * (w - state.anchor[name])
+            if state.shift is not None:
+                g = g + state.shift[name]
+            v = state.velocity[name].mul_(self.momentum).add_(g)
+            w.sub_(v, alpha=self.lr)
+
+
+def _chain_step(
+    task: Task, batch: Batch, dropout: Sequence[np.random.Generator], state: _Running, update: _Update
+) -> None:
+    """One step of a network of linear layers; without momentum gradient and update are one product."""
+    assert task.chain is not None
+    drop = task.dropout_masks(batch, dropout)
+    scores, tape = task.chain.forward(state.w, batch.x, drop)
+    g = cross_entropy_gradient(scores, batch.y)
+    if batch.mask is None:
+        g.div_(batch.y.shape[1])
+    else:
+        g.mul_(batch.weights(g.dtype).unsqueeze(-1))
+    factors = task.chain.backward(state.w, batch.x, tape, g, drop)
+    if state.velocity is not None:
+        gradient: Params = {}
+        for factor in factors:
+            gradient[factor.layer.weight] = torch.bmm(factor.g.transpose(1, 2), factor.a)
+            if factor.layer.bias is not None:
+                gradient[factor.layer.bias] = factor.g.sum(1)
+        update.apply(state, gradient)
+        return
+    for factor in factors:
+        weight = state.w[factor.layer.weight]
+        weight.baddbmm_(factor.g.transpose(1, 2), factor.a, beta=update.shrink, alpha=-update.lr)
+        update.pull(state, factor.layer.weight)
+        if factor.layer.bias is not None:
+            bias = state.w[factor.layer.bias]
+            bias.mul_(update.shrink) if update.shrink != 1 else None
+            bias.sub_(factor.g.sum(1), alpha=update.lr)
+            update.pull(state, factor.layer.bias)
+
+
+def _batch(data: ClientData, walk: _Walk, step: int, active: int) -> Batch:
+    width = int(walk.counts[step, :active].max())
+    positions = walk.positions[step, :active, :width]
+    counts = walk.counts[step, :active]
+    mask = None
+    if (counts < width).any():
+        mask = (torch.arange(width) < torch.from_numpy(counts)[:, None]).to(data.x.device)
+    if active == data.count:
+        return data.take(positions, mask)
+    return ClientData(data.x[:active], data.y[:active], data.sizes[:active]).take(positions, mask)
+
+
+def _walk(data: ClientData, batch_size: int, epochs: int, steps: int | None, streams: ClientStreams) -> _Walk:
+    """A fresh shuffle per epoch and client; the last batch of an epoch may be short."""
+    sizes = data.sizes.tolist()
+    orders: list[np.ndarray] = []
+    counts: list[np.ndarray] = []
+    for n, stream in zip(sizes, streams.of_round("batches"), strict=True):
+        width = min(batch_size, n)
+        per_epoch = math.ceil(n / width) if n else 0
+        passes = epochs if steps is None else math.ceil(steps / per_epoch) if n else 0
+        walks = np.zeros((passes, per_epoch * width), dtype=np.int64)
+        for row in walks:
+            row[:n] = stream.permutation(n)
+        order = walks.reshape(passes * per_epoch, width)
+        count = np.full((passes, per_epoch), width)
+        if per_epoch:
+            count[:, -1] = n - (per_epoch - 1) * width
+        orders.append(order[:steps])
+        counts.append(count.reshape(-1)[:steps])
+    by_length = sorted(range(len(sizes)), key=lambda i: (-len(orders[i]), i))
+    longest = max((len(order) for order in orders), default=0)
+    widest = max((order.shape[1] for order in orders), default=0)
+    positions = np.zeros((longest, len(sizes), widest), dtype=np.int64)
+    taken = np.zeros((longest, len(sizes)), dtype=np.int64)
+    for place, i in enumerate(by_length):
+        positions[: len(orders[i]), place, : orders[i].shape[1]] = orders[i]
+        taken[: len(orders[i]), place] = counts[i]
+    return _Walk(by_length, torch.from_numpy(positions).to(data.x.device), taken)
+
+
+def _own_rows(leaf: Tensor, order: Sequence[int]) -> Tensor:
+    if leaf.shape[0] == 1:
+        return leaf.expand(len(order), *leaf.shape[1:])
+    return leaf.index_select(0, torch.as_tensor(order, device=leaf.device))
