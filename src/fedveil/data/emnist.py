@@ -1,7 +1,7 @@
 """EMNIST (Cohen et al., 2017): the official IDX files, or the ByClass test split packed as WebP sheets.
 
 The IDX files hold characters transposed; here they stand upright. The sheets hold 116323 characters and no
-training split, so a seeded sixth-sevenths of every class become the training split. Where both exist the
+training split, so six sevenths of every class, fixed by a seed, become it. Where both exist the
 IDX files are used, and the summary says which were.
 """
 
