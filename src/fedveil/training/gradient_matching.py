@@ -4,8 +4,8 @@ Symbols: `g` the (noisy) gradient on real data, `s` the gradient on synthetic da
 matrices with one row per output node: a convolution `[o, i, kh, kw]` becomes `[o, i * kh * kw]`.
 
 Deviations: vectors (biases, norm scales) are left out of the cosine term unless asked for. A bias in front
-of a norm has a gradient of zero up to rounding, and the direction of rounding errors would steer the images. A
-row that is zero on either side has no direction: it counts as cosine 0 and pulls nowhere.
+of a norm has a gradient of zero up to rounding, and the direction of rounding errors would steer the images.
+A row that is zero on either side has no direction: it counts as cosine 0 and pulls nowhere.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def matching_loss(
     """`sum over layers of sum over rows (1 - cos(g_row, s_row)) + squared_weight * |g - s|^2`.
 
     `reduce` says whether the cosine term sums over a layer's rows (the paper) or averages them (its code).
-    With `include_vectors` a vector joins the cosine term as a single row. The squared term always covers every
+    With `include_vectors` a vector joins the cosine term as a single row. The squared term covers every
     parameter. Twice differentiable where no row is zero; never NaN for finite input.
     """
     _check(real, synthetic, squared_weight, reduce)
