@@ -6,7 +6,8 @@ else, clipping, noise, messages, aggregation, is the method's own.
 
 Clients are audited by a Dirac canary (with it and without it, many times over); records by canary records that
 are in or out by fair coins in a single upload. Both look at one participation, so their bounds are compared with
-what is proven for one participation.
+what is proven for one participation. Where the server sees several uploads, their noise must also be independent,
+between clients and between rounds: that is tested on clients that have nothing to send but noise.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedveil.audits.canaries import audit_samples
+from fedveil.audits.canaries import audit_samples, independence_p_value
 from fedveil.audits.findings import AuditFinding
 from fedveil.audits.one_run import one_run, random_canaries
 from fedveil.data.client_data import ArrayClients
@@ -28,7 +29,7 @@ from fedveil.errors import InputError
 from fedveil.messages import Message
 from fedveil.methods.method import AnyMethod, At
 from fedveil.privacy.accounting import Guarantee, account_participation
-from fedveil.privacy.releases import Adversary, GaussianNoise, Plan, Unit
+from fedveil.privacy.releases import Adversary, GaussianNoise, Plan, RandomGaussianNoise, Release, Unit
 from fedveil.streams import ServerStreams, named_stream
 from fedveil.task import Task
 
@@ -82,20 +83,30 @@ def audit_method(
                 found.append(_audit_records(method, plan, row, seed, delta, confidence))
             continue
         multiplier = _declared(releases, unit, adversary)
-        audit = _audit_upload if adversary == "server" else _audit_aggregate
+        audit = _uploads if adversary == "server" else _aggregates
         inside, outside = (audit(method, plan, seed + arm, samples, canary=arm == 0) for arm in (0, 1))
         finding = audit_samples(
-            inside, outside, delta=delta, confidence=confidence, declared_multiplier=multiplier
+            inside[:, 0], outside[:, 0], delta=delta, confidence=confidence, declared_multiplier=multiplier
         )
+        if adversary == "server" and finding.p_value is not None:
+            # Rows of `outside` are noise: of neighbouring clients, and of the same clients in another round.
+            later = _uploads(method, plan, seed + 1, len(outside), canary=False, first=2)
+            alike = [independence_p_value(outside[:-1], outside[1:]), independence_p_value(outside, later)]
+            finding = replace(finding, p_value=min(1.0, 3 * min(finding.p_value, *alike)))
         found.append(Audited(unit, adversary, finding, row.epsilon))
     return found
 
 
-def _declared(releases: Sequence[Any], unit: Unit, adversary: Adversary) -> float | None:
+def _declared(releases: Sequence[Release], unit: Unit, adversary: Adversary) -> float | None:
     """The noise multiplier of the only Gaussian release that this adversary sees, if it is the only one."""
     seen = [r for r in releases if r.unit == unit and adversary in r.visible_to and r.costs]
-    if len(seen) == 1 and isinstance(seen[0].protection, GaussianNoise) and seen[0].accesses == 1:
-        return float(seen[0].protection.multiplier)
+    if len(seen) != 1 or seen[0].accesses != 1:
+        return None
+    protection = seen[0].protection
+    if isinstance(protection, GaussianNoise):
+        return protection.multiplier
+    if isinstance(protection, RandomGaussianNoise):  # of a cohort as planned, which is what is audited
+        return max(zip(protection.weights, protection.multipliers, strict=True))[1]
     return None
 
 
@@ -132,8 +143,10 @@ def _moved(message: Message, down: Message) -> Tensor:
     )
 
 
-def _audit_upload(method: AnyMethod, plan: Plan, seed: int, samples: int, *, canary: bool) -> np.ndarray:
-    """The canary's coordinate in single uploads, as the server sees them."""
+def _uploads(
+    method: AnyMethod, plan: Plan, seed: int, samples: int, *, canary: bool, first: int = 1
+) -> np.ndarray:
+    """Single uploads as the server sees them, `[samples, d]`, the canary's coordinate first."""
     seen: list[np.ndarray] = []
     task = _canary_task(_DIMENSION)
     for start in range(0, samples, _PER_CALL):
@@ -142,15 +155,15 @@ def _audit_upload(method: AnyMethod, plan: Plan, seed: int, samples: int, *, can
         wide = replace(plan, records_per_client=1, largest_client=1)
         server = method.init_server(task.init(0), wide)
         ids = range(count)
-        at = At(wide, 1 + start)
+        at = At(wide, first + 2 * (start // _PER_CALL))
         down = method.broadcast(at, server, ids[: plan.cohort]).rows([0])
         up, _ = ClientWorker(task, clients, method, seed).update(ids, down, {}, at)
-        seen.append(_moved(up, down)[:, 0].double().numpy())
+        seen.append(_moved(up, down).double().numpy())
     return np.concatenate(seen)
 
 
-def _audit_aggregate(method: AnyMethod, plan: Plan, seed: int, samples: int, *, canary: bool) -> np.ndarray:
-    """The canary's coordinate in the model after one round, as an observer sees it."""
+def _aggregates(method: AnyMethod, plan: Plan, seed: int, samples: int, *, canary: bool) -> np.ndarray:
+    """The model after one round, as an observer sees it, many times over: `[samples / 4, d]`."""
     task = _canary_task(_DIMENSION)
     count = min(plan.cohort, plan.clients)
     clients = _clients(count, (0,) if canary else (), _DIMENSION)
@@ -165,8 +178,8 @@ def _audit_aggregate(method: AnyMethod, plan: Plan, seed: int, samples: int, *, 
         up, _ = worker.update(ids, down, {}, at)
         after = method.server_update(task, at, server, ids, up, ServerStreams(seed, number))
         model = method.model(after)
-        seen.append(float(next(iter(model.values())).flatten()[0]))
-    return np.asarray(seen)
+        seen.append(next(iter(model.values())).flatten().double().numpy())
+    return np.stack(seen)
 
 
 def _audit_records(
