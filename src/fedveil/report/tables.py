@@ -24,14 +24,9 @@ def proven_epsilon(summary: Mapping[str, Any], adversary: str) -> str:
 def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     """One row per run: accuracy, proven epsilon, traffic and time."""
     table = Table(title="Results", title_justify="left")
-    table.add_column("method")
-    table.add_column("seed", justify="right")
-    table.add_column("accuracy", justify="right")
-    table.add_column("ε observer", justify="right")
-    table.add_column("ε server", justify="right")
-    table.add_column("sent up", justify="right")
-    table.add_column("sent down", justify="right")
-    table.add_column("seconds", justify="right")
+    table.add_column("method", no_wrap=True)
+    for column in ("seed", "accuracy", "ε observer", "ε server", "up", "down", "seconds"):
+        table.add_column(column, justify="right")
     for summary in summaries:
         accuracy = summary["accuracy"]
         table.add_row(
