@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedveil.checkpoint import Checkpoint
 from fedveil.data.client_data import ArrayClients, Clients
+from fedveil.data.dataset import Examples
 from fedveil.engines.simulation import Execution, Simulation
 from fedveil.errors import InputError
 from fedveil.evaluation.accuracy import EvaluateOnTest, evaluate_clients
@@ -48,7 +49,7 @@ def run(
     cohort: int | None = None,
     sampler: Sampler = "fixed",
     seed: int = 0,
-    test: tuple[Tensor, Tensor] | None = None,
+    test: Examples | tuple[Tensor, Tensor] | None = None,
     local_test: Clients | None = None,
     classes: int | None = None,
     privacy: PrivacySettings | None = None,
@@ -73,6 +74,7 @@ def run(
     source: Clients = ArrayClients.from_arrays(clients) if isinstance(clients, Sequence) else clients
     plan = make_plan(source, rounds=rounds, cohort=cohort, sampler=sampler)
     settings = privacy or PrivacySettings()
+    tested = (test.x, test.y) if isinstance(test, Examples) else test
     folder = None if results is None else ResultFolder(Path(results))
     ledger = settings.ledger or (None if folder is None else folder.path / "ledger.jsonl")
     name = f"{seed}" if folder is None else "/".join(folder.path.parts[-3:])
@@ -99,8 +101,8 @@ def run(
         )
         stack.callback(engine.close)
         watching: list[Observer] = [guard]
-        if test is not None:
-            watching.append(EvaluateOnTest(task, *test, classes, evaluate_every))
+        if tested is not None:
+            watching.append(EvaluateOnTest(task, *tested, classes, evaluate_every))
         watching.append(RoundLog(history, None if folder is None else folder.path / "rounds.jsonl"))
         saver: Checkpoints | None = None
         if folder is not None:
@@ -123,7 +125,7 @@ def run(
                 saver.save()
             raise
         model = method.model(outcome.server)
-        summary = _summary(task, method, plan, seed, guard, outcome, history, test, model)
+        summary = _summary(task, method, plan, seed, guard, outcome, history, tested, model)
         if score_clients:
             ids = range(min(plan.clients, _CLIENTS_SCORED))
             summary["per_client"] = evaluate_clients(task, model, local_test or source, ids)

@@ -124,7 +124,7 @@ def run_seed(
         cohort=prepared.plan.cohort,
         sampler=config.run.sampler,
         seed=seed,
-        test=(prepared.dataset.test.x, prepared.dataset.test.y),
+        test=prepared.dataset.test,
         local_test=prepared.local_test,
         classes=prepared.dataset.num_classes,
         privacy=PrivacySettings(
