@@ -8,20 +8,22 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedveil.checkpoint import Checkpoint
 from fedveil.data.client_data import ArrayClients, Clients
 from fedveil.data.dataset import Examples
 from fedveil.engines.simulation import Execution, Simulation
-from fedveil.errors import InputError
+from fedveil.errors import DataError, InputError
 from fedveil.evaluation.accuracy import EvaluateOnTest, evaluate_clients
 from fedveil.guard import PrivacyGuard, PrivacySettings
 from fedveil.methods.method import AnyMethod
 from fedveil.privacy.releases import Plan, Sampler
 from fedveil.results import Checkpoints, Result, ResultFolder, RoundLog, Transcript, environment
 from fedveil.run import Observer, Outcome, run_rounds
-from fedveil.task import Task
+from fedveil.task import Task, cross_entropy
+from fedveil.tree import with_axis
 
 _CLIENTS_SCORED = 1000  # per-client scores beyond this number are a table nobody reads
 
@@ -38,6 +40,31 @@ def make_plan(
     if not 1 <= cohort <= count:
         raise InputError("run.cohort", cohort, f"there are {count} clients", f"Use 1 to {count}.")
     return Plan(count, cohort, sampler, rounds, max(1, min(sizes)), max(1, max(sizes)))
+
+
+def check_fit(task: Task, clients: Clients) -> None:
+    """Refuse examples that the model cannot read and labels that it has no output for."""
+    largest = max(range(len(clients.sizes)), key=clients.sizes.__getitem__)
+    data = clients.load([largest])
+    if not data.largest:
+        raise DataError("no client has an example. Give at least one client some data.")
+    try:
+        with torch.no_grad():
+            scores = task.outputs(with_axis(task.init(0)), data.x[:, :1].to(task.device))
+    except RuntimeError as error:
+        shape, kind = list(data.x.shape[2:]), str(data.x.dtype).removeprefix("torch.")
+        raise DataError(
+            f"the model cannot read examples of shape {shape} and type {kind}: {error}"
+        ) from error
+    labels = clients.y if isinstance(clients, ArrayClients) else data.y
+    if task.example_loss is not cross_entropy or labels.is_floating_point():
+        return
+    low, high, outputs = int(labels.min()), int(labels.max()), int(scores.shape[-1])
+    if low < 0 or high >= outputs:
+        wrong = low if low < 0 else high
+        raise DataError(
+            f"label {wrong} has no output: the model has outputs 0 to {outputs - 1}. Relabel or widen it."
+        )
 
 
 def run(
@@ -59,6 +86,7 @@ def run(
     evaluate_every: int = 1,
     checkpoint_every: int = 10,
     transcript: bool = False,
+    min_clients: int = 0,
     execution: Execution = "auto",
     workers: int = 0,
     max_memory: int | None = None,
@@ -73,6 +101,11 @@ def run(
     """
     source: Clients = ArrayClients.from_arrays(clients) if isinstance(clients, Sequence) else clients
     plan = make_plan(source, rounds=rounds, cohort=cohort, sampler=sampler)
+    check_fit(task, source)
+    if min_clients > plan.cohort:
+        raise InputError(
+            "run.min_clients", min_clients, f"a cohort has {plan.cohort}", f"Use 0 to {plan.cohort}."
+        )
     settings = privacy or PrivacySettings()
     tested = (test.x, test.y) if isinstance(test, Examples) else test
     folder = None if results is None else ResultFolder(Path(results))
@@ -113,12 +146,20 @@ def run(
         watching.extend(observers)
         server = method.init_server(task.init(seed), plan)
         if start is not None:
-            server = start.server
+            server = start.server.map(lambda _, leaf: leaf.to(task.device))
             engine.restore(start.states)
         first = 0 if start is None else start.round
         try:
             outcome = run_rounds(
-                task, method, engine, plan, server, seed=seed, start=first, observers=watching
+                task,
+                method,
+                engine,
+                plan,
+                server,
+                seed=seed,
+                start=first,
+                observers=watching,
+                min_clients=min_clients,
             )
         except BaseException:  # Ctrl-C and failures alike leave the last whole round behind
             if saver is not None:

@@ -140,6 +140,7 @@ def run_seed(
         evaluate_every=config.run.evaluate_every,
         checkpoint_every=config.run.checkpoint_every,
         transcript=config.run.transcript,
+        min_clients=config.run.min_clients,
         execution=config.run.execution,
         workers=config.run.workers,
         max_memory=config.run.max_memory,
