@@ -71,7 +71,10 @@ class Case:
     changes: tuple[str, ...]
 
     def config(self) -> Config:
-        fixed = ("run.workers=1", "run.checkpoint_every=100000")  # a run is short: start again rather than resume
+        fixed = (
+            "run.workers=1",
+            "run.checkpoint_every=100000",
+        )  # a run is short: start again rather than resume
         return load_config(HERE / f"reduced-{self.data}.toml", [*self.changes, *fixed])
 
 
@@ -136,7 +139,10 @@ def table(data: str, group: str, seed: int) -> Iterator[tuple[Case, int]]:
             rows = variants(sigma)
         for name, changes in rows.items():
             noise = f"method.noise_multiplier={sigma}"
-            yield Case(data, group, name, sigma, (*changes, noise, *(SHARDS if group == "shards" else ()))), seed
+            yield (
+                Case(data, group, name, sigma, (*changes, noise, *(SHARDS if group == "shards" else ()))),
+                seed,
+            )
 
 
 def grid() -> Iterator[tuple[Case, int]]:
@@ -158,7 +164,9 @@ def grid() -> Iterator[tuple[Case, int]]:
 class FollowRules(Observer):
     """Applies rules to the models of a run that is not wrapped, and scores what they would have released."""
 
-    def __init__(self, rules: Sequence[Rule], task: Task, start: Params, test: tuple[torch.Tensor, torch.Tensor]):
+    def __init__(
+        self, rules: Sequence[Rule], task: Task, start: Params, test: tuple[torch.Tensor, torch.Tensor]
+    ):
         self._rules = rules
         self._task = task
         self._test = test
@@ -196,7 +204,10 @@ def run_case(case: Case, seed: int, results: Path) -> bool:
     except ResultError:
         return False
     (folder / "wrappers.json").write_text(json.dumps(follow.accuracy, indent=2) + "\n")
-    print(f"{case.data} {case.group} {case.method} sigma {case.sigma} seed {seed}: {result.accuracy}", flush=True)
+    print(
+        f"{case.data} {case.group} {case.method} sigma {case.sigma} seed {seed}: {result.accuracy}",
+        flush=True,
+    )
     return True
 
 
@@ -218,7 +229,9 @@ def percent(values: Sequence[float | None]) -> str:
     if not known:
         return "-"
     spread = f" ± {statistics.stdev(known):.1f}" if len(known) > 1 else ""
-    return f"{statistics.fmean(known):.1f}{spread}" + ("" if len(known) == len(SEEDS) else f" (n={len(known)})")
+    return f"{statistics.fmean(known):.1f}{spread}" + (
+        "" if len(known) == len(SEEDS) else f" (n={len(known)})"
+    )
 
 
 def tables(results: Path) -> str:

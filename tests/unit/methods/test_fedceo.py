@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.contract.federation import distance, make_clients, make_plan, make_task
 from torch import Tensor
 
 from fedveil import At, Plan
@@ -19,7 +20,6 @@ from fedveil.privacy.accounting import account
 from fedveil.run import run_rounds
 from fedveil.streams import ServerStreams
 from fedveil.tree import Params, mean
-from tests.contract.federation import distance, make_clients, make_plan, make_task
 
 PLAN = Plan(10, 4, "fixed", 12, 5, 5)
 SHAPES = {"conv.weight": (4, 3, 2, 2), "conv.bias": (4,), "fc.weight": (5, 6), "fc.bias": (5,)}
@@ -41,7 +41,13 @@ def shrunk(matrix: Tensor, threshold: float) -> Tensor:
 
 
 def updated(
-    method: FedCEO, server: Server, up: Params | None, *, round: int, slot: list[int] | None = None, plan: Plan = PLAN
+    method: FedCEO,
+    server: Server,
+    up: Params | None,
+    *,
+    round: int,
+    slot: list[int] | None = None,
+    plan: Plan = PLAN,
 ) -> Server:
     """The server after these uploads, given by clients 0, 1, ..."""
     count = 0 if up is None else len(up["fc.bias"])
@@ -133,7 +139,9 @@ def test_folded_biases_and_chosen_layers() -> None:
     folded = FedCEO(lam=0.5, interval=3, biases="fold").smooth(up, at)
     spectrum = torch.fft.fft(up["fc.bias"], dim=0)
     length = spectrum.abs().square().sum(1, keepdim=True).sqrt()
-    expected = torch.fft.ifft(spectrum * (1 - 1 / length).clamp_min(0), dim=0).real  # n x 1: one singular value
+    expected = torch.fft.ifft(
+        spectrum * (1 - 1 / length).clamp_min(0), dim=0
+    ).real  # n x 1: one singular value
     torch.testing.assert_close(folded["fc.bias"], expected, rtol=0, atol=1e-9)
     last = FedCEO(lam=0.5, interval=3, layers="last:1").smooth(up, at)
     named = FedCEO(lam=0.5, interval=3, layers=["fc"]).smooth(up, at)
@@ -249,7 +257,9 @@ def test_nobody_came() -> None:
     method = FedCEO(lam=0.5, interval=3)
     before = updated(method, Server(mean(stack(1)), {}), stack(4), round=3)
     plain = updated(method, before, None, round=4)
-    assert float((plain.params["fc.weight"] - before.params["fc.weight"]).abs().max()) > 0  # the declared noise
+    assert (
+        float((plain.params["fc.weight"] - before.params["fc.weight"]).abs().max()) > 0
+    )  # the declared noise
     smoothing = updated(method, before, None, round=6)
     assert torch.equal(smoothing.params["fc.weight"], before.params["fc.weight"])
     assert smoothing.personal == {}
@@ -294,7 +304,9 @@ def test_a_model_put_in_place_moves_the_personal_ones_along() -> None:
     torch.testing.assert_close(moved.params, mean(moved.personal))
 
 
-@pytest.mark.parametrize(("sigma", "interval", "others"), [(1.0, 15, 62.465), (1.5, 10, 38.686), (2.0, 10, 24.912)])
+@pytest.mark.parametrize(
+    ("sigma", "interval", "others"), [(1.0, 15, 62.465), (1.5, 10, 38.686), (2.0, 10, 24.912)]
+)
 def test_the_server_learns_as_much_as_from_averaging_and_others_learn_more(
     sigma: float, interval: int, others: float
 ) -> None:
