@@ -189,7 +189,7 @@ def run_case(case: Case, seed: int, results: Path) -> bool:
     config = case.config()
     experiment = f"reduced-{case.data}"
     folder = result_folder(config, seed, experiment, results)
-    if (folder / "wrappers.json").exists():
+    if (folder / "summary.json").exists():
         return False
     prepared = prepare(config, seed)
     test = (prepared.dataset.test.x, prepared.dataset.test.y)
@@ -202,6 +202,8 @@ def run_case(case: Case, seed: int, results: Path) -> bool:
     try:
         result = run_seed(config, seed, experiment=experiment, results=results, observe=observe)
     except ResultError:
+        return False
+    if not follow.accuracy:  # another process finished it in the meantime
         return False
     (folder / "wrappers.json").write_text(json.dumps(follow.accuracy, indent=2) + "\n")
     print(
@@ -245,7 +247,7 @@ def tables(results: Path) -> str:
         sigmas = sorted({case.sigma for case in members})
         done = {(case.method, case.sigma): scores(case, results) for case in members}
         names = list(dict.fromkeys(case.method for case in members))
-        lines += [f"### {data}, {group}", "", "| method | " + " | ".join(f"σ {s}" for s in sigmas) + " |"]
+        lines += [f"### {data}, {group}", "", "| method | " + " | ".join(f"sigma {s}" for s in sigmas) + " |"]
         lines += ["|---|" + "---|" * len(sigmas)]
         for name in names:
             cells = [percent([s["accuracy"] for s in done[name, sigma]]) for sigma in sigmas]
@@ -257,7 +259,7 @@ def tables(results: Path) -> str:
         seconds = [s["seconds"] for found in done.values() for s in found]
         if seconds:
             lines += ["", f"{len(seconds)} runs, median {statistics.median(seconds):.0f} s of rounds each."]
-        lines += ["", "| method, wrapper | " + " | ".join(f"σ {s}" for s in sigmas) + " |"]
+        lines += ["", "| method, wrapper | " + " | ".join(f"sigma {s}" for s in sigmas) + " |"]
         lines += ["|---|" + "---|" * len(sigmas)]
         for name in names:
             for rule in dict.fromkeys(key for found in done.values() for s in found for key in s["wrappers"]):

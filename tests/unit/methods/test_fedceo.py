@@ -159,7 +159,7 @@ def test_one_client_is_matrix_soft_thresholding() -> None:
 def test_equal_clients_stay_equal() -> None:
     up = {name: leaf.expand(4, *leaf.shape[1:]) for name, leaf in stack(1).items()}
     smooth = FedCEO(lam=0.5, interval=1).smooth(up, At(PLAN, 1))
-    for name, leaf in smooth.items():
+    for leaf in smooth.values():
         torch.testing.assert_close(leaf, leaf[:1].expand_as(leaf), rtol=0, atol=1e-12)
     expected = shrunk(up["fc.weight"][0], 1.0 / 4)
     torch.testing.assert_close(smooth["fc.weight"][0], expected, rtol=0, atol=1e-9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -64,7 +65,7 @@ def test_ppsgd_takes_joint_steps_on_both_parts() -> None:
 
 
 def test_ppsgd_with_a_still_personal_part_is_udp_fedavg() -> None:
-    fields = {"lr": 0.1, "epochs": 2, "batch_size": 4, "noise_multiplier": 0.5}
+    fields: dict[str, Any] = {"lr": 0.1, "epochs": 2, "batch_size": 4, "noise_multiplier": 0.5}
     ours = run(Task(network), clients(), PPSGD(personal_lr=1e-15, **fields), rounds=3, cohort=2, workers=1)
     plain = run(Task(network), clients(), UDPFedAvg(**fields), rounds=3, cohort=2, workers=1)
     for name, leaf in plain.model.items():
@@ -123,7 +124,7 @@ def test_they_disclose_what_udp_fedavg_discloses(method: PPSGD | Centaur) -> Non
 def test_personal_models_are_scored_beside_the_shared_one(kind: type[PPSGD] | type[Centaur]) -> None:
     x = torch.randn(30, 6, generator=torch.Generator().manual_seed(1)).double()
     y = torch.randint(0, 3, (30,), generator=torch.Generator().manual_seed(2))
-    head = {"head_epochs": 100} if kind is Centaur else {}
+    head: dict[str, Any] = {"head_epochs": 100} if kind is Centaur else {}
     method = kind(lr=0.3, epochs=20, batch_size=8, noise_multiplier=0.01, **head)
     found = run(Task(network), clients(), method, rounds=3, cohort=2, sampler="all", test=(x, y), workers=1)
     personal = found.summary["personal"]

@@ -223,7 +223,6 @@ def test_configuration_of_wrappers() -> None:
 
 def test_a_wrapped_fedavg_learns_the_same() -> None:
     plain = run(make_task(), make_clients(), FedAvg(**QUICK), rounds=4, cohort=3, workers=1)
-    wrapped = run(
-        make_task(), make_clients(), WrappedMethod(FedAvg(**QUICK), ModelAverage(decay=1e-9)), rounds=4, cohort=3, workers=2
-    )  # fmt: skip
+    method = WrappedMethod(FedAvg(**QUICK), ModelAverage(decay=1e-9))
+    wrapped = run(make_task(), make_clients(), method, rounds=4, cohort=3, workers=2)
     assert distance(plain.model, wrapped.model) < 1e-6

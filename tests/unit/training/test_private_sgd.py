@@ -121,13 +121,12 @@ def test_the_noise_is_what_is_declared() -> None:
 
 def test_a_client_without_examples_keeps_its_start() -> None:
     task = Task(network)
-    data = ArrayClients(
-        torch.zeros(2, 6).double(), torch.zeros(2, dtype=torch.long), [torch.tensor([0, 1]), torch.tensor([])]
-    )
-    start = expand(with_axis(task.init(0)), 2)
+    parts = [torch.tensor([0, 1]), torch.tensor([])]
+    data = ArrayClients(torch.zeros(2, 6).double(), torch.zeros(2, dtype=torch.long), parts)
+    start, rng = expand(with_axis(task.init(0)), 2), ClientStreams(0, 1, (0, 1))
     after = private_sgd(
-        task, start, data.load([0, 1]), ClientStreams(0, 1, (0, 1)), lr=0.1, batch_size=4, epochs=1, clip=1.0, multiplier=1.0
-    )  # fmt: skip
+        task, start, data.load([0, 1]), rng, lr=0.1, batch_size=4, epochs=1, clip=1.0, multiplier=1.0
+    )
     assert torch.equal(after["1.weight"][1], start["1.weight"][1])
     assert not torch.equal(after["1.weight"][0], start["1.weight"][0])
 
