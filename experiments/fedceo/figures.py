@@ -1,6 +1,6 @@
 """Draws FedCEO's figures: the idea from a short run on the embedded digits, accuracies from the sweep's results.
 
-    python experiments/fedceo/figures.py --results results/fedceo --out docs
+python experiments/fedceo/figures.py --results results/fedceo --out docs
 """
 
 from __future__ import annotations
@@ -31,12 +31,22 @@ from sweep import Case, fedceo, scores, table  # noqa: E402
 
 def idea(out: Path) -> None:
     """Figures 1 and 5 on the digits: ten clients, after their last smoothing round."""
-    config = load_config(HERE / "digits.toml", ["wrap=[]", "run.workers=1", "method.noise_multiplier=0.3"])
+    changes = ["wrap=[]", "method.noise_multiplier=0.6", "method.lam=0.42", "method.theta=1.0"]
+    changes += ["method.interval=20", "run.rounds=20"]
+    config = load_config(HERE / "digits.toml", changes)
     prepared = prepare(config, 0)
     method = config.build_method()
     assert isinstance(method, FedCEO)
     watch = WatchSmoothing()
-    run(prepared.task, prepared.clients, method, rounds=config.run.rounds, cohort=10, workers=1, observers=[watch])
+    run(
+        prepared.task,
+        prepared.clients,
+        method,
+        rounds=config.run.rounds,
+        cohort=10,
+        workers=1,
+        observers=[watch],
+    )
     test = prepared.dataset.test
     assert watch.at is not None
     before = class_accuracy(prepared.task, watch.before, test.x, test.y, 8)
@@ -46,24 +56,34 @@ def idea(out: Path) -> None:
     save_figure(figure, out / "methods" / "fedceo-smoothness.png")
     first = next(iter(watch.before))
     stack = watch.before[first]
-    threshold = method.threshold(watch.at, *stack.shape)
+    threshold = method.threshold(watch.at.round, method.noise_std(watch.at), *stack.shape)
     figure = spectrum_figure(stack, watch.after[first], threshold)
     save_figure(figure, out / "methods" / "fedceo-spectrum.png")
 
 
 def reproduction(results: Path, out: Path) -> None:
     """Figure 4 and Table 3's sweep, from what the sweep has finished."""
-    names = {"UDP-FedAvg": "udp-fedavg", "FedCEO theta=1": "fedceo-theta-1", "FedCEO theta>1": "fedceo", "FedCEO auto": ""}
+    names = {
+        "UDP-FedAvg": "udp-fedavg",
+        "FedCEO theta=1": "fedceo-theta-1",
+        "FedCEO theta>1": "fedceo",
+        "FedCEO auto": "",
+    }
     found: dict[str, dict[float, list[float]]] = {name: {} for name in names}
     for case, _ in table("emnist", "iid", 0):
         if case.method in names:
             found[case.method][case.sigma] = [s["accuracy"] for s in scores(case, results)]
     paper = {
-        NAMES[key].replace(" = ", "=").replace(" > ", ">"): {s: v / 100 for s, v in zip(SIGMAS, row, strict=True)}
+        NAMES[key].replace(" = ", "=").replace(" > ", ">"): {
+            s: v / 100 for s, v in zip(SIGMAS, row, strict=True)
+        }
         for key, row in TABLE_1["emnist-letters", "mlp-2"].items()
         if key in names.values()
     }
-    save_figure(accuracy_figure(found, x="noise multiplier", published=paper), out / "reproduction" / "fedceo-sigma.png")
+    save_figure(
+        accuracy_figure(found, x="noise multiplier", published=paper),
+        out / "reproduction" / "fedceo-sigma.png",
+    )
     noise = "method.noise_multiplier=1.0"
     sweep: dict[float, list[float]] = {}
     for interval in (3, 4, 5, 6, 7):
@@ -74,7 +94,7 @@ def reproduction(results: Path, out: Path) -> None:
         sweep[interval] = [s["accuracy"] for s in scores(case, results)]
     plain = Case("emnist", "iid", "UDP-FedAvg", 1.0, ("method.name=udp-fedavg", noise))
     level = [s["accuracy"] for s in scores(plain, results)]
-    lines = {"FedCEO theta>1, sigma 1.0": sweep, "UDP-FedAvg": {value: level for value in sweep}}
+    lines = {"FedCEO theta>1, sigma 1.0": sweep, "UDP-FedAvg": dict.fromkeys(sweep, level)}
     save_figure(accuracy_figure(lines, x="interval I (rounds)"), out / "reproduction" / "fedceo-interval.png")
 
 

@@ -56,7 +56,9 @@ def class_accuracy(task: Task, stack: Params, x: Tensor, y: Tensor, label: int) 
     found = []
     for k in range(len(next(iter(stack.values())))):
         with torch.no_grad():
-            scores = task.outputs({name: leaf[k : k + 1] for name, leaf in stack.items()}, chosen.unsqueeze(0))
+            scores = task.outputs(
+                {name: leaf[k : k + 1] for name, leaf in stack.items()}, chosen.unsqueeze(0)
+            )
         found.append(float((scores[0].argmax(-1) == label).double().mean()))
     return found
 
@@ -69,29 +71,32 @@ def smoothness_figure(
     label: str,
     classes: Sequence[str] | None = None,
 ) -> Figure:
-    """Last layers `[K, classes, h]` before and after smoothing; one shade scale each, darker is rougher."""
+    """Last layers `[K, classes, h]` before and after smoothing, on one scale: darker is rougher."""
     figure = new_figure(7.2, 5.4)
     maps, bars = figure.subplots(2, 2, height_ratios=[2.2, 1.0])
     names = [str(c) for c in range(before.shape[1])] if classes is None else list(classes)
-    for axes, below, stack, scores, title in zip(
-        maps, bars, (before, after), accuracy, ("uploads with noise", "after smoothing"), strict=True
+    rough = [laplacian_smoothness(stack.double()).T for stack in (before, after)]  # [classes, K]
+    most = float(rough[0].max())
+    for axes, below, values, scores, title in zip(
+        maps, bars, rough, accuracy, ("uploads with noise", "after smoothing"), strict=True
     ):
-        rough = laplacian_smoothness(stack.double()).T  # [classes, K]
-        shown = axes.imshow(rough.numpy(), aspect="auto", cmap=_SHADES, vmin=0, interpolation="nearest")
-        figure.colorbar(shown, ax=axes, pad=0.02, fraction=0.06, label="roughness")
+        shown = axes.imshow(
+            values.numpy(), aspect="auto", cmap=_SHADES, vmin=0, vmax=most, interpolation="nearest"
+        )
         axes.set_title(title, loc="left", fontsize=10)
         axes.set_yticks(range(len(names)), names, fontsize=8 if len(names) <= 12 else 5)
         axes.set_ylabel("class")
-        axes.set_xticks(range(rough.shape[1]))
+        axes.set_xticks(range(values.shape[1]))
         below.bar(range(len(scores)), [100 * score for score in scores], color=INKS[0], width=0.7)
         mean = 100 * statistics.fmean(scores)
         below.axhline(mean, color=INKS[1], linestyle="--", linewidth=1.2)
-        below.text(len(scores) - 0.5, mean, f" mean {mean:.0f} %", va="bottom", ha="right", fontsize=8)
-        below.set_ylim(0, 110)
+        below.set_title(f"mean {mean:.0f} %, worst {100 * min(scores):.0f} %", loc="right", fontsize=8)
+        below.set_ylim(0, 100)
         below.set_xticks(range(len(scores)))
         below.set_xlabel("client (slot)")
         below.set_ylabel(f"accuracy on\nclass {label} (%)")
         below.spines[["top", "right"]].set_visible(False)
+    figure.colorbar(shown, ax=maps, pad=0.02, fraction=0.04, label="roughness across clients")
     return figure
 
 
@@ -99,16 +104,26 @@ def spectrum_figure(before: Tensor, after: Tensor, threshold: float, *, title: s
     """The singular values of every frequency slice of a stack `[K, d, h]`, before and after smoothing."""
     figure = new_figure(7.2, 3.4)
     pair = figure.subplots(1, 2, sharey=True)
-    for axes, stack, name in zip(pair, (before, after), ("uploads with noise", "after smoothing"), strict=True):
+    for axes, stack, name in zip(
+        pair, (before, after), ("uploads with noise", "after smoothing"), strict=True
+    ):
         values = slice_singular_values(stack)
         for j, row in enumerate(values.tolist()):
-            text = "frequency 0 (the sum)" if j == 0 else f"frequency {j}"
+            text = {0: "frequency 0: the sum", 1: "other frequencies: differences"}.get(j)
             style = {"color": INKS[0], "linewidth": 2.2} if j == 0 else _quiet(j)
             axes.plot(range(1, len(row) + 1), row, label=text, **style)
         axes.axhline(threshold, color=INKS[1], linestyle="--", linewidth=1.2)
-        axes.text(values.shape[1], threshold, "threshold ", ha="right", va="bottom", fontsize=8, color=INKS[1])
+        axes.text(
+            values.shape[1],
+            threshold,
+            f"threshold {threshold:.2g}",
+            ha="right",
+            va="bottom",
+            fontsize=8,
+            color=INKS[1],
+        )
         axes.set_title(name, loc="left", fontsize=10)
-        axes.set_xlabel("singular value")
+        axes.set_xlabel("singular value, by rank")
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     pair[0].set_ylabel("size")
@@ -139,7 +154,9 @@ def accuracy_figure(
         raise InputError("scores", dict(scores), "there is nothing to draw", "Finish some runs first.")
     figure = new_figure(8.4 if published else 5.2, 3.8)
     ours = figure.add_subplot(1, 2 if published else 1, 1)
-    lines: dict[str, dict[float, Sequence[float]]] = {name: points for name, points in known.items() if points}
+    lines: dict[str, dict[float, Sequence[float]]] = {
+        name: points for name, points in known.items() if points
+    }
     _lines(ours, lines)
     ours.set_ylabel("test accuracy (%)")
     ours.set_xlabel(x)

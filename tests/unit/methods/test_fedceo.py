@@ -89,7 +89,7 @@ def test_a_stack_that_is_not_finite_is_refused() -> None:
     broken = stack(4)
     broken["fc.weight"][2, 0, 0] = math.nan
     with pytest.raises(InputError, match="not finite"):
-        FedCEO(lam=1.0).smooth(broken, At(PLAN, 10))
+        FedCEO(lam=1.0).smooth(broken, 10, 0.0)
 
 
 @pytest.mark.parametrize("theta", [1.0, 1.5])
@@ -97,14 +97,13 @@ def test_the_threshold_follows_the_geometric_schedule(theta: float) -> None:
     method = FedCEO(lam=4.0, theta=theta, interval=3)
     for t in (3, 6, 12):
         expected = theta ** (t / 3) / (2 * 4.0)
-        assert method.threshold(At(PLAN, t), 4, 5, 6) == pytest.approx(expected, rel=1e-12)
+        assert method.threshold(t, 0.0, 4, 5, 6) == pytest.approx(expected, rel=1e-12)
 
 
 def test_smoothing_is_the_closed_form_layer_by_layer() -> None:
     """Against complex SVDs of all slices; convolutions fold as o x (i kh kw), vectors are averaged."""
     up = stack(4)
-    at = At(PLAN, 6)
-    smooth = FedCEO(lam=0.2, theta=1.1, interval=3).smooth(up, at)
+    smooth = FedCEO(lam=0.2, theta=1.1, interval=3).smooth(up, 6, 0.0)
     threshold = 1.1**2 / 0.4
     for name, fold in (("conv.weight", (4, 4, 12)), ("fc.weight", (4, 5, 6))):
         slices = torch.fft.fft(up[name].reshape(fold), dim=0)
@@ -127,7 +126,7 @@ def test_a_large_threshold_gives_everyone_the_truncated_mean() -> None:
     common = 40 * torch.randn(5, 6, generator=generator, dtype=torch.float64)
     up = stack(4) | {"fc.weight": common + torch.randn(4, 5, 6, generator=generator, dtype=torch.float64)}
     threshold = 1.01 * float(torch.linalg.svdvals(torch.fft.fft(up["fc.weight"], dim=0)[1:]).max())
-    smooth = FedCEO(lam=1 / (2 * threshold), interval=3).smooth(up, At(PLAN, 3))["fc.weight"]
+    smooth = FedCEO(lam=1 / (2 * threshold), interval=3).smooth(up, 3, 0.0)["fc.weight"]
     expected = shrunk(up["fc.weight"].mean(0), threshold / 4)
     for personal in smooth:
         torch.testing.assert_close(personal, expected, rtol=0, atol=1e-9)
@@ -135,30 +134,29 @@ def test_a_large_threshold_gives_everyone_the_truncated_mean() -> None:
 
 def test_folded_biases_and_chosen_layers() -> None:
     up = stack(4)
-    at = At(PLAN, 3)
-    folded = FedCEO(lam=0.5, interval=3, biases="fold").smooth(up, at)
+    folded = FedCEO(lam=0.5, interval=3, biases="fold").smooth(up, 3, 0.0)
     spectrum = torch.fft.fft(up["fc.bias"], dim=0)
     length = spectrum.abs().square().sum(1, keepdim=True).sqrt()
     expected = torch.fft.ifft(
         spectrum * (1 - 1 / length).clamp_min(0), dim=0
     ).real  # n x 1: one singular value
     torch.testing.assert_close(folded["fc.bias"], expected, rtol=0, atol=1e-9)
-    last = FedCEO(lam=0.5, interval=3, layers="last:1").smooth(up, at)
-    named = FedCEO(lam=0.5, interval=3, layers=["fc"]).smooth(up, at)
+    last = FedCEO(lam=0.5, interval=3, layers="last:1").smooth(up, 3, 0.0)
+    named = FedCEO(lam=0.5, interval=3, layers=["fc"]).smooth(up, 3, 0.0)
     assert distance(last, named) == 0
     assert torch.equal(last["conv.weight"], up["conv.weight"].mean(0, keepdim=True).expand(4, -1, -1, -1, -1))
-    torch.testing.assert_close(last["fc.weight"], FedCEO(lam=0.5, interval=3).smooth(up, at)["fc.weight"])
+    torch.testing.assert_close(last["fc.weight"], FedCEO(lam=0.5, interval=3).smooth(up, 3, 0.0)["fc.weight"])
 
 
 def test_one_client_is_matrix_soft_thresholding() -> None:
     up = stack(1)
-    smooth = FedCEO(lam=0.5, interval=1).smooth(up, At(PLAN, 1))
+    smooth = FedCEO(lam=0.5, interval=1).smooth(up, 1, 0.0)
     torch.testing.assert_close(smooth["fc.weight"][0], shrunk(up["fc.weight"][0], 1.0), rtol=0, atol=1e-9)
 
 
 def test_equal_clients_stay_equal() -> None:
     up = {name: leaf.expand(4, *leaf.shape[1:]) for name, leaf in stack(1).items()}
-    smooth = FedCEO(lam=0.5, interval=1).smooth(up, At(PLAN, 1))
+    smooth = FedCEO(lam=0.5, interval=1).smooth(up, 1, 0.0)
     for leaf in smooth.values():
         torch.testing.assert_close(leaf, leaf[:1].expand_as(leaf), rtol=0, atol=1e-12)
     expected = shrunk(up["fc.weight"][0], 1.0 / 4)
@@ -174,18 +172,19 @@ def test_auto_is_the_edge_of_pure_noise(d: int, h: int, slots: int) -> None:
     assert method.noise_std(At(plan, 1)) == pytest.approx(std)
     generator = torch.Generator().manual_seed(d)
     noise = std * torch.randn(slots, d, h, generator=generator, dtype=torch.float64)
-    threshold = method.threshold(At(plan, 1), slots, d, h)
+    threshold = method.threshold(1, std, slots, d, h)
     largest = float(torch.linalg.svdvals(torch.fft.fft(noise, dim=0)).max())
     assert threshold == pytest.approx(std * math.sqrt(slots) * (math.sqrt(d) + math.sqrt(h)))
     assert 0.95 * threshold < largest < 1.05 * threshold
-    left = method.smooth({"fc.weight": noise}, At(plan, 1))["fc.weight"]
+    left = method.smooth({"fc.weight": noise}, 1, std)["fc.weight"]
     assert float(left.norm() / noise.norm()) < 0.02
 
 
 def test_auto_without_noise_leaves_everything() -> None:
     up = stack(4)
     for method in (FedCEO(noise_multiplier=0.0, interval=1), FedCEO(clip=math.inf, interval=1)):
-        assert torch.equal(method.smooth(up, At(PLAN, 1))["fc.weight"], up["fc.weight"])
+        smooth = method.smooth(up, 1, method.noise_std(At(PLAN, 1)))
+        assert torch.equal(smooth["fc.weight"], up["fc.weight"])
 
 
 def test_slots_hand_their_models_on() -> None:
@@ -302,6 +301,33 @@ def test_a_model_put_in_place_moves_the_personal_ones_along() -> None:
     moved = method.with_model(server, {name: leaf + 1 for name, leaf in server.params.items()})
     torch.testing.assert_close(moved.personal["fc.weight"], server.personal["fc.weight"] + 1)
     torch.testing.assert_close(moved.params, mean(moved.personal))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 8])
+def test_the_mean_of_the_smoothed_models_is_the_shrunken_mean(count: int) -> None:
+    """For any threshold, not only Proposition 3.2's; so it needs no single upload."""
+    up = stack(count)
+    for lam in (3.0, 0.3, 0.05):
+        method = FedCEO(lam=lam, interval=3, theta=1.2)
+        whole = mean(method.smooth(up, 6, 0.0))
+        alone = method.smooth(
+            {name: leaf.mean(0, keepdim=True) for name, leaf in up.items()}, 6, 0.0, of=count
+        )
+        for name, leaf in whole.items():
+            torch.testing.assert_close(alone[name][0], leaf, rtol=0, atol=1e-9)
+
+
+def test_without_personal_models_others_see_the_mean_only() -> None:
+    method = FedCEO(lam=0.5, interval=3, personal=False, noise_multiplier=0.0)
+    up, start = stack(4), Server(mean(stack(1)), {})
+    after = updated(method, start, up, round=3)
+    assert after.personal == {}
+    expected = updated(FedCEO(lam=0.5, interval=3, noise_multiplier=0.0), start, up, round=3)
+    for name, leaf in expected.params.items():
+        torch.testing.assert_close(after.params[name], leaf, rtol=0, atol=1e-9)
+    assert method.broadcast(At(PLAN, 4), after, (0, 1)).slot.tolist() == [0]
+    plan = Plan(100, 10, "poisson", 300)
+    assert FedCEO(personal=False).releases(plan) == UDPFedAvg().releases(plan)
 
 
 @pytest.mark.parametrize(
