@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from fedveil.data.client_data import ArrayClients, Clients
 from fedveil.data.dataset import Examples
 from fedveil.engines.simulation import Execution, Simulation
 from fedveil.errors import DataError, InputError
-from fedveil.evaluation.accuracy import EvaluateOnTest, evaluate_clients
+from fedveil.evaluation.accuracy import EvaluateOnTest, evaluate_clients, evaluate_personal
 from fedveil.guard import PrivacyGuard, PrivacySettings
 from fedveil.methods.method import AnyMethod
 from fedveil.privacy.releases import Plan, Sampler
@@ -167,10 +169,15 @@ def run(
             raise
         model = method.model(outcome.server)
         summary = _summary(task, method, plan, seed, guard, outcome, history, tested, model)
+        own = local_test or source
         if score_clients:
             ids = range(min(plan.clients, _CLIENTS_SCORED))
-            summary["per_client"] = evaluate_clients(task, model, local_test or source, ids)
+            summary["per_client"] = evaluate_clients(task, model, own, ids)
             summary["per_client_on"] = "training examples" if local_test is None else "held-out examples"
+            personal = evaluate_personal(
+                task, partial(method.personal_model, outcome.server), engine.state(), tested, own
+            )
+            summary["personal"] = None if personal is None else asdict(personal)
         summary.update(facts or {})
         if folder is not None:
             folder.finish(model, summary)
