@@ -193,6 +193,21 @@ def partition(
         out.print(f"picture in {plot}", markup=False, highlight=False)
 
 
+@app.command()
+def report(
+    results: Annotated[list[Path], typer.Argument(metavar="RESULT...", help="Result folders, at any depth.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")] = Path(
+        "report.html"
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """Write one self-contained HTML page about these runs; damaged ones are shown as far as they can be read."""
+    from fedveil.report.html import write_report
+
+    path = write_report(results, output)
+    print(json.dumps({"report": str(path)}) if as_json else f"report in {path}")
+
+
 def main() -> None:
     """The entry point: errors a user can mend are one line, exit code 2."""
     try:
