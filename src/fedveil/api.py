@@ -62,17 +62,21 @@ def run(
     workers: int = 0,
     max_memory: int | None = None,
     observers: Sequence[Observer] = (),
+    score_clients: bool = True,
 ) -> Result:
     """Train over the clients' data and say how private that was.
 
     With `results` (a folder) every round is recorded, an interrupted run goes on where it stopped, to the same
     result, and a finished one is read back. `config` is the text kept there as `config.toml`; `facts` are added
-    to its summary.
+    to its summary. `score_clients` tests the final model on each client's own examples, or on `local_test`.
     """
     source: Clients = ArrayClients.from_arrays(clients) if isinstance(clients, Sequence) else clients
     plan = make_plan(source, rounds=rounds, cohort=cohort, sampler=sampler)
     settings = privacy or PrivacySettings()
     folder = None if results is None else ResultFolder(Path(results))
+    ledger = settings.ledger or (None if folder is None else folder.path / "ledger.jsonl")
+    name = f"{seed}" if folder is None else "/".join(folder.path.parts[-3:])
+    guard = PrivacyGuard(method, plan, settings, name, ledger)  # refuses before anything is written
     with ExitStack() as stack:
         start: Checkpoint | None = None
         history: list[dict[str, Any]] = []
@@ -83,9 +87,6 @@ def run(
             described = _describe(task, method, plan, seed)
             start = folder.start(config or described, described, method.server_type)
             history = folder.rounds()
-        ledger = settings.ledger or (None if folder is None else folder.path / "ledger.jsonl")
-        name = f"{seed}" if folder is None else "/".join(folder.path.parts[-3:])
-        guard = PrivacyGuard(method, plan, settings, name, ledger)
         engine = Simulation(
             task,
             source,
@@ -122,10 +123,11 @@ def run(
                 saver.save()
             raise
         model = method.model(outcome.server)
-        summary = _summary(
-            task, method, plan, seed, guard, outcome, history, test, local_test or source, model
-        )
-        summary["per_client_on"] = "training examples" if local_test is None else "held-out examples"
+        summary = _summary(task, method, plan, seed, guard, outcome, history, test, model)
+        if score_clients:
+            ids = range(min(plan.clients, _CLIENTS_SCORED))
+            summary["per_client"] = evaluate_clients(task, model, local_test or source, ids)
+            summary["per_client_on"] = "training examples" if local_test is None else "held-out examples"
         summary.update(facts or {})
         if folder is not None:
             folder.finish(model, summary)
@@ -141,7 +143,6 @@ def _summary(
     outcome: Outcome,
     history: Sequence[dict[str, Any]],
     test: tuple[Tensor, Tensor] | None,
-    clients: Clients,
     model: dict[str, Tensor],
 ) -> dict[str, Any]:
     scored = history[-1] if history and "accuracy" in history[-1] else {}
@@ -149,7 +150,6 @@ def _summary(
         score = EvaluateOnTest(task, *test, None, 1).score(model)
         scored = {"accuracy": score.accuracy, "loss": score.loss, "per_class": score.per_class}
     statement = guard.statement(outcome.rounds)
-    ids = range(min(plan.clients, _CLIENTS_SCORED))
     return {
         "method": method.name,
         "seed": seed,
@@ -163,7 +163,6 @@ def _summary(
         "privacy": statement.to_json(),
         "privacy_in_words": statement.in_words(),
         "per_class": scored.get("per_class"),
-        "per_client": evaluate_clients(task, model, clients, ids),
         "plan": {
             "clients": plan.clients,
             "cohort": plan.cohort,

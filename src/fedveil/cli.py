@@ -62,7 +62,7 @@ def run(
     notes.print(summaries[-1]["privacy_in_words"], highlight=False, markup=False)
     out.print(results_table(summaries))
     for summary in summaries:
-        out.print(f"results in {summary['result']}", markup=False, highlight=False)
+        out.print(f"results in {summary['result']}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -88,7 +88,7 @@ def compare(
         print(json.dumps({"runs": [{key: s[key] for key in keys} for s in summaries]}))
         return
     out.print(results_table(summaries))
-    out.print(f"results in {results / config.stem}", markup=False, highlight=False)
+    out.print(f"results in {results / config.stem}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _run_all(
@@ -96,15 +96,19 @@ def _run_all(
 ) -> list[dict[str, Any]]:
     summaries = []
     for number in config.run.seeds if seed is None else [seed]:
-        with progress_bar(notes) as progress:
-            result = run_seed(
-                config,
-                number,
-                experiment=experiment,
-                results=results,
-                data_dir=data,
-                observe=partial(_watch, progress, f"{title} seed {number}"),
-            )
+        try:
+            with progress_bar(notes) as progress:
+                result = run_seed(
+                    config,
+                    number,
+                    experiment=experiment,
+                    results=results,
+                    data_dir=data,
+                    observe=partial(_watch, progress, f"{title} seed {number}"),
+                )
+        except KeyboardInterrupt as stop:
+            print("fedveil: interrupted; the same command goes on from here.", file=sys.stderr)
+            raise typer.Exit(130) from stop
         if result.summary["stopped"]:
             notes.print(f"stopped after round {result.summary['rounds']}: {result.summary['stopped']}")
         summaries.append(result.summary | {"result": str(result.folder)})
@@ -190,7 +194,7 @@ def partition(
         return
     out.print(counts_table(counts, dataset.classes))
     if plot is not None:
-        out.print(f"picture in {plot}", markup=False, highlight=False)
+        out.print(f"picture in {plot}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -210,13 +214,10 @@ def report(
 
 def main() -> None:
     """The entry point: errors a user can mend are one line, exit code 2."""
+    import fedveil.cli_privacy  # noqa: F401  its commands register themselves on the app
+
     try:
-        app(standalone_mode=False)
-    except typer.Exit as stop:
-        sys.exit(stop.exit_code)
+        app()
     except FedveilError as error:
         print(f"fedveil: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("fedveil: interrupted; the same command goes on from here.", file=sys.stderr)
-        sys.exit(130)
