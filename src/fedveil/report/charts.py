@@ -54,11 +54,12 @@ class Mark:
 
 @dataclass(frozen=True)
 class Row:
-    """One adversary of one setting; `heading` starts a new setting."""
+    """One adversary of one setting, named in full and for a phone; `heading` starts a new setting."""
 
     heading: str
     look: int
     label: str
+    short: str
     marks: Sequence[Mark]
 
 
@@ -85,27 +86,26 @@ def line_chart(
     x_label: str,
     y_label: str,
     percent: bool = True,
-    diagonal: bool = False,
-    unit_square: bool = False,
+    rates: bool = False,
 ) -> str:
-    """Lines with bands. Hover data: the x values of the longest line, and every line's nearest value."""
+    """Lines with bands; `rates`: both axes run from 0 to 1, with the diagonal."""
     thin = [_thin(curve) for curve in curves if curve.x]
     if not thin:
         return ""
     factor = 100.0 if percent else 1.0
 
     def draw(width: int) -> tuple[int, str]:
-        height = 360 if width == WIDE else 280
+        height = {WIDE: 360, HALF: 420}.get(width, 280)
         left, right, top, bottom = 52, width - 14, 26, height - 44
         xs = [value for curve in thin for value in curve.x]
         ys = [factor * value for curve in thin for value in (*curve.low, *curve.high)]
         ticks = 8 if width == WIDE else 4
-        if unit_square:
+        if rates:
             x, y = exact(0, 1, left, right, count=5), exact(0, factor, bottom, top, count=5)
         else:
             x, y = exact(min(xs), max(xs), left, right, count=ticks), linear(ys, bottom, top)
         parts = [_frame(x, y, x_label, y_label, height)]
-        if diagonal:
+        if rates:
             parts.append(f'<path class="guess" d="M{left} {bottom}L{right} {top}"/>')
         for curve in thin:
             upper = [(x(a), y(factor * b)) for a, b in zip(curve.x, curve.high, strict=True)]
@@ -144,7 +144,10 @@ def line_chart(
             for curve in thin
         ],
     }
-    return both_sizes(draw, label, data=json.dumps(data, separators=(",", ":")))
+    carried = json.dumps(data, separators=(",", ":"))
+    return both_sizes(
+        draw, label, wide=HALF if rates else WIDE, data=carried, classes="half" if rates else ""
+    )
 
 
 def plane_chart(
@@ -194,15 +197,30 @@ def plane_chart(
                     f'M{px - 4:.1f} {top_y:.1f}h8M{px - 4:.1f} {low_y:.1f}h8"/>'
                 )
             parts.append(f"<g><title>{escape(dot.note)}</title>{marker(px, py, dot.look, 6)}</g>")
-            if len(dots) <= 8:
-                over = px > width * 0.62
-                parts.append(
-                    f'<text class="name" x="{px + (-10 if over else 10):.1f}" y="{py - 9:.1f}" '
-                    f'text-anchor="{"end" if over else "start"}">{escape(_clip(dot.name, 26))}</text>'
-                )
+        parts += _name_dots([(*place(dot), dot.name) for dot in dots], right)
         return height, "".join(parts)
 
     return both_sizes(draw, label, wide=HALF)
+
+
+def _name_dots(dots: Sequence[tuple[float, float, str]], right: float) -> list[str]:
+    """Names beside their dots, where there is room; the legend names the others."""
+    taken = [(x - 7, y - 7, x + 7, y + 7) for x, y, _ in dots]
+    out = []
+    for x, y, name in dots:
+        wide = 6.3 * len(name)
+        for across, down in ((10, -9), (-10 - wide, -9), (10, 18), (-10 - wide, 18)):
+            box = (x + across, y + down - 11, x + across + wide, y + down + 3)
+            inside = box[0] >= 54 and box[2] <= right and box[1] >= 26
+            if inside and not any(_overlap(box, other) for other in taken):
+                taken.append(box)
+                out.append(f'<text class="name" x="{box[0]:.1f}" y="{y + down:.1f}">{escape(name)}</text>')
+                break
+    return out
+
+
+def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 def privacy_chart(rows: Sequence[Row], *, label: str) -> str:
@@ -210,7 +228,7 @@ def privacy_chart(rows: Sequence[Row], *, label: str) -> str:
     values = [mark.value for row in rows for mark in row.marks if mark.value is not None and mark.value > 0]
 
     def draw(width: int) -> tuple[int, str]:
-        left = 168 if width == WIDE else 96
+        left = 168 if width == WIDE else 84
         head, step = 24, 26
         headings = sum(bool(row.heading) for row in rows)
         top = 30
@@ -238,12 +256,16 @@ def privacy_chart(rows: Sequence[Row], *, label: str) -> str:
             if row.heading:
                 at += head
                 parts.append(
+                    f'<rect class="gap" x="0" y="{at - head:.0f}" width="{width}" height="{head}"/>'
                     f'<text class="name strong" x="0" y="{at - 7:.0f}">'
                     f"{escape(_clip(row.heading, 60 if width == WIDE else 40))}</text>"
                 )
             at += step
             middle = at - step / 2
-            parts.append(f'<text class="tick" x="8" y="{middle + 4:.0f}">{escape(row.label)}</text>')
+            parts.append(
+                f'<text class="tick" x="8" y="{middle + 4:.0f}">'
+                f"{escape(row.label if width == WIDE else row.short)}</text>"
+            )
             parts.append(f'<path class="grid" d="M{left} {middle:.1f}H{right}"/>')
             for mark in row.marks:
                 px = (edge + 6 + right) / 2 if mark.value is None else x(max(mark.value, x.low))

@@ -5,26 +5,27 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from html import escape
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from fedveil.report import charts
 from fedveil.report.charts import Curve
-from fedveil.report.markup import picture, section
+from fedveil.report.markup import named, picture, section
 from fedveil.report.reading import Attack, Run
 from fedveil.report.settings import Setting
 
 
 def attacks(settings: Sequence[Setting]) -> str:
-    cards = []
-    curves: list[Curve] = []
-    for s in settings:
-        for run in s.runs:
-            for attack in run.attacks:
-                cards.append(_attack(s, run, attack))
-                if attack.roc is not None:
-                    false, true = attack.roc
-                    name = f"{s.name}: {attack.name}, seed {run.seed}"
-                    curves.append(Curve(name, s.look, false, true, true, true))
+    found = [(attack, s, run) for s in settings for run in s.runs for attack in run.attacks]
+    found.sort(key=lambda item: item[0].name)  # one attack on every setting, side by side
+    cards = ""
+    for name, members in groupby(found, key=lambda item: item[0].name):
+        shown = "".join(_attack(s, run, attack) for attack, s, run in members)
+        cards += f'<h3>{escape(name)}</h3><div class="cards">{shown}</div>'
+    curves = [
+        Curve(f"{s.name}: {attack.name}, seed {run.seed}", s.look, attack.roc[0], *[attack.roc[1]] * 3)
+        for attack, s, run in found
+        if attack.roc is not None
+    ]
     roc = ""
     if curves:
         areas = ". ".join(f"{c.name}: area {_area(c.x, c.y):.3f}" for c in curves)
@@ -34,11 +35,10 @@ def attacks(settings: Sequence[Setting]) -> str:
             x_label="false positive rate",
             y_label="true positive rate",
             percent=False,
-            diagonal=True,
-            unit_square=True,
+            rates=True,
         )
         items = "".join(
-            f"<li>{charts.swatch(c.look)}{escape(c.name)} <small>area {_area(c.x, c.y):.3f}</small></li>"
+            f"<li>{charts.swatch(c.look)}<span>{escape(c.name)} <small>area {_area(c.x, c.y):.3f}</small></span></li>"
             for c in curves
         )
         roc = (
@@ -46,9 +46,7 @@ def attacks(settings: Sequence[Setting]) -> str:
             f'</figcaption><ul class="legend">{items}</ul>{chart}</figure>'
         )
     lead = "What attacks on these runs achieved. A failed attack proves nothing; a good one refutes."
-    return section(
-        "attacks", "Attacks", f'<div class="cards">{"".join(cards)}</div>' if cards else "", roc, lead=lead
-    )
+    return section("attacks", "Attacks", cards, roc, lead=lead)
 
 
 def _attack(setting: Setting, run: Run, attack: Attack) -> str:
@@ -60,8 +58,8 @@ def _attack(setting: Setting, run: Run, attack: Attack) -> str:
         picture(item, f"{item.name}, {attack.name} on {setting.name}", kind="tile") for item in ordered
     )
     return (
-        f'<article class="card"><h3>{escape(attack.name)}</h3><p class="note">on {escape(setting.name)}, '
-        f"seed {run.seed}</p>{f'<div class=tiles>{shown}</div>' if shown else ''}"
+        f'<article class="card"><h4>{named(setting)}</h4><p class="note">seed {run.seed}</p>'
+        f"{f'<div class=tiles>{shown}</div>' if shown else ''}"
         f"{f'<dl>{facts}</dl>' if facts else ''}</article>"
     )
 

@@ -64,8 +64,13 @@ def table(
     )
 
 
+def named(setting: Setting) -> str:
+    """A setting's mark and name, kept together."""
+    return f'<span class="named">{charts.swatch(setting.look)}<span>{escape(setting.name)}</span></span>'
+
+
 def legend(settings: Sequence[Setting]) -> str:
-    items = "".join(f"<li>{charts.swatch(s.look)}{escape(s.name)}</li>" for s in settings)
+    items = "".join(f"<li>{named(s)}</li>" for s in settings)
     return f'<ul class="legend">{items}</ul>'
 
 

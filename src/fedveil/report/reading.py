@@ -143,10 +143,13 @@ def read_runs(results: Sequence[Path | str | Result]) -> list[Run]:
             continue
         place = item.folder if isinstance(item, Result) else Path(item)
         assert place is not None
-        for folder in run_folders(place):
-            if folder.resolve() not in seen:
-                seen.add(folder.resolve())
-                runs.append(read_folder(folder))
+        folders = [folder for folder in run_folders(place) if folder.resolve() not in seen]
+        seen.update(folder.resolve() for folder in folders)
+        found = [read_folder(folder) for folder in folders]
+        # Folders below one another are named by hashes: order them by what they are.
+        runs += sorted(
+            found, key=lambda run: _natural(f"{run.experiment} {run.method} {run.config_text}{run.name}")
+        )
     if not runs:
         given = ", ".join(str(item) for item in results) or "nothing"
         raise ResultError(f"no run in {given}. Give result folders, such as results/demo.")
@@ -497,7 +500,7 @@ def _subfolders(folder: Path) -> list[Path]:
     )
 
 
-def _natural(path: Path) -> list[tuple[int, int, str]]:
+def _natural(path: Path | str) -> list[tuple[int, int, str]]:
     """Sort seed-2 before seed-10."""
     parts = re.split(r"(\d+)", str(path))
     return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts]

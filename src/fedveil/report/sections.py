@@ -12,12 +12,14 @@ from typing import Any
 from fedveil.privacy.statement import show
 from fedveil.report import charts
 from fedveil.report.charts import Curve, Dot, Mark, Row
-from fedveil.report.markup import NOTHING, Cell, legend, section, table
-from fedveil.report.reading import Run, number
+from fedveil.report.markup import NOTHING, Cell, legend, named, section, table
+from fedveil.report.reading import Proof, Run, number
 from fedveil.report.settings import ADVERSARIES, WHO, WHOM, Setting, Spread
-from fedveil.report.verdict import headline, lines, percent, strength
+from fedveil.report.verdict import headline, lines, percent, small, strength
 
 _MOST_CLIENTS = 200  # rows of the per-client table and columns of the partition picture
+_MOST_VERDICTS = 6
+_SHORT = {"observer": "published", "server": "server", "client": "participant"}
 _MOST_ROUNDS = 12  # rows of the table below the curves
 
 
@@ -26,7 +28,7 @@ def verdict(settings: Sequence[Setting]) -> str:
     items = []
     for setting in settings:
         inner = "".join(f'<p class="{line.level}">{escape(line.text)}</p>' for line in lines(setting))
-        items.append(f"<li><h3>{charts.swatch(setting.look)}{escape(setting.name)}</h3>{inner}</li>")
+        items.append(f"<li><h3>{named(setting)}</h3>{inner}</li>")
     return (
         f'<p class="verdict {said.level}">{escape(said.text)}</p><ul class="verdicts">{"".join(items)}</ul>'
     )
@@ -70,7 +72,7 @@ def results(settings: Sequence[Setting]) -> str:
         if spread is not None and spread.mean == best and len(settings) > 1:
             told = f"<strong>{told}</strong>"
         row: list[Cell] = [
-            charts.swatch(s.look) + escape(s.name),
+            named(s),
             (_seeds(s), float(len(s.runs))),
             (told, None if spread is None else spread.mean),
         ]
@@ -116,28 +118,7 @@ def _seeds(setting: Setting) -> str:
 
 
 def privacy(settings: Sequence[Setting]) -> str:
-    rows: list[Row] = []
-    for setting in settings:
-        heading = setting.name
-        for adversary in ADVERSARIES:
-            marks = [
-                Mark(
-                    proof.unit if proof.unit in WHOM else "client",
-                    proof.epsilon,
-                    f"{setting.name}, {WHOM.get(proof.unit, proof.unit)} against {WHO[adversary]}: "
-                    + (
-                        "nothing proven" if proof.epsilon is None else f"epsilon {show(proof.epsilon)} proven"
-                    ),
-                )
-                for proof in setting.proofs()
-                if proof.adversary == adversary
-            ]
-            if marks:
-                rows.append(Row(heading, setting.look, WHO[adversary].removeprefix("the "), marks))
-                heading = ""
-        other = _other_marks(setting)
-        if other:
-            rows.append(Row(heading, setting.look, "audit, claim", other))
+    rows = [row for setting in settings for row in _privacy_rows(setting)]
     chart = ""
     if rows:
         label = "Epsilon on a logarithmic scale. " + ". ".join(
@@ -160,6 +141,30 @@ def privacy(settings: Sequence[Setting]) -> str:
         "and what an audit measured. Epsilon bounds how much anything that is seen can tell about one person's data."
     )
     return section("privacy", "Privacy statement", chart, words, lead=lead)
+
+
+def _privacy_rows(setting: Setting) -> list[Row]:
+    proofs = setting.proofs()
+    if proofs and all(proof.epsilon is None for proof in proofs):
+        mark = Mark("client", None, f"{setting.name}: nothing is proven against anybody")
+        rows = [("anybody", "anybody", [mark])]
+    else:
+        rows = [
+            (WHO[adversary].removeprefix("the "), _SHORT[adversary], marks)
+            for adversary in ADVERSARIES
+            if (marks := [_mark(setting, proof) for proof in proofs if proof.adversary == adversary])
+        ]
+    if other := _other_marks(setting):
+        kinds = " and ".join(dict.fromkeys(mark.kind for mark in other))
+        rows.append((kinds, kinds, other))
+    return [Row(setting.name if place == 0 else "", setting.look, *row) for place, row in enumerate(rows)]
+
+
+def _mark(setting: Setting, proof: Proof) -> Mark:
+    said = "nothing proven" if proof.epsilon is None else f"epsilon {show(proof.epsilon)} proven"
+    whom = f"{WHOM.get(proof.unit, proof.unit)} against {WHO[proof.adversary]}"
+    kind = "record" if proof.unit == "record" else "client"
+    return Mark(kind, proof.epsilon, f"{setting.name}, {whom}: {said}")
 
 
 def _other_marks(setting: Setting) -> list[Mark]:
@@ -186,7 +191,7 @@ def _words(setting: Setting, *, opened: bool) -> str:
                 "none" if proof.epsilon is None else show(proof.epsilon),
                 float("inf") if proof.epsilon is None else proof.epsilon,
             ),
-            NOTHING if proof.delta is None else f"{proof.delta:g}",
+            NOTHING if proof.delta is None else small(proof.delta),
             escape(strength(proof.epsilon)),
             escape(proof.theorem if proof.epsilon is not None else proof.reason),
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -25,6 +26,14 @@ def percent(spread: Spread | None) -> str:
         return "no result"
     deviation = "" if spread.deviation is None else f" ± {100 * spread.deviation:.2f}"
     return f"{100 * spread.mean:.2f}{deviation} %"
+
+
+def small(value: float) -> str:
+    """A delta: powers of ten as such, which no line break cuts in two."""
+    power = round(math.log10(value)) if value > 0 else 0
+    if power <= -3 and math.isclose(value, 10.0**power):
+        return "10" + str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"{value:g}"
 
 
 def level(epsilon: float | None) -> Level:
@@ -64,14 +73,14 @@ def headline(settings: Sequence[Setting]) -> Verdict:
             f"{pick.name} reaches {percent(pick.accuracy)} with epsilon {show(_epsilon(pick))} proven "
             f"for {WHOM.get(row.unit, row.unit)} against {WHO['observer']}: {strength(row.epsilon)}."
         )
-        return Verdict(level(row.epsilon), text + _gap(best, pick))
+        return Verdict(level(row.epsilon), text + _useless(pick) + _gap(best, pick))
     if proven:
         pick = min(proven, key=_epsilon)
         text = (
             f"No run here proves a meaningful limit. The smallest epsilon is {show(_epsilon(pick))}, "
             f"of {pick.name} at {percent(pick.accuracy)}: {strength(_epsilon(pick))}."
         )
-        return Verdict("weak", text + _gap(best, pick))
+        return Verdict("weak", text + _useless(pick) + _gap(best, pick))
     other = [s for s in done if s.proof("server") or s.proof("client")]
     if other:
         return Verdict("weak", f"Nothing is proven against {WHO['observer']}; see the privacy statement.")
@@ -107,7 +116,7 @@ def _line(setting: Setting) -> str:
         for row in rows
     )
     whom = WHOM.get(rows[0].unit, rows[0].unit)
-    delta = "" if rows[0].delta is None else f" at delta {rows[0].delta:g}"
+    delta = "" if rows[0].delta is None else f" at delta {small(rows[0].delta)}"
     missing = [WHO[a] for a in ("observer", "server") if setting.proof(a) is None]
     nothing = f"; nothing against {' or '.join(missing)}" if missing else ""
     return text + f"Proven for {whom}{delta}: {said}{nothing}."
@@ -133,7 +142,7 @@ def against_paper(setting: Setting) -> Verdict | None:
 
 
 def contradictions(setting: Setting) -> list[str]:
-    """Audits whose lower bound exceeds every epsilon that is proven for this setting."""
+    """Audits that refute: a lower bound above every epsilon proven, or a mechanism that is not the declared one."""
     proven = [row.epsilon for row in setting.proofs() if row.epsilon is not None]
     found = []
     for audit in setting.audited():
@@ -142,7 +151,18 @@ def contradictions(setting: Setting) -> list[str]:
             found.append(
                 f"BROKEN: an audit shows epsilon of at least {show(bound)}, {show(max(proven))} was proven."
             )
+        p_value, confidence = (number(audit.get(key)) for key in ("p_value", "confidence"))
+        if p_value is not None and confidence is not None and p_value < 1 - confidence:
+            found.append(f"BROKEN: an audit shows that noise is not as declared (p = {p_value:.1g}).")
     return found
+
+
+def _useless(setting: Setting) -> str:
+    """Privacy is easy for a model that knows nothing, so say so."""
+    classes = len(setting.first.classes) or len(setting.first.per_class)
+    if not classes or setting.accuracy is None or setting.accuracy.mean >= 2 / classes:
+        return ""
+    return f" But that is little better than guessing among {classes} classes."
 
 
 def _gap(best: Setting, pick: Setting) -> str:
