@@ -46,9 +46,9 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     server = checkpoint.server.to_bytes()
     clients = safetensors.torch.save(
         {
-            f"{client}/{name}": leaf.contiguous()
+            f"{client}/{place:04d}/{name}": leaf.contiguous()
             for client, state in checkpoint.states.items()
-            for name, leaf in state.items()
+            for place, (name, leaf) in enumerate(state.items())
         }
     )
     head = json.dumps({"round": checkpoint.round}).encode()
@@ -81,8 +81,8 @@ def _read(path: Path, server_type: type[Record]) -> Checkpoint | None:
         offset += 8 + length
     head, server, clients = parts
     states: dict[int, State] = {}
-    for name, leaf in safetensors.torch.load(clients).items():
-        client, _, key = name.partition("/")
+    for name, leaf in sorted(safetensors.torch.load(clients).items()):
+        client, _, key = name.split("/", maxsplit=2)
         states.setdefault(int(client), {})[key] = leaf
     try:
         return Checkpoint(json.loads(head)["round"], server_type.from_bytes(server), states)

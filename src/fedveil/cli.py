@@ -195,6 +195,8 @@ def partition(
 
 def main() -> None:
     """The entry point: errors a user can mend are one line, exit code 2."""
+    import fedveil.cli_privacy  # noqa: F401  its commands register themselves on the app
+
     try:
         app(standalone_mode=False)
     except typer.Exit as stop:

@@ -62,7 +62,10 @@ class Record:
     def head(self) -> dict[str, Any]:
         """Everything but the tensors, as JSON."""
         empty = [f.name for f in fields(self) if isinstance(v := getattr(self, f.name), dict) and not v]
-        return {"kind": type(self).__name__, "scalars": self.scalars(), "empty": empty}
+        order = list(
+            self.tensors()
+        )  # noise is drawn leaf by leaf, so the order of leaves is part of the record
+        return {"kind": type(self).__name__, "scalars": self.scalars(), "empty": empty, "order": order}
 
     @classmethod
     def assemble(cls, head: dict[str, Any], tensors: dict[str, Tensor]) -> Self:
@@ -70,6 +73,7 @@ class Record:
         try:
             kind = str(head["kind"])
             values: dict[str, Any] = dict(head["scalars"]) | {str(name): {} for name in head["empty"]}
+            tensors = {str(name): tensors[name] for name in head["order"]}
         except (KeyError, TypeError, ValueError) as error:
             raise MessageError(f"not a {cls.__name__}: its header is damaged") from error
         if kind != cls.__name__:

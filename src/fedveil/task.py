@@ -7,11 +7,13 @@ network runs client by client, or vectorised by `torch.func.vmap` where several 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -187,13 +189,12 @@ class Task:
         dtype = batch.x.dtype if batch.x.is_floating_point() else torch.get_default_dtype()
         masks = []
         for layer, shape in zip(self._dropouts, shapes, strict=True):
-            size = int(np.prod(shape, dtype=np.int64))
-            words = np.zeros((k, b * size), dtype=np.uint16)
-            for row, stream, count in zip(words, rng, counts, strict=True):
-                drawn = count * size
-                row[:drawn] = np.frombuffer(stream.bytes(2 * drawn), dtype=np.uint16)
-            kept = torch.from_numpy(words >= round(layer.p * 65536)).to(self.device, dtype)
-            masks.append(kept.mul_(1 / (1 - layer.p)).reshape(k, b, *shape))
+            size = math.prod(shape)
+            kept = np.zeros((k, b * size), dtype=np.uint8)
+            for row, stream, count in zip(kept, rng, counts, strict=True):
+                row[: count * size] = _kept(stream, count * size, layer.p)
+            mask = torch.from_numpy(kept).to(self.device, dtype).mul_(1 / (1 - layer.p))
+            masks.append(mask.reshape(k, b, *shape))
         return masks
 
     def _shapes_of_dropouts(self, x: Tensor) -> list[tuple[int, ...]]:
@@ -229,6 +230,14 @@ class Task:
         self, w: Params, x: Tensor, y: Tensor, weights: Tensor, drop: Sequence[Tensor] | None
     ) -> Tensor:
         return (self.example_loss(self._call(w, x, drop), y) * weights).sum()
+
+
+def _kept(stream: np.random.Generator, count: int, p: float) -> npt.NDArray[np.uint8]:
+    """1 with probability 1 - p, else 0: one random bit each for p = 1/2, else sixteen."""
+    if p == 0.5:
+        return np.unpackbits(np.frombuffer(stream.bytes((count + 7) // 8), dtype=np.uint8), count=count)
+    words = np.frombuffer(stream.bytes(2 * count), dtype=np.uint16)
+    return (words >= round(p * 65536)).astype(np.uint8)
 
 
 def _build(make: Callable[[], nn.Module], seed: int) -> nn.Module:

@@ -24,7 +24,7 @@ from fedveil.streams import ClientStreams, Stream
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 UploadRelease = Callable[[Tensor, Sequence[Stream]], Tensor]
-"""Updates `[n, d]` of n clients and their n noise streams to the uploads that the adversary sees, `[n, d]`."""
+"""Updates `[n, d]` of n clients and their n noise streams to the uploads that are seen, `[n, d]`."""
 
 GDP_NOTE = "assumes that the noise is Gaussian; it can exceed the truth"
 _CHUNK_VALUES = 2**22
@@ -51,6 +51,21 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return float(brentq(excess, 0.0, mu * mu / 2 + 40 * mu + 1))
 
 
+def declared_p_value(inside: Floats, outside: Floats, multiplier: float) -> float:
+    """The chance of arms this far apart under a Gaussian mechanism of `multiplier` or more.
+
+    Under the declaration the arms are normal with one spread s and means at most s / `multiplier` apart. The
+    distance in units of the pooled spread then is, for 20 samples and more, normal to good accuracy.
+    """
+    n, m = len(inside), len(outside)
+    spread = math.sqrt(((n - 1) * inside.var(ddof=1) + (m - 1) * outside.var(ddof=1)) / (n + m - 2))
+    if spread == 0:
+        return 0.0 if inside.mean() != outside.mean() else 1.0
+    declared = 1 / multiplier
+    error = math.sqrt(1 / n + 1 / m + declared**2 / (2 * (n + m - 2)))
+    return float(norm.sf((abs(inside.mean() - outside.mean()) / spread - declared) / error))
+
+
 def audit_samples(
     with_canary: Floats,
     without_canary: Floats,
@@ -58,10 +73,12 @@ def audit_samples(
     delta: float,
     confidence: float = 0.95,
     choosing: float = 0.2,
+    declared_multiplier: float | None = None,
 ) -> AuditFinding:
     """A lower bound on epsilon from observations with and without the canary (higher = more like "with").
 
     The first `choosing` share of each arm picks the threshold; the rest, independent of it, gives the bound.
+    With `declared_multiplier` the arms are also tested against the Gaussian mechanism they should come from.
     """
     arms = [np.asarray(arm, dtype=np.float64) for arm in (with_canary, without_canary)]
     if any(arm.ndim != 1 or len(arm) < 20 or not np.isfinite(arm).all() for arm in arms):
@@ -78,7 +95,8 @@ def audit_samples(
     shift = float(arms[0].mean() - arms[1].mean())
     estimate = gaussian_epsilon(abs(shift) / spread, delta) if spread > 0 else math.inf
     samples = len(arms[0]) + len(arms[1])
-    return AuditFinding("canary clients", bound, confidence, samples, delta, estimate, GDP_NOTE)
+    p = None if declared_multiplier is None else declared_p_value(arms[0], arms[1], declared_multiplier)
+    return AuditFinding("canary clients", bound, confidence, samples, delta, estimate, GDP_NOTE, p)
 
 
 def _errors(inside: Floats, outside: Floats, threshold: float) -> tuple[int, int]:
@@ -106,14 +124,20 @@ def _best_threshold(
     """
     spread = max(float(inside.std()), float(outside.std()), 1e-300)
     low, high = float(outside.mean()), float(inside.mean())
-    best, chosen = -1.0, ((low + high) / 2, False)
-    for threshold in np.linspace(min(low, high) - 5 * spread, max(low, high) + 5 * spread, 201):
-        rates = (norm.cdf((threshold - high) / spread), norm.sf((threshold - low) / spread))
-        errors = (round(rates[0] * trials[0]), round(rates[1] * trials[1]))
-        for flipped, value in enumerate(_bound(errors, trials, delta, confidence)):
-            if value > best:
-                best, chosen = value, (float(threshold), bool(flipped))
-    return chosen
+    thresholds = np.linspace(min(low, high) - 5 * spread, max(low, high) + 5 * spread, 201)
+    each = 1 - (1 - confidence) / 2
+    upper = []
+    for rates, n in (
+        (norm.cdf((thresholds - high) / spread), trials[0]),
+        (norm.sf((thresholds - low) / spread), trials[1]),
+    ):
+        events = np.minimum(np.round(rates * n), n - 1)
+        upper.append(beta.ppf(each, events + 1, n - events))
+    fnr, fpr = upper
+    forward = np.log(np.maximum(1 - delta - fnr, 1e-300) / fpr)
+    backward = np.log(np.maximum(1 - delta - fpr, 1e-300) / fnr)
+    flipped = bool(backward.max() > forward.max())
+    return float(thresholds[int((backward if flipped else forward).argmax())]), flipped
 
 
 def dirac_canary(dimension: int, size: float, coordinate: int = 0) -> Tensor:
@@ -133,6 +157,7 @@ def audit_upload(
     samples: int = 20_000,
     confidence: float = 0.95,
     exaggeration: float = 10.0,
+    declared_multiplier: float | None = None,
 ) -> AuditFinding:
     """Release `samples` uploads with a canary and as many with an empty update, and tell them apart.
 
@@ -143,7 +168,9 @@ def audit_upload(
         _observe(release, update, samples, ClientStreams(seed, arm, ()))
         for arm, update in enumerate((canary, torch.zeros(dimension)))
     ]
-    return audit_samples(arms[0], arms[1], delta=delta, confidence=confidence)
+    return audit_samples(
+        arms[0], arms[1], delta=delta, confidence=confidence, declared_multiplier=declared_multiplier
+    )
 
 
 def _observe(release: UploadRelease, update: Tensor, samples: int, streams: ClientStreams) -> Floats:

@@ -11,6 +11,8 @@ class AuditFinding:
     """With probability `confidence` over the audit's own randomness, epsilon is at least `lower_bound`.
 
     `estimate` is a best guess that may exceed the truth; it is never a bound, and `estimate_note` says why.
+    `p_value` is the chance, at most, of observations like these if the mechanism were the one it is declared
+    to be. It finds broken ones where the bound cannot: n samples never bound epsilon by more than log n.
     """
 
     kind: str
@@ -20,10 +22,16 @@ class AuditFinding:
     delta: float
     estimate: float | None = None
     estimate_note: str = ""
+    p_value: float | None = None
 
     def contradicts(self, proven: float | None) -> bool:
         """Whether the mechanism leaks more than was proven: then mechanism or proof is broken."""
         return proven is not None and self.lower_bound > proven
+
+    def broken(self, proven: float | None) -> bool:
+        """Whether the audit refutes the mechanism: its epsilon, or that it is the declared one."""
+        undeclared = self.p_value is not None and self.p_value < 1 - self.confidence
+        return self.contradicts(proven) or undeclared
 
     def to_json(self) -> dict[str, Any]:
         row: dict[str, Any] = {
@@ -35,6 +43,8 @@ class AuditFinding:
         }
         if self.estimate is not None:
             row |= {"estimate": self.estimate, "estimate_note": self.estimate_note}
+        if self.p_value is not None:
+            row["p_value"] = self.p_value
         return row
 
     def in_words(self, proven: float | None = None) -> str:
@@ -46,4 +56,6 @@ class AuditFinding:
             text += f" Estimate, not a bound: {self.estimate:.2f} ({self.estimate_note})."
         if self.contradicts(proven):
             text += f" BROKEN: {proven:.2f} was claimed to be proven."
+        elif self.broken(proven):
+            text += f" BROKEN: this is not the mechanism that was declared (p = {self.p_value:.1g})."
         return text

@@ -57,7 +57,7 @@ def lower_bound(right: int, guesses: int, canaries: int, delta: float, confidenc
 def one_run(
     scores: Floats, included: Bools, *, guesses: int, delta: float, confidence: float = 0.95
 ) -> AuditFinding:
-    """Guess "in" for the highest `guesses`/2 scores and "out" for the lowest, and bound epsilon by the result.
+    """Guess "in" for the highest `guesses`/2 scores, "out" for the lowest, and bound epsilon by the result.
 
     `scores[i]` should be high if canary i seems to be in; `included[i]` is its coin. `guesses` must have been
     chosen without looking at the scores.
@@ -84,7 +84,8 @@ def random_canaries(count: int, dimension: int, norm: float, stream: Stream) -> 
     """`count` contributions of length `norm` in independent random directions, `[count, dimension]`."""
     rows = [torch.from_numpy(stream.standard_normal(dimension)).float() for _ in range(count)]
     stacked = torch.stack(rows)
-    return stacked * (norm / stacked.norm(dim=1, keepdim=True))
+    lengths: Tensor = torch.linalg.vector_norm(stacked, dim=1, keepdim=True)
+    return stacked * (norm / lengths)
 
 
 def audit_sum(

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from fedveil.data.dataset import Dataset, Examples, Normalise, images_from_bytes, labels_from
-from fedveil.data.files import find, locate, read_bytes
+from fedveil.data.files import find_together, locate, not_found, read_bytes
 from fedveil.errors import DataError, InputError
 
 CIFAR10_CLASSES = (
@@ -65,24 +65,23 @@ def load_cifar10(
 
     "dataset" is mean 0.5 and std 0.5 in each channel. The summary says how many batches were found.
     """
-    names = [f"data_batch_{number}" for number in range(1, 6)]
-    found = {name: path for name in names if (path := find(_candidates10(name), data_dir)) is not None}
-    how_to_get = (
-        "Put the binary version of CIFAR-10 (data_batch_1.bin to data_batch_5.bin and test_batch.bin, or the "
-        "same with .xz) in cifar-10-batches-bin/ in one of these folders."
-    )
-    if not found:
-        locate(_candidates10(names[0]), data_dir, what="cifar10: data_batch_1.bin", how_to_get=how_to_get)
-    test_path = locate(
-        _candidates10("test_batch"), data_dir, what="cifar10: test_batch.bin", how_to_get=how_to_get
-    )
+    names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+    paths = find_together([_candidates10(name) for name in names], data_dir, at_least=2)
+    if paths is None:
+        raise not_found(
+            _candidates10("data_batch_1") + _candidates10("test_batch"),
+            data_dir,
+            what="cifar10: a training batch and test_batch.bin in the same place",
+            how_to_get="Put the binary version of CIFAR-10 (data_batch_1.bin to data_batch_5.bin and "
+            "test_batch.bin, or the same with .xz) in cifar-10-batches-bin/ in one of these folders.",
+        )
+    found = {name: path for name, path in zip(names, paths, strict=True) if path is not None}
 
     def read(name: str, path: Path) -> tuple[np.ndarray, np.ndarray]:
         if _is_binary(path):
             return read_cifar_binary(path, label_bytes=1, num_classes=10, sha256=KNOWN_SHA256.get(name))
         return read_cifar_pickle(path, b"labels", num_classes=10)
 
-    found["test_batch"] = test_path
     with ThreadPoolExecutor(len(found)) as pool:  # decompression leaves the interpreter free
         *batches, test = pool.map(read, found.keys(), found.values())
     train = (np.concatenate([pixels for pixels, _ in batches]), np.concatenate([y for _, y in batches]))

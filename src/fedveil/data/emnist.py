@@ -1,7 +1,7 @@
 """EMNIST (Cohen et al., 2017): the official IDX files, or the ByClass test split packed as WebP sheets.
 
 The IDX files hold characters transposed; here they stand upright. The sheets hold 116323 characters and no
-training split, so a seeded sixth-sevenths of every class become the training split. Where both exist the
+training split, so six sevenths of every class, fixed by a seed, become it. Where both exist the
 IDX files are used, and the summary says which were.
 """
 
@@ -24,7 +24,7 @@ from fedveil.data.dataset import (
     stratified_split,
 )
 from fedveil.data.digits import DIGITS, MNIST_MEAN, MNIST_STD
-from fedveil.data.files import find, not_found, read_bytes
+from fedveil.data.files import find, find_together, not_found, read_bytes
 from fedveil.data.idx import read_idx_pair
 from fedveil.data.pictures import open_picture
 from fedveil.errors import DataError
@@ -78,8 +78,8 @@ def load_emnist(
         for split in ("train", "test")
         for kind in ("images-idx3", "labels-idx1")
     ]
-    idx = [find(_idx_candidates(stem), data_dir) for stem in stems]
-    if None not in idx:
+    idx = find_together([_idx_candidates(stem) for stem in stems], data_dir)
+    if idx is not None:
         paths = [path for path in idx if path is not None]
         pairs = (_read_idx(variant, *paths[:2]), _read_idx(variant, *paths[2:]))
         examples, mean, std = _examples(pairs, normalise, pad_to)
@@ -87,7 +87,7 @@ def load_emnist(
         return Dataset(name, examples[0], examples[1], _CLASSES[variant], mean, std, summary)
     index = find([f"{folder}/test.json" for folder in _SHEET_FOLDERS], data_dir)
     if index is None:
-        missing = stems[idx.index(None)]
+        missing = next((stem for stem in stems if find(_idx_candidates(stem), data_dir) is None), stems[0])
         raise not_found(
             [*_idx_candidates(missing), "emnist-byclass-test/test.json"],
             data_dir,

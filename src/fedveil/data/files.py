@@ -43,6 +43,21 @@ def find(candidates: Sequence[str], data_dir: Path | str | None = None) -> Path 
     return None
 
 
+def find_together(
+    files: Sequence[Sequence[str]], data_dir: Path | str | None = None, *, at_least: int | None = None
+) -> list[Path | None] | None:
+    """Files that belong together, all from the first place that has them, so that copies never mix.
+
+    Each file is given by its candidates. A place must hold all of them, or `at_least` so many, and the last.
+    """
+    for place in places(data_dir):
+        found = [next((place / name for name in names if (place / name).is_file()), None) for names in files]
+        present = sum(path is not None for path in found)
+        if found[-1] is not None and present >= (len(files) if at_least is None else at_least):
+            return found
+    return None
+
+
 def locate(
     candidates: Sequence[str], data_dir: Path | str | None = None, *, what: str, how_to_get: str
 ) -> Path:

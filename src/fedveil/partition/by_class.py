@@ -24,9 +24,8 @@ def class_groups(y: Tensor, groups: Sequence[Sequence[int]], *, allow_empty: boo
     FedLAP-DP's setting is `[(5, 6), (1, 2), (0, 8), (9, 3), (4, 7)]`.
     """
     labels = labels_array(y)
-    if not all(isinstance(group, (list, tuple)) for group in (groups, *groups)) or not all(
-        type(label) is int for group in groups for label in group
-    ):
+    listed = isinstance(groups, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in groups)
+    if not listed or not all(type(label) is int for group in groups for label in group):
         raise InputError("groups", groups, "not groups of classes", "Give a list of lists of classes.")
     flat = [label for group in groups for label in group]
     if len(flat) != len(set(flat)):

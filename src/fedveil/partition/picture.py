@@ -35,16 +35,18 @@ def counts_table(
 ) -> Table:
     """A table with a row per client, the first `max_clients` of them, and a sum over all.
 
-    Up to twelve classes have a column each, where a count above half the largest is bold and zero is a dot;
-    of more classes it tells how many a client holds and which is its largest.
+    Up to twelve classes have a column each if that fits 80 characters, where a count above half the largest
+    is bold and zero is a dot; otherwise it tells how many classes a client holds and which is its largest.
     """
     names = _class_names(counts, classes)
-    wide = len(names) > _COLUMNS_UP_TO
-    heads = ["classes", "largest class"] if wide else names
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
-    table.add_column("client", justify="right", min_width=6)
     least = len(str(int(counts.sum(0).max())))
-    room = (_TERMINAL - 16) // len(heads) - 2  # long names give way, numbers never do
+    total_width = len(str(int(counts.sum())))
+    wide = len(names) > _COLUMNS_UP_TO or 9 + len(names) * (least + 1) + total_width > _TERMINAL
+    heads = ["classes", "largest class"] if wide else names
+    gap = 1 if 10 + len(heads) * (least + 2) + total_width <= _TERMINAL else 0
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 0, 0, gap), pad_edge=False)
+    table.add_column("client", justify="right", min_width=6)
+    room = (_TERMINAL - 10 - total_width) // len(heads) - 1 - gap  # long names give way, numbers never do
     for head in heads:
         table.add_column(
             head,
@@ -54,7 +56,7 @@ def counts_table(
             overflow="ellipsis",
             no_wrap=True,
         )
-    table.add_column("all", justify="right", style="bold", min_width=len(str(int(counts.sum()))))
+    table.add_column("all", justify="right", style="bold", min_width=total_width)
     most = int(counts.max())
     rows = counts.tolist()
     for client, row in enumerate(rows[:max_clients]):

@@ -49,7 +49,7 @@ def bernoulli_exp(numerator: Ints, denominator: int, stream: Stream) -> Bools:
 
 
 def _bernoulli_exp_small(numerator: Ints, denominator: int, stream: Stream) -> Bools:
-    """exp(-x) for x in [0, 1]: coins of x/1, x/2, x/3, ... until one fails; True if that took an odd number."""
+    """exp(-x) for x in [0, 1]: coins of x/1, x/2, x/3, ... until one fails; True if their number is odd."""
     result = np.zeros(len(numerator), dtype=np.bool_)
     left = np.arange(len(numerator))
     count = 1

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import dp_accounting
 import numpy as np
@@ -52,11 +52,15 @@ __all__ = [
     "Mechanism",
     "SparseVector",
     "TopKGaussian",
+    "add_noise",
     "clip_examples",
     "clip_layers",
     "clip_rows",
     "clip_rows_l1",
 ]
+
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Mechanism(Protocol):
@@ -74,6 +78,11 @@ class Mechanism(Protocol):
 def _check_multiplier(field: str, value: float) -> None:
     if not (math.isfinite(value) and value > 0):
         raise InputError(field, value, "is not a noise level", "Use a positive finite number.")
+
+
+def add_noise(params: Params, std: float, streams: Sequence[Stream]) -> Params:
+    """Normal noise of `std` on the clients' values `[K, ...]`, row k from stream k."""
+    return {name: leaf + std * normal(streams, leaf.shape[1:], leaf) for name, leaf in params.items()}
 
 
 def _check_streams(value: Params, streams: Sequence[Stream]) -> None:
@@ -103,9 +112,7 @@ class Gaussian:
 
     def perturb(self, clipped: Params, streams: Sequence[Stream]) -> Params:
         """Noise on what was bounded already, such as a sum of clipped examples `[K, ...]`."""
-        return {
-            name: leaf + self.std * normal(streams, leaf.shape[1:], leaf) for name, leaf in clipped.items()
-        }
+        return add_noise(clipped, self.std, streams)
 
     def event(self) -> dp_accounting.DpEvent:
         return dp_accounting.GaussianDpEvent(self.multiplier)
@@ -176,7 +183,7 @@ class Grid:
     def linf(self) -> float:
         return float(math.ceil(self.clip / self.spacing))
 
-    def round(self, row: integers.Ints, stream: Stream) -> integers.Ints:
+    def round(self, row: Floats, stream: Stream) -> integers.Ints:
         """`row` (float64, clipped) in grid steps, rounded at random without bias but for the rejections."""
         steps = row / self.spacing
         low = np.floor(steps)
@@ -292,7 +299,7 @@ class Binomial:
         ]
         return _from_grid(noisy, self.spacing, value)
 
-    def event(self) -> None:
+    def event(self) -> dp_accounting.DpEvent | None:
         return None
 
     def protection(self) -> ApproximateDP:
@@ -337,7 +344,7 @@ class SparseVector:
         first = next(iter(value.values()))
         return unflatten(torch.from_numpy(out).to(first.dtype), value)
 
-    def event(self) -> None:
+    def event(self) -> dp_accounting.DpEvent | None:
         return None
 
     def protection(self) -> PureDP:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -42,15 +43,25 @@ class Trained:
 
 
 @dataclass(frozen=True)
+class _Step:
+    """One step of a stack: the first `active` clients take a batch of up to `width` examples."""
+
+    active: int
+    width: int
+    full: bool
+
+
+@dataclass(frozen=True)
 class _Walk:
-    """The order in which the clients of a stack see their examples, longest client first."""
+    """The order in which the clients of a stack see their examples, longest client first.
+
+    `rows[s, k]` are the places of client k's batch s in the stack's examples laid end to end.
+    """
 
     order: list[int]
-    positions: Tensor
-    counts: np.ndarray
-
-    def active(self, step: int) -> int:
-        return int((self.counts[step] > 0).sum())
+    rows: Tensor
+    counts: npt.NDArray[np.int64]
+    steps: list[_Step]
 
 
 def local_sgd(
@@ -75,47 +86,59 @@ def local_sgd(
     """
     walk = _walk(data, batch_size, epochs, steps, streams)
     k = data.count
+    sorted_already = walk.order == list(range(k))
     back = np.argsort(np.asarray(walk.order))
     anchor = {name: _own_rows(leaf, walk.order) for name, leaf in w.items()}
     params = {name: leaf.clone(memory_format=torch.contiguous_format) for name, leaf in anchor.items()}
     velocity = {name: torch.zeros_like(leaf) for name, leaf in params.items()} if momentum else None
     shift = None if correction is None else rows(correction, walk.order)
-    ordered = data if walk.order == list(range(k)) else data.rows(walk.order)
+    x, y = data.x.flatten(0, 1), data.y.flatten(0, 1)
     dropout = streams.rows(walk.order).of_round("dropout")
     losses = torch.zeros(k, dtype=torch.float64) if track_loss else None
     update = _Update(lr, momentum, weight_decay, proximal)
 
-    for step in range(len(walk.counts)):
-        active = walk.active(step)
-        batch = _batch(ordered, walk, step, active)
-        now = {name: leaf[:active] for name, leaf in params.items()}
-        state = _Running(
-            now,
-            {name: leaf[:active] for name, leaf in anchor.items()},
-            None if velocity is None else {name: leaf[:active] for name, leaf in velocity.items()},
-            None if shift is None else {name: leaf[:active] for name, leaf in shift.items()},
-        )
+    state = _Running(params, anchor, velocity, shift)
+    active = k
+    for number, step in enumerate(walk.steps):
+        if step.active != active:
+            active = step.active
+            state = state.first(active)
+        batch = _batch(x, y, walk, number, step)
         if losses is not None:
-            counts = torch.from_numpy(walk.counts[step, :active])
-            seen = task.loss(now, batch).double().cpu() * counts
+            counts = torch.from_numpy(walk.counts[number, :active])
+            seen = task.loss(state.w, batch).double().cpu() * counts
             losses[:active] += seen / data.sizes.cpu()[walk.order[:active]]
         if task.chain is not None:
             _chain_step(task, batch, dropout[:active], state, update)
         else:
-            gradient = task.grad(now, batch, dropout[:active])
-            update.apply(state, gradient)
+            update.apply(state, task.grad(state.w, batch, dropout[:active]))
 
-    trained = {name: leaf[back] if walk.order != list(range(k)) else leaf for name, leaf in params.items()}
+    trained = {name: leaf if sorted_already else leaf[back] for name, leaf in params.items()}
     taken = torch.from_numpy((walk.counts > 0).sum(0)[back]) if len(walk.counts) else torch.zeros(k)
     return Trained(trained, taken.to(torch.int64), None if losses is None else losses[back])
 
 
 @dataclass(frozen=True)
 class _Running:
+    """What a step reads and writes; all of it in the order of the walk."""
+
     w: Params
     anchor: Params
     velocity: Params | None
     shift: Params | None
+
+    def first(self, active: int) -> _Running:
+        """Views of the clients that are not done yet."""
+
+        def cut(tree: Params) -> Params:
+            return {name: leaf[:active] for name, leaf in tree.items()}
+
+        return _Running(
+            cut(self.w),
+            cut(self.anchor),
+            None if self.velocity is None else cut(self.velocity),
+            None if self.shift is None else cut(self.shift),
+        )
 
 
 @dataclass(frozen=True)
@@ -188,23 +211,25 @@ def _chain_step(
             update.pull(state, factor.layer.bias)
 
 
-def _batch(data: ClientData, walk: _Walk, step: int, active: int) -> Batch:
-    width = int(walk.counts[step, :active].max())
-    positions = walk.positions[step, :active, :width]
-    counts = walk.counts[step, :active]
+def _batch(x: Tensor, y: Tensor, walk: _Walk, number: int, step: _Step) -> Batch:
+    rows = walk.rows[number, : step.active, : step.width]
+    flat = rows.reshape(-1)
     mask = None
-    if (counts < width).any():
-        mask = (torch.arange(width) < torch.from_numpy(counts)[:, None]).to(data.x.device)
-    if active == data.count:
-        return data.take(positions, mask)
-    return ClientData(data.x[:active], data.y[:active], data.sizes[:active]).take(positions, mask)
+    if not step.full:
+        counts = torch.from_numpy(walk.counts[number, : step.active])
+        mask = (torch.arange(step.width) < counts[:, None]).to(x.device)
+    return Batch(
+        x.index_select(0, flat).reshape(*rows.shape, *x.shape[1:]),
+        y.index_select(0, flat).reshape(*rows.shape, *y.shape[1:]),
+        mask,
+    )
 
 
 def _walk(data: ClientData, batch_size: int, epochs: int, steps: int | None, streams: ClientStreams) -> _Walk:
     """A fresh shuffle per epoch and client; the last batch of an epoch may be short."""
     sizes = data.sizes.tolist()
-    orders: list[np.ndarray] = []
-    counts: list[np.ndarray] = []
+    orders: list[npt.NDArray[np.int64]] = []
+    counts: list[npt.NDArray[np.int64]] = []
     for n, stream in zip(sizes, streams.of_round("batches"), strict=True):
         width = min(batch_size, n)
         per_epoch = math.ceil(n / width) if n else 0
@@ -212,21 +237,25 @@ def _walk(data: ClientData, batch_size: int, epochs: int, steps: int | None, str
         walks = np.zeros((passes, per_epoch * width), dtype=np.int64)
         for row in walks:
             row[:n] = stream.permutation(n)
-        order = walks.reshape(passes * per_epoch, width)
-        count = np.full((passes, per_epoch), width)
+        count = np.full((passes, per_epoch), width, dtype=np.int64)
         if per_epoch:
             count[:, -1] = n - (per_epoch - 1) * width
-        orders.append(order[:steps])
+        orders.append(walks.reshape(passes * per_epoch, width)[:steps])
         counts.append(count.reshape(-1)[:steps])
     by_length = sorted(range(len(sizes)), key=lambda i: (-len(orders[i]), i))
     longest = max((len(order) for order in orders), default=0)
     widest = max((order.shape[1] for order in orders), default=0)
-    positions = np.zeros((longest, len(sizes), widest), dtype=np.int64)
+    rows = np.zeros((longest, len(sizes), widest), dtype=np.int64)
     taken = np.zeros((longest, len(sizes)), dtype=np.int64)
     for place, i in enumerate(by_length):
-        positions[: len(orders[i]), place, : orders[i].shape[1]] = orders[i]
+        rows[: len(orders[i]), place, : orders[i].shape[1]] = orders[i] + i * data.largest
         taken[: len(orders[i]), place] = counts[i]
-    return _Walk(by_length, torch.from_numpy(positions).to(data.x.device), taken)
+    active = (taken > 0).sum(1)
+    plan = [
+        _Step(int(a), int(row[:a].max()), bool((row[:a] == row[0]).all()))
+        for a, row in zip(active, taken, strict=True)
+    ]
+    return _Walk(by_length, torch.from_numpy(rows).to(data.x.device), taken, plan)
 
 
 def _own_rows(leaf: Tensor, order: Sequence[int]) -> Tensor:

@@ -1,0 +1,34 @@
+# Two commands do everything on a fresh machine with Python 3.11 or newer: `make demo` and `make test`.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test lint slow bench clean
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(READY)
+
+demo: $(READY)
+	$(BIN)/fedveil compare experiments/demo.toml --methods fedavg,udp-fedavg --report results/demo/report.html
+
+test: $(READY)
+	$(BIN)/python -m pytest -q
+
+slow: $(READY)
+	$(BIN)/python -m pytest -q -m slow
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python benchmarks/simulator.py
+	$(BIN)/python benchmarks/t_tsvd.py
+	$(BIN)/python benchmarks/per_example.py
+	$(BIN)/python benchmarks/accounting.py
+
+clean:
+	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

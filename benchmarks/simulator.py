@@ -1,0 +1,163 @@
+"""The simulator against a plain per-client PyTorch loop, interleaved in one run, as ratios.
+
+W1: 10 clients x 600 examples of 784 features, MLP-2, batch 64, 30 epochs.
+W5: 1000 clients x 60 examples, MLP-2, batch 64, one epoch.
+W2: LeNet-5, 10 clients x 500 images 3x32x32, batch 64, one epoch.
+Both sides train the same model with dropout from the same start and average the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+import fedveil
+from fedveil.data.client_data import ArrayClients
+from fedveil.engines.simulation import Simulation
+from fedveil.methods.fedavg import FedAvg
+from fedveil.methods.method import At
+from fedveil.streams import ServerStreams
+from fedveil.task import Task
+
+
+@dataclass(frozen=True)
+class Workload:
+    name: str
+    model: str
+    input_shape: tuple[int, ...]
+    classes: int
+    clients: int
+    examples: int
+    epochs: int
+    target: float
+
+    def multiply_adds(self) -> float:
+        """Of one round: forward, gradients of weights, gradients of activations (not of the input)."""
+        model = fedveil.make_model(self.model, self.input_shape, self.classes, seed=0)
+        return 2.0 * layer_work(model, self.input_shape) * self.clients * self.examples * self.epochs
+
+
+def layer_work(model: nn.Module, shape: tuple[int, ...]) -> float:
+    """Multiply-adds of one example's step: three products per layer, two for the first."""
+    sizes: list[float] = []
+
+    def measure(layer: nn.Module, _inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        if isinstance(layer, nn.Linear):
+            sizes.append(float(layer.weight.numel()))
+        elif isinstance(layer, nn.Conv2d):
+            sizes.append(float(layer.weight.numel() * output.shape[2] * output.shape[3]))
+
+    hooks = [layer.register_forward_hook(measure) for layer in model.modules()]
+    model(torch.zeros(1, *shape))
+    for hook in hooks:
+        hook.remove()
+    return 3 * sum(sizes) - sizes[0]
+
+
+WORKLOADS = {
+    "W1": Workload("W1", "mlp-2", (784,), 47, 10, 600, 30, 4.0),
+    "W5": Workload("W5", "mlp-2", (784,), 47, 1000, 60, 1, 6.0),
+    "W2": Workload("W2", "lenet-5", (3, 32, 32), 10, 10, 500, 1, 1.3),
+}
+
+
+def plain_round(model: nn.Module, clients: ArrayClients, epochs: int) -> dict[str, torch.Tensor]:
+    """FedAvg as one writes it first: one client after the other, one optimizer each, default threads."""
+    start = {name: leaf.clone() for name, leaf in model.state_dict().items()}
+    total = {name: torch.zeros_like(leaf) for name, leaf in start.items()}
+    model.train()
+    for part in clients.parts:
+        model.load_state_dict(start)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x, y = clients.x[part], clients.y[part]
+        for _ in range(epochs):
+            order = torch.randperm(len(y))
+            for begin in range(0, len(y), 64):
+                index = order[begin : begin + 64]
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(x[index]), y[index])
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+        for name, leaf in model.state_dict().items():
+            total[name] += leaf / len(clients.parts)
+    model.load_state_dict(start)
+    return total
+
+
+def measure(workload: Workload, repeats: int, peak: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    count = workload.clients * workload.examples
+    x = torch.randn(count, *workload.input_shape, generator=generator)
+    y = torch.randint(0, workload.classes, (count,), generator=generator)
+    clients = ArrayClients(x, y, list(torch.arange(count).reshape(workload.clients, -1)))
+    task = Task(lambda: fedveil.make_model(workload.model, workload.input_shape, workload.classes))
+    method = FedAvg(lr=0.1, epochs=workload.epochs, batch_size=64)
+    plan = fedveil.make_plan(clients, rounds=1000, sampler="all")
+    engine = Simulation(task, clients, method, plan, seed=0)
+    server = method.init_server(task.init(0), plan)
+    cohort = range(workload.clients)
+    model = fedveil.make_model(workload.model, workload.input_shape, workload.classes, seed=0)
+    rounds = 0
+
+    def ours() -> None:
+        nonlocal rounds
+        rounds += 1
+        at = At(plan, rounds)
+        answers = engine.exchange(cohort, method.broadcast(at, server, cohort), at)
+        method.server_update(task, at, server, answers.clients, answers.up, ServerStreams(0, rounds))  # type: ignore[arg-type]
+
+    times: dict[str, list[float]] = {"ours": [], "plain": []}
+    candidates: list[tuple[str, Callable[[], object]]] = [
+        ("ours", ours),
+        ("plain", lambda: plain_round(model, clients, workload.epochs)),
+    ]
+    for _, candidate in candidates:
+        candidate()
+    for _ in range(repeats):
+        for name, candidate in candidates:
+            began = time.perf_counter()
+            candidate()
+            times[name].append(time.perf_counter() - began)
+    engine.close()
+    ours_s, plain_s = (statistics.median(times[name]) for name in ("ours", "plain"))
+    ratios = sorted(p / o for o, p in zip(times["ours"], times["plain"], strict=True))
+    rate = workload.multiply_adds() / ours_s / 1e9
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(
+        f"{workload.name}  plain {plain_s:6.2f} s  ours {ours_s:6.2f} s  "
+        f"ratio {statistics.median(ratios):5.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f}), expected {workload.target}  "
+        f"{rate:5.0f} GFLOP/s = {100 * rate / peak:3.0f} % of peak  memory {memory:.2f} GiB"
+    )
+
+
+def matmul_peak() -> float:
+    """GFLOP/s of a large product with all threads, the best of several."""
+    a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
+    best = 0.0
+    for _ in range(6):
+        began = time.perf_counter()
+        torch.mm(a, b)
+        best = max(best, 2 * 2048**3 / (time.perf_counter() - began) / 1e9)
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workloads", default="W1,W5,W2")
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+    peak = matmul_peak()
+    print(f"{torch.get_num_threads()} threads, matmul peak {peak:.0f} GFLOP/s")
+    for name in arguments.workloads.split(","):
+        measure(WORKLOADS[name], arguments.repeats, peak)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,533 @@
+"""Gradients of every single example, and their clipped sum, for one client's model.
+
+Book-keeping: one forward and one backward pass with respect to the outputs of the layers only. With layer
+input `a_i` and output gradient `g_i` of example i, a linear layer has the gradient `g_i a_i^T`, whose norm is
+`|g_i| |a_i|` and whose weighted sum over examples is one matrix product; convolutions unfold their input and
+multiply; norms and biases sum over positions. No second backward pass, no gradient of the batch that is
+thrown away. Modules with other parametrised layers, shared parameters or layers used twice take `vmap(grad)`,
+or a plain loop where that is not possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedveil.errors import DivergedError, InputError
+from fedveil.streams import Stream
+from fedveil.tree import Params
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+_STORED_BYTES = 96 * 2**20  # per-example gradients that are held at a time
+_UNFOLDED_BYTES = 2**20  # unfolded inputs of a convolution that are held at a time: they should stay in cache
+_ACTIVATION_BYTES = 8 * 2**20  # the largest output of a layer: above it, fresh memory costs more than work
+_FIRST = 16  # examples of the first micro-batch, which shows how large the outputs are
+
+
+def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    """The cross entropy of every example, `[B]`."""
+    return nn.functional.cross_entropy(outputs, y, reduction="none")
+
+
+def clipped_gradient_sum(
+    module: nn.Module,
+    params: Params,
+    x: Tensor,
+    y: Tensor,
+    clip: float,
+    *,
+    loss: Loss = cross_entropy,
+    mask: Tensor | None = None,
+    micro_batch: int | None = None,
+    dropout: Stream | None = None,
+) -> tuple[Params, Tensor]:
+    """`sum_i min(1, clip / |g_i|) g_i` over the examples, and the norms `|g_i|` `[B]` before clipping.
+
+    `g_i` is the gradient of `loss(module(x_i), y_i)` with respect to all of `params` taken as one vector
+    (others keep the values of the module). Norms are in float64. What one example adds never exceeds
+    `clip * (1 + 1e-6)`. Examples where `mask` is false add nothing and have norm 0. `micro_batch`, the
+    number of examples worked on at a time, changes the result by rounding only. Dropout masks come from the
+    stream `dropout`; without it there is no dropout. The module is left as it was. A gradient that is not
+    finite raises `DivergedError`.
+    """
+    if isinstance(clip, bool) or not clip > 0:
+        raise InputError("clip", clip, "must be above 0", "Use a positive norm, or infinity for no clipping.")
+    chosen = torch.arange(x.shape[0], device=x.device)
+    if mask is not None:
+        if mask.shape != x.shape[:1]:
+            raise InputError("mask", tuple(mask.shape), "is not one entry per example", "Give [B].")
+        chosen = chosen[mask.to(torch.bool)]
+        x, y = x.index_select(0, chosen), y.index_select(0, chosen)
+    total = {name: torch.zeros_like(leaf) for name, leaf in params.items()}
+    norms = torch.zeros(
+        mask.shape[0] if mask is not None else x.shape[0], dtype=torch.float64, device=x.device
+    )
+    for rows, parts in _parts(module, params, x, y, loss, micro_batch, dropout):
+        squares = torch.stack([part.squares() for part in parts]).sum(0)
+        part_norms = squares.sqrt()
+        if not bool(torch.isfinite(part_norms).all()):
+            bad = chosen[rows][~torch.isfinite(part_norms)].tolist()
+            raise DivergedError(f"the gradients of examples {bad[:5]} of the batch are not finite")
+        norms[chosen[rows]] = part_norms
+        factors = (clip / part_norms).clamp_max(1.0)  # a zero norm gives infinity, hence 1
+        for part in parts:
+            for name, leaf in part.weighted_sum(factors).items():
+                total[name] += leaf
+    return total, norms
+
+
+def per_example_gradients(
+    module: nn.Module,
+    params: Params,
+    x: Tensor,
+    y: Tensor,
+    *,
+    loss: Loss = cross_entropy,
+    dropout: Stream | None = None,
+) -> Params:
+    """The gradient of every example, leaves `[B, ...]` in the order of `params`."""
+    found: dict[str, list[Tensor]] = {name: [] for name in params}
+    for _, parts in _parts(module, params, x, y, loss, None, dropout):
+        for part in parts:
+            for name, leaf in part.gradients().items():
+                found[name].append(leaf)
+    return {
+        name: torch.cat(found[name]) if found[name] else leaf.new_zeros(0, *leaf.shape)
+        for name, leaf in params.items()
+    }
+
+
+class _Part:
+    """The per-example gradients of some parameters, held in whatever form is cheapest."""
+
+    def squares(self) -> Tensor:
+        """Squared norms `[b]` in float64."""
+        raise NotImplementedError
+
+    def weighted_sum(self, factors: Tensor) -> Params:
+        """`sum_i factors[i] * g_i`."""
+        raise NotImplementedError
+
+    def gradients(self) -> Params:
+        raise NotImplementedError
+
+
+@dataclass
+class _Explicit(_Part):
+    """Gradients `[b, ...]` held as they are."""
+
+    leaves: Params
+
+    def squares(self) -> Tensor:
+        return torch.stack([_square(leaf) for leaf in self.leaves.values()]).sum(0)
+
+    def weighted_sum(self, factors: Tensor) -> Params:
+        return {
+            name: torch.mv(leaf.flatten(1).mT, _rounded_down(factors, leaf.dtype)).reshape(leaf.shape[1:])
+            for name, leaf in self.leaves.items()
+        }
+
+    def gradients(self) -> Params:
+        return self.leaves
+
+
+@dataclass
+class _Outer(_Part):
+    """Gradients `g_i a_i^T` of a linear weight, held as the two vectors."""
+
+    name: str
+    inputs: Tensor
+    outputs: Tensor
+
+    def squares(self) -> Tensor:
+        return _square(self.inputs) * _square(self.outputs)
+
+    def weighted_sum(self, factors: Tensor) -> Params:
+        scaled = (
+            self.outputs.double() * factors[:, None]
+        )  # in float64: a tiny factor of a huge gradient survives
+        return {self.name: scaled.to(self.outputs.dtype).mT @ self.inputs}
+
+    def gradients(self) -> Params:
+        return {self.name: self.outputs[:, :, None] * self.inputs[:, None, :]}
+
+
+@dataclass
+class _ChannelsLast(_Part):
+    """Gradients of a convolution's weight, held as `[b, o, kh, kw, i]`."""
+
+    name: str
+    leaf: Tensor
+
+    def squares(self) -> Tensor:
+        return _square(self.leaf)
+
+    def weighted_sum(self, factors: Tensor) -> Params:
+        summed = torch.mv(self.leaf.flatten(1).mT, _rounded_down(factors, self.leaf.dtype))
+        return {self.name: summed.reshape(self.leaf.shape[1:]).permute(0, 3, 1, 2)}
+
+    def gradients(self) -> Params:
+        return {self.name: self.leaf.permute(0, 1, 4, 2, 3)}
+
+
+def _square(leaf: Tensor) -> Tensor:
+    """Squared norms of the rows in float64.
+
+    Short runs are summed in the leaf's own type, which spares a copy; where that could overflow or lose small
+    values, everything is done again in float64.
+    """
+    if leaf.dim() > 2:
+        runs: Tensor = torch.linalg.vector_norm(leaf.flatten(2), dim=2)
+        quick = runs.double().square().sum(1)
+        if bool((quick.isfinite() & (quick > 1e-30)).all()):
+            return quick
+    norm: Tensor = torch.linalg.vector_norm(leaf.flatten(1), dim=1, dtype=torch.float64)
+    return norm.square()
+
+
+def _rounded_down(factors: Tensor, dtype: torch.dtype) -> Tensor:
+    """Factors in the working type, never above what they were: rounding up could exceed the clip."""
+    rounded = factors.to(dtype)
+    return torch.where(rounded.double() > factors, torch.nextafter(rounded, rounded.new_zeros(())), rounded)
+
+
+_Parts = Iterator[tuple[slice, list[_Part]]]
+
+
+def _parts(
+    module: nn.Module,
+    params: Params,
+    x: Tensor,
+    y: Tensor,
+    loss: Loss,
+    micro_batch: int | None,
+    dropout: Stream | None,
+) -> _Parts:
+    """Micro-batch by micro-batch, the gradients of its examples."""
+    _check(module, params, x, y, micro_batch, dropout)
+    if not params or x.shape[0] == 0:
+        return
+    layers = _book_keeping_layers(module, params)
+    limit = micro_batch or _micro_batch(params, layers)
+    size = limit
+    if micro_batch is None and layers and any(not isinstance(one.module, nn.Linear) for one in layers):
+        size = min(size, _FIRST)
+    masks = _Dropout(dropout, x.shape[0])
+    start = 0
+    while start < x.shape[0]:
+        rows = slice(start, min(start + size, x.shape[0]))
+        found = None
+        if layers is not None:
+            found = _by_book_keeping(module, params, layers, x[rows], y[rows], loss, masks.rows(rows))
+        if found is None:
+            layers = None
+            size = min(size, micro_batch or _micro_batch(params, None))
+            rows = slice(start, min(start + size, x.shape[0]))
+            yield rows, _by_vmap(module, params, x[rows], y[rows], loss, masks.rows(rows))
+        else:
+            parts, largest = found
+            if micro_batch is None:
+                size = min(limit, max(1, _ACTIVATION_BYTES // max(1, largest)))
+            yield rows, parts
+        start = rows.stop
+
+
+def _check(
+    module: nn.Module,
+    params: Params,
+    x: Tensor,
+    y: Tensor,
+    micro_batch: int | None,
+    dropout: Stream | None,
+) -> None:
+    for name, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm):
+            raise InputError(
+                "model",
+                name,
+                "batch norm mixes examples: none has a gradient of its own",
+                "Use nn.GroupNorm.",
+            )
+        odd = isinstance(layer, nn.modules.dropout._DropoutNd) and type(layer) is not nn.Dropout
+        if odd and dropout is not None:
+            raise InputError("model", name, "is a dropout without a stream of its own", "Use nn.Dropout.")
+    known = dict(module.named_parameters(remove_duplicate=False))
+    for name, leaf in params.items():
+        if name not in known or known[name].shape != leaf.shape:
+            raise InputError("params", name, "is not a parameter of the model", "Use the model's own names.")
+    if y.shape[:1] != x.shape[:1]:
+        raise InputError("y", tuple(y.shape), f"does not match {x.shape[0]} examples", "Give one label each.")
+    if micro_batch is not None and (isinstance(micro_batch, bool) or micro_batch < 1):
+        raise InputError(
+            "micro_batch", micro_batch, "must be at least 1", "Leave it out to choose it by memory."
+        )
+
+
+@dataclass
+class _Dropout:
+    """Dropout masks of a whole batch, drawn once per layer, so that micro-batches do not change them."""
+
+    stream: Stream | None
+    examples: int
+    whole: dict[nn.Module, Tensor] = field(default_factory=dict)
+    part: slice = field(default_factory=lambda: slice(None))
+
+    def rows(self, part: slice) -> _Dropout:
+        return _Dropout(self.stream, self.examples, self.whole, part)
+
+    def of(self, layer: nn.Dropout, like: Tensor) -> Tensor:
+        if layer not in self.whole:
+            assert self.stream is not None
+            draws = torch.from_numpy(self.stream.random(self.examples * prod(like.shape[1:])))
+            keep = (draws >= layer.p).reshape(self.examples, *like.shape[1:]).to(like)
+            self.whole[layer] = keep / (1 - layer.p)
+        return self.whole[layer][self.part]
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer whose gradients are known in closed form, and the names of its parameters that are wanted."""
+
+    module: nn.Linear | nn.Conv2d | nn.GroupNorm
+    weight: str | None
+    bias: str | None
+
+
+def _book_keeping_layers(module: nn.Module, params: Params) -> list[_Layer] | None:
+    """The layers that own `params`, or None if some parameter is not in a layer that is known."""
+    every = list(module.named_parameters(remove_duplicate=False))
+    if len({id(leaf) for _, leaf in every}) != len(every):
+        return None  # a shared parameter
+    layers = []
+    owned: set[str] = set()
+    for prefix, layer in module.named_modules():
+        dot = f"{prefix}." if prefix else ""
+        wanted = {short: f"{dot}{short}" for short, _ in layer.named_parameters(recurse=False)}
+        wanted = {short: name for short, name in wanted.items() if name in params}
+        if not wanted:
+            continue
+        if not _is_known(layer):
+            return None
+        assert isinstance(layer, (nn.Linear, nn.Conv2d, nn.GroupNorm))
+        layers.append(_Layer(layer, wanted.get("weight"), wanted.get("bias")))
+        owned.update(wanted.values())
+    return layers if owned == set(params) else None
+
+
+def _is_known(layer: nn.Module) -> bool:
+    if type(layer) is nn.Conv2d:  # exactly: a subclass may compute something else
+        plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
+        return plain and not isinstance(layer.padding, str)
+    return type(layer) in (nn.Linear, nn.GroupNorm)
+
+
+def _micro_batch(params: Params, layers: list[_Layer] | None) -> int:
+    """As many examples as keep the stored gradients within their share of memory."""
+    held = list(params)
+    if layers is not None:
+        held = [layer.weight for layer in layers if layer.weight and not isinstance(layer.module, nn.Linear)]
+    size = sum(params[name].numel() * params[name].element_size() for name in held)
+    return max(1, _STORED_BYTES // max(1, size))
+
+
+@contextmanager
+def _prepared(module: nn.Module, mask_of: Callable[[nn.Dropout, Tensor], Tensor] | None) -> Iterator[None]:
+    """Dropout from the given masks and no in-place activation, for the time of the block."""
+    hooks = []
+    in_place = [layer for layer in module.modules() if getattr(layer, "inplace", False) is True]
+    drops = [layer for layer in module.modules() if isinstance(layer, nn.modules.dropout._DropoutNd)]
+    training = [layer.training for layer in drops]
+    try:
+        for layer in in_place:
+            layer.inplace = False  # type: ignore[assignment]
+        for drop in drops:
+            drop.training = False  # torch's own draw comes from a global generator
+            if mask_of is not None and type(drop) is nn.Dropout and drop.p > 0:
+                hooks.append(drop.register_forward_hook(_masking(mask_of)))
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for drop, flag in zip(drops, training, strict=True):
+            drop.training = flag
+        for layer in in_place:
+            layer.inplace = True  # type: ignore[assignment]
+
+
+def _masking(mask_of: Callable[[nn.Dropout, Tensor], Tensor]) -> Callable[..., Tensor]:
+    def hook(layer: nn.Module, _: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        assert isinstance(layer, nn.Dropout)
+        return output * mask_of(layer, output)
+
+    return hook
+
+
+@dataclass
+class _Seen:
+    """What a layer was given and what it made of it."""
+
+    inputs: Tensor
+    outputs: Tensor
+    version: int
+
+
+def _by_book_keeping(
+    module: nn.Module,
+    params: Params,
+    layers: list[_Layer],
+    x: Tensor,
+    y: Tensor,
+    loss: Loss,
+    dropout: _Dropout,
+) -> tuple[list[_Part], int] | None:
+    """The closed forms and the bytes of the largest layer output per example.
+
+    None if the forward pass uses a layer in a way that the closed forms do not cover.
+    """
+    seen: dict[nn.Module, _Seen] = {}
+    twice = False
+
+    def record(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal twice
+        twice = twice or layer in seen
+        if not output.requires_grad:
+            output.requires_grad_()
+        seen[layer] = _Seen(inputs[0].detach(), output, output._version)
+
+    hooks = []
+    try:
+        hooks = [layer.module.register_forward_hook(record) for layer in layers]
+        with _prepared(module, dropout.of if dropout.stream is not None else None), torch.enable_grad():
+            outputs = functional_call(module, _constants(module, params), (x.detach(),))
+            losses = _checked_loss(loss, outputs, y)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if twice or any(one.outputs._version != one.version for one in seen.values()):
+        return None
+    used = [layer for layer in layers if layer.module in seen]
+    largest = max((one.outputs.nbytes // x.shape[0] for one in seen.values()), default=0)
+    if any(seen[layer.module].inputs.shape[:1] != x.shape[:1] for layer in used):
+        return None  # examples were folded into another axis
+    if not losses.requires_grad:
+        used = []
+    upstreams: dict[nn.Module, Tensor | None] = {}
+    if used:
+        wanted = [seen[layer.module].outputs for layer in used]
+        found = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
+        upstreams = {layer.module: one for layer, one in zip(used, found, strict=True)}
+        del wanted, found  # each layer's share is freed as soon as it has been used
+    del outputs, losses
+    parts: list[_Part] = []
+    for layer in layers:
+        upstream = upstreams.pop(layer.module, None)
+        if upstream is None:  # the loss does not depend on this layer
+            names = [name for name in (layer.weight, layer.bias) if name]
+            zeros = {name: params[name].new_zeros(x.shape[0], *params[name].shape) for name in names}
+            parts.append(_Explicit(zeros))
+        else:
+            with torch.no_grad():
+                parts.extend(_layer_parts(layer, seen.pop(layer.module).inputs, upstream))
+    return parts, largest
+
+
+def _constants(module: nn.Module, params: Params) -> Params:
+    every = {name: leaf.detach() for name, leaf in module.named_parameters()}
+    return every | {name: leaf.detach() for name, leaf in params.items()}
+
+
+def _checked_loss(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
+    losses = loss(outputs, y)
+    if losses.shape != y.shape[:1]:
+        raise InputError(
+            "loss",
+            tuple(losses.shape),
+            "is not one value per example",
+            'Use reduction="none" and sum per example.',
+        )
+    return losses
+
+
+def _layer_parts(layer: _Layer, a: Tensor, g: Tensor) -> list[_Part]:
+    kind = layer.module
+    parts: list[_Part] = []
+    if isinstance(kind, nn.Linear):
+        a, g = (a.flatten(1, -2), g.flatten(1, -2)) if a.dim() > 2 else (a, g)
+        if layer.weight and a.dim() == 2:
+            parts.append(_Outer(layer.weight, a, g))
+        elif layer.weight:
+            parts.append(_Explicit({layer.weight: g.mT @ a}))
+        if layer.bias:
+            parts.append(_Explicit({layer.bias: g if g.dim() == 2 else g.sum(1)}))
+        return parts
+    if isinstance(kind, nn.Conv2d):
+        if layer.weight:
+            parts.append(_ChannelsLast(layer.weight, _convolution(kind, a, g)))
+    elif layer.weight:
+        unit = nn.functional.group_norm(a, kind.num_groups, eps=kind.eps)
+        leaf = torch.einsum("bcl,bcl->bc", g.flatten(2), unit.flatten(2)) if g.dim() > 2 else g * unit
+        parts.append(_Explicit({layer.weight: leaf}))
+    if layer.bias:
+        parts.append(_Explicit({layer.bias: g.flatten(2).sum(2) if g.dim() > 2 else g}))
+    return parts
+
+
+def _convolution(layer: nn.Conv2d, a: Tensor, g: Tensor) -> Tensor:
+    """The weight's gradient of every example, `[b, o, kh, kw, i]`.
+
+    With channels last, a row of the kernel's window is one run of memory, so unfolding is a plain copy.
+    """
+    (kh, kw), (sh, sw) = layer.kernel_size, layer.stride
+    assert not isinstance(layer.padding, str)
+    ph, pw = layer.padding
+    batch, channels = a.shape[:2]
+    oh, ow = g.shape[2:]
+    out = g.new_empty(batch, g.shape[1], kh * kw * channels)
+    step = max(1, _UNFOLDED_BYTES // (oh * ow * kh * kw * channels * a.element_size()))
+    for start in range(0, batch, step):
+        part = slice(start, start + step)
+        image = nn.functional.pad(a[part].permute(0, 2, 3, 1), (0, 0, pw, pw, ph, ph)).contiguous()
+        line = image.shape[2] * channels
+        windows = image.as_strided(
+            (image.shape[0], oh, ow, kh, kw * channels),
+            (image.shape[1] * line, sh * line, sw * channels, line, 1),
+        )
+        columns = windows.reshape(image.shape[0], oh * ow, kh * kw * channels)
+        torch.bmm(g[part].flatten(2), columns, out=out[part])
+    return out.reshape(batch, g.shape[1], kh, kw, channels)
+
+
+def _by_vmap(
+    module: nn.Module, params: Params, x: Tensor, y: Tensor, loss: Loss, dropout: _Dropout
+) -> list[_Part]:
+    """Any module: the gradient function mapped over examples, or a loop where mapping is not supported."""
+    if dropout.stream is not None:
+        with _prepared(module, dropout.of), torch.no_grad():
+            functional_call(module, _constants(module, params), (x,))  # draws the masks that are missing
+    drops = list(dropout.whole)
+    masks = [dropout.whole[layer][dropout.part] for layer in drops]
+    current: dict[nn.Module, Tensor] = {}
+
+    def loss_of_one(leaves: Params, one_x: Tensor, one_y: Tensor, one_masks: list[Tensor]) -> Tensor:
+        current.update({layer: mask.unsqueeze(0) for layer, mask in zip(drops, one_masks, strict=True)})
+        outputs = functional_call(module, _constants(module, params) | leaves, (one_x.unsqueeze(0),))
+        return _checked_loss(loss, outputs, one_y.unsqueeze(0)).sum()
+
+    gradient = grad(loss_of_one)
+    leaves = {name: leaf.detach() for name, leaf in params.items()}
+    x = x.detach()
+    with _prepared(module, (lambda layer, _: current[layer]) if drops else None):
+        try:
+            mapped = vmap(gradient, in_dims=(None, 0, 0, 0))(leaves, x, y, masks)
+        except (RuntimeError, NotImplementedError):  # an operation without a batching rule
+            rows = [gradient(leaves, x[i], y[i], [mask[i] for mask in masks]) for i in range(x.shape[0])]
+            mapped = {name: torch.stack([row[name] for row in rows]) for name in leaves}
+    return [_Explicit({name: leaf.detach() for name, leaf in mapped.items()})]

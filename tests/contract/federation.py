@@ -1,0 +1,72 @@
+"""A small federation that every method can be run on in a moment: unequal clients, dropout, double precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedveil import METHODS, ArrayClients, Plan, Task
+from fedveil.methods.method import AnyMethod, field_names
+from fedveil.privacy.releases import Sampler
+from fedveil.tree import Params
+
+FEATURES, CLASSES = 6, 3
+SIZES = (5, 9, 1, 12, 7)
+
+# Small enough to be quick; a field that a method does not have is left out.
+QUICK = {"epochs": 2, "batch_size": 4, "lr": 0.1}
+
+# What a private method becomes without noise and clipping: the method it privatises, with these fields.
+BASELINES: dict[str, tuple[str, dict[str, Any]]] = {
+    "udp-fedavg": ("fedavg", {"weighting": "uniform"}),
+}
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(FEATURES, 8), nn.Dropout(0.25), nn.ReLU(), nn.Linear(8, CLASSES, bias=False)
+    ).double()
+
+
+class Wrapped(nn.Module):
+    """The same network in a form that no closed-form kernel recognises."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.inner(x)
+        return out
+
+
+def make_task(*, generic: bool = False) -> Task:
+    return Task(Wrapped if generic else network)
+
+
+def make_clients(sizes: tuple[int, ...] = SIZES) -> ArrayClients:
+    generator = torch.Generator().manual_seed(7)
+    pairs = []
+    for n in sizes:
+        y = torch.randint(0, CLASSES, (n,), generator=generator)
+        x = torch.randn(n, FEATURES, generator=generator, dtype=torch.float64) + y[:, None]
+        pairs.append((x, y))
+    return ArrayClients.from_arrays(pairs)
+
+
+def make_method(name: str, **fields: Any) -> AnyMethod:
+    known = set(field_names(METHODS[name]))
+    quick = {key: value for key, value in QUICK.items() if key in known}
+    return METHODS[name](**(quick | fields))
+
+
+def make_plan(
+    sizes: tuple[int, ...] = SIZES, cohort: int = 3, rounds: int = 3, sampler: Sampler = "fixed"
+) -> Plan:
+    return Plan(len(sizes), cohort, sampler, rounds, min(sizes), max(sizes))
+
+
+def distance(a: Params, b: Params) -> float:
+    return max(float((a[name] - b[name]).abs().max()) for name in a)

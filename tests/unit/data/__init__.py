@@ -1,0 +1,1 @@
+"""Tests of the data layer; a package so that they can share `makers`."""

@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import io
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedveil.data.own import (
+    clients_from_arrays,
+    clients_from_folder,
+    examples_from_arrays,
+    examples_from_torch,
+    read_npz,
+)
+from fedveil.data.table import Column, TableForm, load_table
+from fedveil.errors import DataError, InputError
+
+CSV = "age,town,income,who,label\n" + "".join(
+    f"{20 + k},{'north' if k % 3 else 'south'},{1000.5 * k},u{k % 4},{k % 2}\n" for k in range(40)
+)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "people.csv"
+    path.write_text(CSV)
+    return path
+
+
+def test_numbers_are_standardised_with_the_training_split_and_categories_one_hot(table: Path) -> None:
+    dataset = load_table(path=table, label="label", user="who")
+    assert dataset.input_shape == (4,)  # age, north, south, income
+    x = dataset.train.x.double()
+    assert torch.allclose(x[:, [0, 3]].mean(0), torch.zeros(2).double(), atol=1e-6)
+    assert torch.allclose(x[:, [0, 3]].std(0, correction=0), torch.ones(2).double(), atol=1e-6)
+    assert torch.equal(x[:, 1] + x[:, 2], torch.ones(32).double())
+    assert not torch.allclose(dataset.test.x[:, 0].mean(), torch.zeros(()), atol=1e-6)
+    back = dataset.train.x[:, 0].double() * dataset.std[0] + dataset.mean[0]
+    assert torch.allclose(back, back.round(), atol=1e-4)  # ages again
+    assert dataset.mean[1:3] == (0.0, 0.0)
+    assert dataset.std[1:3] == (1.0, 1.0)
+
+
+def test_the_user_column_gives_ids_and_is_no_feature(table: Path) -> None:
+    dataset = load_table(path=table, label="label", user="who")
+    assert dataset.train.users is not None
+    assert dataset.test.users is not None
+    ages = (dataset.train.x[:, 0].double() * dataset.std[0] + dataset.mean[0]).round().long()
+    people: dict[int, int] = {}
+    for age, user in zip(ages.tolist(), dataset.train.users.tolist(), strict=True):
+        assert people.setdefault((age - 20) % 4, user) == user
+    assert sorted(people.values()) == [0, 1, 2, 3]
+    assert load_table(path=table, label="label", drop=["who"]).input_shape == (4,)
+    assert load_table(path=table, label="label", categorical=["age"], drop=["who"]).input_shape[0] > 30
+
+
+def test_a_test_table_and_a_given_form_are_used_as_they_are(table: Path, tmp_path: Path) -> None:
+    other = tmp_path / "test.csv"
+    other.write_text("age,town,income,who,label\n30,west,10,u9,1\n")
+    form = TableForm(
+        "label", ("0", "1"), (Column("age", None, 30.0, 10.0), Column("town", ("north", "south")))
+    )
+    dataset = load_table(path=table, label="label", test_path=other, form=form)
+    assert dataset.test.x.tolist() == [[0.0, 0.0, 0.0]]  # an unknown town is no town
+    assert dataset.train.x[0].tolist() == [-1.0, 0.0, 1.0]
+
+
+def test_labels_are_sorted_as_numbers_or_as_names(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("a,y\n" + "".join(f"{k},{label}\n" for k, label in enumerate(["10", "9", "2"] * 5)))
+    assert load_table(path=path, label="y").classes == ("2", "9", "10")
+    path.write_text("a,y\n" + "".join(f"{k},{label}\n" for k, label in enumerate(["yes", "no"] * 5)))
+    assert load_table(path=path, label="y").classes == ("no", "yes")
+
+
+@pytest.mark.parametrize(
+    "content, problem",
+    [
+        ("a,b\n1,2\n", "no column 'y' for the label. It has: a, b"),
+        ("a,y\n1,0\n2\n", "line 3 has 1 cells where the header has 2"),
+        ("a,y\n1,0\n2,1,3\n", "line 3 has 3 cells"),
+        ("a,y\n", "no rows"),
+        ("a,a,y\n1,1,1\n", "names a column twice"),
+        ("a,y\n,0\n1,1\n", "column 'a' is empty"),
+        ("a,y\nnan,0\n1,1\n", "NaN, infinite or too large"),
+        ("a,y\ninf,0\n1,1\n", "NaN, infinite or too large"),
+        ("a,y\n1e300,0\n1,1\n", "NaN, infinite or too large"),
+        ("a,y\n1,0.5\n1,1\n", "not a whole number"),
+        ("a,y\n1,\n1,1\n", "column 'y' is empty"),
+        ("y\n0\n1\n", "no column to learn from"),
+        ('a,y\n"1,0\n1,1\n', "is not CSV"),
+        ("a,y\n1,\udcff\n", "line 2 is not UTF-8"),
+    ],
+)
+def test_wrong_tables_are_refused(tmp_path: Path, content: str, problem: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(DataError, match=problem):
+        load_table(path=path, label="y", test_fraction=0.0)
+
+
+def test_a_constant_column_becomes_zeros(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("a,b,y\n" + "7,1,0\n7,2,1\n" * 5)
+    assert load_table(path=path, label="y").train.x[:, 0].tolist() == [0.0] * 8
+
+
+def test_parquet_reads_as_csv(table: Path, tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is an extra")
+    parquet: Any = pytest.importorskip("pyarrow.parquet", reason="pyarrow is an extra")
+    rows = [line.split(",") for line in CSV.strip().split("\n")]
+    columns = {name: [row[k] for row in rows[1:]] for k, name in enumerate(rows[0])}
+    made = arrow.table(
+        {
+            "age": [int(v) for v in columns["age"]],
+            "town": columns["town"],
+            "income": [float(v) for v in columns["income"]],
+            "who": columns["who"],
+            "label": [int(v) for v in columns["label"]],
+        }
+    )
+    path = tmp_path / "people.parquet"
+    parquet.write_table(made, path)
+    a, b = load_table(path=path, label="label"), load_table(path=table, label="label")
+    assert torch.equal(a.train.x, b.train.x)
+    assert torch.equal(a.test.y, b.test.y)
+    parquet.write_table(arrow.table({"a": [1.0, None], "label": [0, 1]}), path)
+    with pytest.raises(DataError, match=r"row \d, column 'a' is empty"):
+        load_table(path=path, label="label", test_fraction=0.0)
+    path.write_bytes(path.read_bytes()[:30])
+    with pytest.raises(DataError, match="not a Parquet table"):
+        load_table(path=path, label="label")
+
+
+def test_parquet_without_its_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    path = tmp_path / "t.parquet"
+    path.write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r'pip install "fedveil\[parquet\]"'):
+        load_table(path=path, label="y")
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float64, ">f4", np.uint8, np.int64, np.longdouble, bool])
+def test_arrays_of_any_number_become_examples(kind: Any) -> None:
+    x = np.arange(6).reshape(3, 2).astype(kind)
+    examples = examples_from_arrays(x, np.array([0, 1, 2], np.uint8), num_classes=3)
+    assert examples.x.dtype == torch.float32
+    assert np.array_equal(examples.x.numpy(), x.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    "x, y, problem",
+    [
+        (np.zeros((2, 2)), np.array([0.5, 1.0]), "not whole numbers"),
+        (np.zeros((2, 2)), np.array([np.nan, 1.0]), "not whole numbers"),
+        (np.zeros((2, 2)), np.array([-1, 1]), "negative"),
+        (np.zeros((2, 2)), np.array([0, 3]), r"label 3 is outside 0\.\.2"),
+        (np.zeros((2, 2)), np.array([0, 1, 2]), "has 3 labels"),
+        (np.zeros((2, 2)), np.array([[0], [1]]), "line of int64 labels"),
+        (np.array([[1.0, np.inf]]), np.array([0]), "NaN or infinity"),
+        (np.array([[1e300]]), np.array([0]), "NaN or infinity"),
+        (np.array([["a"]]), np.array([0]), "not numbers"),
+        (np.array([[object()]]), np.array([0]), "not numbers"),
+        (torch.zeros(1, 1, dtype=torch.complex64), np.array([0]), "complex"),
+    ],
+)
+def test_wrong_arrays_are_refused(x: Any, y: Any, problem: str) -> None:
+    with pytest.raises(DataError, match=problem):
+        examples_from_arrays(x, y, num_classes=3)
+
+
+def test_clients_from_arrays() -> None:
+    own = clients_from_arrays(
+        [(np.ones((3, 2)), np.array([0, 1, 0])), (torch.zeros(1, 2), torch.tensor([4]))],
+        test=(np.zeros((1, 2)), np.array([1])),
+    )
+    assert list(own.clients.sizes) == [3, 1]
+    assert own.classes == ("0", "1", "2", "3", "4")
+    data = own.clients.load([1, 0])
+    assert data.sizes.tolist() == [1, 3]
+    assert data.y[0, 0] == 4
+    assert own.test is not None
+    with pytest.raises(DataError, match="clients must be alike"):
+        clients_from_arrays([(np.ones((1, 2)), np.zeros(1)), (np.ones((1, 3)), np.zeros(1))])
+    with pytest.raises(DataError, match="client 1: has no example"):
+        clients_from_arrays([(np.ones((1, 2)), np.zeros(1)), (np.ones((0, 2)), np.zeros(0))])
+    with pytest.raises(InputError, match="there is no client"):
+        clients_from_arrays([])
+
+
+class Squares(torch.utils.data.Dataset[Any]):
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+
+def test_a_torch_dataset_becomes_examples() -> None:
+    examples = examples_from_torch(Squares([(torch.ones(2) * k, k % 2) for k in range(4)]), num_classes=2)
+    assert examples.x[:, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert examples.y.tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "items", [[], [1], [(torch.ones(2), 0), (torch.ones(3), 0)], [(torch.ones(2), [0, 1])], [("text", 0)]]
+)
+def test_a_wrong_torch_dataset_is_refused(items: list[Any]) -> None:
+    with pytest.raises(DataError):
+        examples_from_torch(Squares(items))
+    with pytest.raises(InputError):
+        examples_from_torch(iter([]))
+
+
+def test_one_npz_per_client(tmp_path: Path) -> None:
+    for name, n in (("ann", 2), ("bob", 3), ("test", 1)):
+        np.savez(tmp_path / f"{name}.npz", x=np.ones((n, 2)), y=np.arange(n))
+    own = clients_from_folder(tmp_path)
+    assert own.names == ("ann", "bob")
+    assert list(own.clients.sizes) == [2, 3]
+    assert own.test is not None
+    assert len(own.test) == 1
+
+
+def test_an_npz_with_objects_or_an_absurd_header_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, x=np.array([{}], dtype=object), y=np.zeros(1))
+    with pytest.raises(DataError, match="other than numbers"):
+        read_npz(path)
+    np.savez(path, x=np.ones(2))
+    with pytest.raises(DataError, match="no array y"):
+        read_npz(path)
+    header = io.BytesIO()
+    described = {"descr": "<f8", "fortran_order": False, "shape": (10**10, 10)}
+    np.lib.format.write_array_header_1_0(header, described)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", header.getvalue())
+        archive.writestr("y.npy", header.getvalue())
+    with pytest.raises(DataError, match="more than the file holds"):
+        read_npz(path)
+
+
+def test_one_table_per_client_shares_one_form(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("v,colour,y\n1,red,0\n3,blue,1\n")
+    (tmp_path / "b.csv").write_text("v,colour,y\n5,red,1\n")
+    (tmp_path / "test.csv").write_text("v,colour,y\n3,red,0\n")
+    (tmp_path / "readme.md").write_text("ignored")
+    own = clients_from_folder(tmp_path, label="y")
+    x = own.clients.load([0, 1]).x
+    assert x[:, :, 0].tolist()[0] == pytest.approx([-1.2247449, 0.0])
+    assert float(x[1, 0, 0]) == pytest.approx(1.2247449)
+    assert own.test is not None
+    assert own.test.x.tolist() == [[0.0, 0.0, 1.0]]
+    with pytest.raises(InputError, match="label"):
+        clients_from_folder(tmp_path)
+    (tmp_path / "b.csv").write_text("w,colour,y\n5,red,1\n")
+    with pytest.raises(DataError, match="other columns"):
+        clients_from_folder(tmp_path, label="y")
+
+
+def test_one_folder_of_pictures_per_client(tmp_path: Path) -> None:
+    for name in ("ann/cat/1.png", "ann/dog/1.png", "bob/dog/1.png", "test/cat/1.png"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        Image.new("L", (4, 4), 255).save(tmp_path / name)
+    own = clients_from_folder(tmp_path, channels=1)
+    assert (own.names, own.classes) == (("ann", "bob"), ("cat", "dog"))
+    data = own.clients.load([0, 1])
+    assert data.y[1, 0] == 1
+    assert set(data.x[0].flatten().tolist()) == {1.0}
+    (tmp_path / "carl.csv").write_text("a,y\n1,0\n")
+    with pytest.raises(DataError, match=r"mixes \.csv and folder"):
+        clients_from_folder(tmp_path)
+
+
+def test_a_folder_without_clients_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no client"):
+        clients_from_folder(tmp_path)
+    with pytest.raises(DataError, match="cannot be read as a folder"):
+        clients_from_folder(tmp_path / "none")
+    np.savez(tmp_path / "test.npz", x=np.ones((1, 1)), y=np.zeros(1))
+    with pytest.raises(DataError, match="no client"):
+        clients_from_folder(tmp_path)

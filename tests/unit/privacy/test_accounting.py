@@ -1,0 +1,411 @@
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.unit.privacy import declarations as declared
+
+from fedveil.errors import InputError
+from fedveil.privacy.accounting import (
+    Guarantee,
+    RoundAccountant,
+    account,
+    account_participation,
+    account_rounds,
+    epsilon_by_round,
+    epsilon_of,
+    rounds_of,
+)
+from fedveil.privacy.calibrate import calibrate
+from fedveil.privacy.releases import (
+    ADVERSARIES,
+    ApproximateDP,
+    GaussianNoise,
+    LaplaceNoise,
+    Plan,
+    PostProcessing,
+    Protection,
+    PureDP,
+    Release,
+    RenyiCurve,
+    Unprotected,
+    ZeroConcentratedDP,
+)
+
+PLAN = Plan(100, 10, "poisson", 50)
+DELTA = 1e-5
+
+
+def _one(rows: tuple[Guarantee, ...], adversary: str = "server") -> Guarantee:
+    (row,) = [row for row in rows if row.adversary == adversary]
+    return row
+
+
+def _epsilon(releases: list[Release], plan: Plan = PLAN, adversary: str = "server", **more: Any) -> float:
+    value = _one(account(releases, plan, more.pop("delta", DELTA), **more), adversary).epsilon
+    assert value is not None
+    return value
+
+
+def _client(protection: Protection, **more: Any) -> Release:
+    return Release("x", "client", ("server",), protection, **more)
+
+
+# --- every method declares itself ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "releases",
+    [
+        declared.udp_fedavg(1.0),
+        declared.fedceo(1.0, 10),
+        declared.fedceo(1.0, 10, scope="local"),
+        declared.record_dp_sgd(1.0, 64, 400, 2),
+        declared.fedlap_dp(),
+        declared.fedlap_dp(hidden=0.5),
+        declared.dp_fedags_all_or_masked(8.04),
+        declared.dp_fedags_gumbel(4.0, 100, 0.1),
+        declared.dp_fedags_sparse_vector(0.1, 0.1, 0.8),
+        declared.cpsgd(2**20),
+    ],
+)
+def test_a_protected_method_has_a_finite_epsilon_against_everybody(releases: list[Release]) -> None:
+    rows = account(releases, PLAN, DELTA)
+    assert [row.adversary for row in rows] == list(ADVERSARIES)
+    for row in rows:
+        assert row.epsilon is not None
+        assert 0 < row.epsilon < math.inf
+        assert row.theorem not in ("", "none")
+
+
+@pytest.mark.parametrize("releases", [declared.dp_fedags_as_printed(), declared.fedem()])
+def test_an_unprotected_method_proves_nothing_and_says_why(releases: list[Release]) -> None:
+    for row in account(releases, PLAN, DELTA):
+        assert row.epsilon is None
+        assert row.to_json()["epsilon"] is None
+        assert "noise" in row.reason
+
+
+def test_one_unprotected_release_spoils_all_others() -> None:
+    releases = [*declared.udp_fedavg(1.0), Release("the loss", "client", ("server",), Unprotected("plain"))]
+    rows = account(releases, PLAN, DELTA)
+    assert _one(rows).epsilon is None
+    assert _one(rows).reason == "the loss: plain"
+    assert _one(rows, "observer").epsilon is not None
+
+
+def test_what_nobody_declared_is_not_claimed() -> None:
+    rows = account([_client(GaussianNoise(1.0))], PLAN, DELTA)
+    assert _one(rows, "observer").epsilon is None
+    assert "declared" in _one(rows, "observer").reason
+
+
+def test_one_unit_says_nothing_of_another() -> None:
+    releases = [_client(GaussianNoise(1.0)), Release("y", "record", ("server",), GaussianNoise(1.0))]
+    for row in account(releases, PLAN, DELTA):
+        assert row.epsilon is None
+
+
+def test_post_processing_is_free() -> None:
+    base = declared.udp_fedavg(1.0)
+    more = [*base, Release("the model", "client", ADVERSARIES, PostProcessing("of the uploads"))]
+    assert [r.epsilon for r in account(more, PLAN, DELTA)] == [r.epsilon for r in account(base, PLAN, DELTA)]
+
+
+# --- rounds -------------------------------------------------------------------------------------------------
+
+
+def test_schedules_count_rounds() -> None:
+    releases = declared.fedceo(1.0, 15)
+    assert [sum(r.happens_in(t) for t in range(1, 301)) for r in releases] == [300, 20, 280]
+    rounds = rounds_of(releases, Plan(100, 10, "fixed", 300))
+    counts = {tuple(r.what for r in round_.releases): n for round_, n in rounds.items()}
+    assert counts == {
+        ("each upload", "the noisy mean"): 280,
+        ("each upload", "the personal models"): 20,
+    }
+
+
+def test_releases_of_one_round_share_one_participation() -> None:
+    """Two Gaussians seen in one round cost as their joint Gaussian, not as two separate draws of a cohort."""
+    pair = [_client(GaussianNoise(2.0)), Release("y", "client", ("server",), GaussianNoise(2.0))]
+    joint = [_client(GaussianNoise(2.0 / math.sqrt(2)))]
+    assert _epsilon(pair) == pytest.approx(_epsilon(joint), rel=1e-9)
+    hidden = [_client(GaussianNoise(2.0), participation="hidden") for _ in range(2)]
+    one = [_client(GaussianNoise(2.0 / math.sqrt(2)), participation="hidden")]
+    assert _epsilon(hidden) == pytest.approx(_epsilon(one), rel=1e-9)
+
+
+def test_a_seen_release_uncovers_a_hidden_one() -> None:
+    mixed = [_client(GaussianNoise(2.0)), _client(GaussianNoise(2.0), participation="hidden")]
+    seen = [_client(GaussianNoise(2.0)), _client(GaussianNoise(2.0))]
+    assert _epsilon(mixed) == _epsilon(seen)
+
+
+def test_hidden_costs_less_than_seen_and_seen_less_than_charged() -> None:
+    values = [_epsilon([_client(GaussianNoise(1.0), participation=p)]) for p in ("hidden", "seen", "charged")]
+    assert values == sorted(values)
+    assert values[0] < values[1] < values[2]
+
+
+@pytest.mark.parametrize(
+    "protection", [PureDP(0.3), ApproximateDP(0.3, 1e-8), ZeroConcentratedDP(0.01), LaplaceNoise(0.3)]
+)
+def test_every_protection_is_priced_seen_hidden_and_charged(protection: Protection) -> None:
+    hidden, seen, charged = (
+        _epsilon([_client(protection, participation=p)]) for p in ("hidden", "seen", "charged")
+    )
+    assert hidden <= seen * (1 + 1e-9)
+    assert seen < charged
+
+
+def test_pure_dp_bounds_laplace_and_basic_composition_bounds_pure_dp() -> None:
+    plan = Plan(10, 10, "all", 20)
+    laplace, pure = _epsilon([_client(LaplaceNoise(0.2))], plan), _epsilon([_client(PureDP(0.2))], plan)
+    assert laplace < pure <= 20 * 0.2 + 0.021
+    assert _epsilon([_client(PureDP(0.2))], plan, accountant="rdp") >= pure - 0.03
+
+
+def test_delta_of_the_mechanisms_themselves_is_counted() -> None:
+    plan = Plan(10, 10, "all", 20)
+    releases = [_client(ApproximateDP(0.2, 1e-6))]
+    assert _one(account(releases, plan, DELTA)).epsilon is None  # 20 * 1e-6 > 1e-5
+    assert _one(account(releases, plan, DELTA, "rdp")).epsilon is None
+    assert _epsilon(releases, plan, delta=1e-4) > _epsilon([_client(PureDP(0.2))], plan, delta=1e-4)
+
+
+def test_a_renyi_curve_is_used_as_given() -> None:
+    orders = tuple(float(a) for a in range(2, 100))
+    curve = RenyiCurve(orders, tuple(a / 18 for a in orders))
+    plan = Plan(10, 10, "all", 20)
+    renyi = _epsilon([_client(ZeroConcentratedDP(1 / 18))], plan)
+    assert _epsilon([_client(curve)], plan) == pytest.approx(renyi, abs=0.05)
+    other = RenyiCurve((2.0, 3.0), (0.1, 0.2))
+    with pytest.raises(InputError, match="orders"):
+        account([_client(curve), _client(other)], plan, DELTA)
+
+
+def test_tiny_delta_is_handled_by_renyi_divergence() -> None:
+    rows = account([_client(GaussianNoise(2.0))], PLAN, 1e-14)
+    assert _one(rows).theorem.startswith("Renyi")
+    assert _one(rows).epsilon is not None
+
+
+def test_fixed_cohorts_under_zero_out_take_the_better_of_two_valid_bounds() -> None:
+    plan = Plan(100, 10, "fixed", 100)
+    hidden = _client(GaussianNoise(1.0), participation="hidden", adjacency="zero-out")
+    seen = _client(GaussianNoise(1.0))
+    replace_one = _client(GaussianNoise(1.0), participation="hidden")
+    assert _epsilon([hidden], plan) <= _epsilon([seen], plan) + 1e-9
+    assert _epsilon([hidden], plan) <= _epsilon([replace_one], plan) + 1e-9
+
+
+def test_adjacency_is_stated_or_refused() -> None:
+    with pytest.raises(InputError, match="adjacency"):
+        account([_client(GaussianNoise(1.0), adjacency="add-remove")], PLAN, DELTA)
+    mixed = [_client(GaussianNoise(1.0), adjacency=a) for a in ("zero-out", "replace-one")]
+    with pytest.raises(InputError, match="adjacency"):
+        account(mixed, PLAN, DELTA)
+    with pytest.raises(InputError, match="adjacency"):
+        account([_client(LaplaceNoise(1.0), adjacency="replace-one")], PLAN, DELTA)
+    replaced = _epsilon([_client(GaussianNoise(1.0), adjacency="replace-one")])
+    assert replaced == pytest.approx(_epsilon([_client(GaussianNoise(0.5))]), abs=1e-3)
+
+
+def test_record_sampling_hides_behind_client_sampling_for_a_single_access() -> None:
+    release = Release("g", "record", ("server",), GaussianNoise(1.0), participation="hidden", rate=0.2)
+    combined = Release("g", "record", ("server",), GaussianNoise(1.0), participation="charged", rate=0.02)
+    assert _epsilon([release]) == pytest.approx(_epsilon([combined]), rel=1e-9)
+
+
+def test_two_rates_lie_between_the_single_ones() -> None:
+    plan = Plan(5, 5, "all", 3)
+    low, high = declared.fedlap_dp(hidden=0.5), declared.fedlap_dp()
+    assert _epsilon(low, plan) < _epsilon(high, plan)
+    assert _epsilon(low, plan) == pytest.approx(_epsilon(high, plan), rel=0.05)
+
+
+def test_runs_compose() -> None:
+    one = rounds_of(declared.udp_fedavg(1.0), PLAN)
+    other = rounds_of(declared.udp_fedavg(2.0), Plan(100, 20, "poisson", 30))
+    both = {row.adversary: row.epsilon for row in account_rounds(one + other, DELTA)}
+    for part in (one, other):
+        for row in account_rounds(part, DELTA):
+            total = both[row.adversary]
+            assert row.epsilon is not None
+            assert total is not None
+            assert total > row.epsilon
+    assert account_rounds(one + one, DELTA) == account(
+        declared.udp_fedavg(1.0), Plan(100, 10, "poisson", 100), DELTA
+    )
+
+
+def test_round_accountant_agrees_with_accounting_and_finds_the_last_round() -> None:
+    releases = declared.udp_fedavg(1.0)
+    keeper = RoundAccountant(releases, PLAN, DELTA, "observer", "client")
+    last = keeper.rounds_within(4.0)
+    assert 0 < last < 50
+    within, beyond = keeper.epsilon(last), keeper.epsilon(last + 1)
+    assert within is not None
+    assert beyond is not None
+    assert within <= 4.0 < beyond
+    assert keeper.epsilon(0) == 0.0
+    assert keeper.epsilon(50) == epsilon_of(releases, PLAN, DELTA, "observer", "client")
+    assert keeper.rounds_within(1e9) == 50
+    before = Counter(rounds_of(releases, PLAN))
+    assert RoundAccountant(releases, PLAN, DELTA, "observer", "client", before).rounds_within(4.0) == 0
+
+
+def test_the_curve_over_rounds_grows() -> None:
+    curves = epsilon_by_round(declared.udp_fedavg(1.0), PLAN, DELTA, points=5)
+    assert set(curves) == {("client", adversary) for adversary in ADVERSARIES}
+    for curve in curves.values():
+        assert [t for t, _ in curve] == [10, 20, 30, 40, 50]
+        values = [value for _, value in curve if value is not None]
+        assert values == sorted(values)
+        assert len(values) == 5
+
+
+def test_looking_up_a_known_round_costs_less_than_a_millisecond() -> None:
+    keeper = RoundAccountant(declared.udp_fedavg(1.0), PLAN, DELTA, "observer", "client")
+    keeper.rounds_within(4.0)
+    start = time.perf_counter()
+    for _ in range(100):
+        keeper.rounds_within(4.0)
+    assert (time.perf_counter() - start) / 100 < 1e-3
+
+
+# --- properties ---------------------------------------------------------------------------------------------
+
+FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SIGMA = st.floats(0.6, 6.0)
+SAMPLER = st.sampled_from(["poisson", "fixed", "all"])
+
+
+@FEW
+@given(sigma=SIGMA, sampler=SAMPLER, rounds=st.integers(1, 60), more=st.integers(1, 60))
+def test_epsilon_grows_with_rounds(sigma: float, sampler: Any, rounds: int, more: int) -> None:
+    releases = declared.udp_fedavg(sigma)
+    fewer = account(releases, Plan(50, 5, sampler, rounds), DELTA)
+    many = account(releases, Plan(50, 5, sampler, rounds + more), DELTA)
+    for a, b in zip(fewer, many, strict=True):
+        assert a.epsilon is not None
+        assert b.epsilon is not None
+        assert a.epsilon <= b.epsilon + 1e-6
+
+
+@FEW
+@given(sigma=SIGMA, factor=st.floats(1.05, 3.0), sampler=SAMPLER)
+def test_epsilon_shrinks_with_noise(sigma: float, factor: float, sampler: Any) -> None:
+    plan = Plan(50, 5, sampler, 20)
+    for a, b in zip(
+        account(declared.udp_fedavg(sigma), plan, DELTA),
+        account(declared.udp_fedavg(sigma * factor), plan, DELTA),
+        strict=True,
+    ):
+        assert a.epsilon is not None
+        assert b.epsilon is not None
+        assert a.epsilon > b.epsilon
+
+
+@FEW
+@given(target=st.floats(0.8, 20.0), adversary=st.sampled_from(ADVERSARIES), sampler=SAMPLER)
+def test_calibrating_then_accounting_returns_the_target(target: float, adversary: Any, sampler: Any) -> None:
+    plan = Plan(50, 5, sampler, 20)
+    sigma = calibrate(lambda s: declared.udp_fedavg(s, 5), plan, DELTA, target, adversary, "client")
+    epsilon = epsilon_of(declared.udp_fedavg(sigma, 5), plan, DELTA, adversary, "client")
+    assert epsilon is not None
+    assert 0.99 * target <= epsilon <= target
+
+
+def test_calibration_refuses_what_noise_cannot_mend() -> None:
+    with pytest.raises(InputError, match="whatever the noise"):
+        calibrate(lambda _: declared.fedem(), PLAN, DELTA, 1.0, "server", "client")
+    with pytest.raises(InputError):
+        calibrate(declared.udp_fedavg, PLAN, DELTA, -1.0, "server", "client")
+
+
+# --- releases -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "releases",
+    [
+        declared.fedceo(1.0, 10),
+        declared.fedlap_dp(hidden=0.5),
+        declared.record_dp_sgd(1.0, 64, 400, 2),
+        declared.dp_fedags_gumbel(4.0, 100, 0.1),
+        declared.dp_fedags_sparse_vector(0.1, 0.1, 0.8),
+        declared.cpsgd(2**20),
+        declared.fedem(),
+        [_client(RenyiCurve((2.0, 3.0), (0.1, 0.2)), adjacency="zero-out"), _client(LaplaceNoise(0.1))],
+    ],
+)
+def test_releases_survive_json(releases: list[Release]) -> None:
+    assert [Release.from_json(json.loads(json.dumps(r.to_json()))) for r in releases] == releases
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"unit": "household"},
+        {"visible_to": ("spy",)},
+        {"visible_to": ()},
+        {"participation": "secret"},
+        {"accesses": 0},
+        {"every": 0},
+        {"every": 3, "except_every": 3},
+        {"rate": 0.0},
+        {"rate": 0.5},  # batches hide records, not clients
+        {"adjacency": "near"},
+    ],
+)
+def test_impossible_releases_are_refused(change: dict[str, Any]) -> None:
+    values: dict[str, Any] = {
+        "what": "x",
+        "unit": "client",
+        "visible_to": ("server",),
+        "protection": GaussianNoise(1.0),
+    }
+    with pytest.raises(InputError):
+        Release(**{**values, **change})
+
+
+def test_impossible_numbers_are_refused() -> None:
+    for make in (GaussianNoise, LaplaceNoise, PureDP, ZeroConcentratedDP):
+        for bad in (0.0, -1.0, math.inf, math.nan):
+            with pytest.raises(InputError):
+                make(bad)
+    for plan in (Plan(10, 11, "fixed", 5), Plan(0, 0, "all", 5), Plan(10, 5, "some", 5)):  # type: ignore[arg-type]
+        with pytest.raises(InputError):
+            account([_client(GaussianNoise(1.0))], plan, DELTA)
+    for delta in (0.0, 1.0, -0.1):
+        with pytest.raises(InputError):
+            account([_client(GaussianNoise(1.0))], PLAN, delta)
+    with pytest.raises(InputError):
+        Release.from_json({"what": "x"})
+    with pytest.raises(InputError):
+        Release.from_json({**_client(GaussianNoise(1.0)).to_json(), "protection": {"kind": "magic"}})
+
+
+def test_one_participation_costs_a_full_upload() -> None:
+    plan = Plan(100, 10, "fixed", 300)
+    row = _one(account_participation([_client(GaussianNoise(1.0), every=7)], plan, DELTA))
+    assert row.epsilon == pytest.approx(4.377, abs=1e-3)
+
+
+def test_accounting_is_fast_enough() -> None:
+    """Three hundred rounds in under a second, twenty noise levels in under ten; with room for a busy machine."""
+    start = time.process_time()
+    account(declared.udp_fedavg(1.037), Plan(100, 10, "poisson", 300), DELTA)
+    assert time.process_time() - start < 1.0
+    start = time.process_time()
+    for i in range(20):
+        account(declared.udp_fedavg(1.0 + 0.051 * i), Plan(100, 10, "poisson", 300), DELTA)
+    assert time.process_time() - start < 10.0

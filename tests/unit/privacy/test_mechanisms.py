@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import dp_accounting
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from fedveil.errors import DivergedError, InputError
+from fedveil.privacy.accounting import account
+from fedveil.privacy.integers import (
+    bernoulli_exp,
+    centred_binomial,
+    discrete_gaussian,
+    discrete_laplace,
+    rational_variance,
+    uniform_below,
+)
+from fedveil.privacy.mechanisms import (
+    AdaptiveClip,
+    Binomial,
+    DiscreteGaussian,
+    Gaussian,
+    GumbelTopK,
+    Laplace,
+    SparseVector,
+    TopKGaussian,
+    clip_examples,
+    clip_layers,
+    clip_rows,
+    clip_rows_l1,
+)
+from fedveil.privacy.releases import GaussianNoise, Plan, Release
+from fedveil.streams import ClientStreams, EntropyStream, Stream, named_stream
+from fedveil.tree import flatten
+
+MILLION = 1_000_000
+
+
+def _streams(count: int, seed: int = 0, round_: int = 1) -> Sequence[Stream]:
+    return ClientStreams(seed, round_, tuple(range(count))).noise()
+
+
+def _norm(rows: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(rows.double(), dim=-1)
+    return norm
+
+
+# --- clipping -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1e30, 3e38, 1.0, 1e-30])
+def test_clipping_never_leaves_the_ball(dtype: torch.dtype, size: float) -> None:
+    rows = torch.from_numpy(named_stream(1).standard_normal(4000).reshape(4, 1000)).clamp(-1, 1)
+    params = {"a": (rows[:, :600] * size).to(dtype), "b": (rows[:, 600:] * size).to(dtype)}
+    out = flatten(clip_rows(params, 0.7))
+    assert out.dtype == dtype
+    assert (_norm(out) <= 0.7).all()
+    if size >= 1:
+        torch.testing.assert_close(_norm(out), torch.full((4,), 0.7, dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+def test_clipping_keeps_the_direction_and_what_is_inside() -> None:
+    params = {"w": torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])}
+    out = clip_rows(params, 1.0)["w"]
+    torch.testing.assert_close(out[0], torch.tensor([0.6, 0.8]), rtol=1e-6, atol=0)
+    assert torch.equal(out[1:], params["w"][1:])
+    assert torch.equal(params["w"][0], torch.tensor([3.0, 4.0]))
+
+
+def test_clipping_huge_doubles_and_denormals() -> None:
+    huge = clip_rows({"w": torch.full((1, 4), 1e300, dtype=torch.float64)}, 2.0)["w"]
+    torch.testing.assert_close(huge, torch.ones(1, 4, dtype=torch.float64))
+    denormal = torch.full((1, 3), 1e-42)
+    assert torch.equal(clip_rows({"w": denormal}, 1.0)["w"], denormal)
+    tiny = torch.full((1, 4), 1e-310, dtype=torch.float64)
+    assert torch.equal(clip_rows({"w": tiny}, 1.0)["w"], tiny)
+    overflow = torch.full((2, 50_000), 3e38)  # the norm is beyond float32
+    assert (_norm(clip_rows({"w": overflow}, 1.0)["w"]) <= 1.0).all()
+    assert (_norm(clip_rows({"w": overflow}, 1.0)["w"]) > 1 - 1e-5).all()
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_what_is_not_finite_is_not_released(bad: float) -> None:
+    for clip in (clip_rows, clip_rows_l1):
+        with pytest.raises(DivergedError):
+            clip({"w": torch.tensor([[1.0, bad]])}, 1.0)
+
+
+@pytest.mark.parametrize("clip", [0.0, -1.0, math.inf, math.nan])
+def test_a_clip_is_positive_and_finite(clip: float) -> None:
+    with pytest.raises(InputError):
+        clip_rows({"w": torch.ones(1, 2)}, clip)
+    with pytest.raises(InputError):
+        Gaussian(clip, 1.0)
+
+
+def test_layers_and_examples_are_clipped_on_their_own() -> None:
+    rng = named_stream(2)
+    params = {n: torch.from_numpy(rng.standard_normal(300)).reshape(3, 10, 10) * 10 for n in "ab"}
+    layers = clip_layers(params, 1.0)
+    for leaf in layers.values():
+        torch.testing.assert_close(_norm(leaf.flatten(1)), torch.full((3,), 0.5**0.5, dtype=torch.float64))
+    assert (_norm(flatten(layers)) <= 1).all()
+    examples = clip_examples(params, 1.0)
+    together = torch.cat([examples["a"], examples["b"]], dim=2)
+    torch.testing.assert_close(_norm(together), torch.ones(3, 10, dtype=torch.float64))
+    one = clip_rows({n: leaf[1, 4:5] for n, leaf in params.items()}, 1.0)
+    torch.testing.assert_close(examples["a"][1, 4], one["a"][0])
+
+
+# --- continuous noise ---------------------------------------------------------------------------------------
+
+
+def test_noise_derives_from_the_clip() -> None:
+    assert Gaussian(clip=0.5, multiplier=2.0).std == 1.0
+    assert Laplace(clip=0.5, epsilon=0.1).scale == 5.0
+
+
+def test_gaussian_moments_and_independence() -> None:
+    mechanism = Gaussian(2.0, 1.5)
+    zero = {"w": torch.zeros(2, MILLION // 2, dtype=torch.float64)}
+    first, second = (mechanism(zero, _streams(2, round_=r))["w"].numpy() for r in (1, 2))
+    noise = first.ravel() / 3.0
+    error = 5 / math.sqrt(MILLION)
+    assert abs(noise.mean()) < error
+    assert abs(noise.var() - 1) < error * math.sqrt(2)
+    assert abs(stats.skew(noise)) < error * math.sqrt(6)
+    assert abs(stats.kurtosis(noise)) < error * math.sqrt(24)
+    assert stats.kstest(noise[:100_000], "norm").pvalue > 1e-4
+    half = 5 / math.sqrt(MILLION / 2)
+    for a, b in ((first[0], first[1]), (first[0], second[0]), (first[0][:-1], first[0][1:])):
+        assert abs(np.corrcoef(a, b)[0, 1]) < half  # clients, rounds, neighbours
+
+
+def test_entropy_noise_has_the_moments_and_is_never_repeated() -> None:
+    streams = [EntropyStream()]
+    zero = {"w": torch.zeros(1, 200_000, dtype=torch.float64)}
+    first, second = (Gaussian(1.0, 1.0)(zero, streams)["w"] for _ in range(2))
+    assert not torch.equal(first, second)
+    assert abs(float(first.var()) - 1) < 5 * math.sqrt(2 / 200_000)
+
+
+def test_laplace_moments_and_l1_clip() -> None:
+    mechanism = Laplace(2.0, 0.5)
+    noise = mechanism({"w": torch.zeros(1, MILLION, dtype=torch.float64)}, _streams(1))["w"].numpy().ravel()
+    assert abs(noise.mean()) < 5 * 4 * math.sqrt(2 / MILLION)
+    assert noise.var() == pytest.approx(2 * 4**2, rel=0.02)
+    assert stats.kstest(noise[:100_000], stats.laplace(scale=4).cdf).pvalue > 1e-4
+    clipped = clip_rows_l1({"w": torch.tensor([[3.0, -5.0], [0.5, 0.5]])}, 2.0)["w"]
+    torch.testing.assert_close(clipped.abs().sum(1), torch.tensor([2.0, 1.0]))
+
+
+def test_each_client_has_its_own_noise_whatever_the_cohort() -> None:
+    mechanism = Gaussian(1.0, 1.0)
+    together = mechanism({"w": torch.zeros(3, 5)}, ClientStreams(0, 1, (7, 8, 9)).noise())["w"]
+    alone = mechanism({"w": torch.zeros(1, 5)}, ClientStreams(0, 1, (8,)).noise())["w"]
+    assert torch.equal(together[1], alone[0])
+    with pytest.raises(InputError):
+        mechanism({"w": torch.zeros(3, 5)}, _streams(2))
+
+
+# --- exact integer noise ------------------------------------------------------------------------------------
+
+
+def test_uniform_integers() -> None:
+    draws = uniform_below(np.full(60_000, 6, dtype=np.int64), named_stream(1))
+    assert stats.chisquare(np.bincount(draws, minlength=6)).pvalue > 1e-4
+
+
+@pytest.mark.parametrize(("numerator", "denominator"), [(0, 5), (1, 3), (1, 1), (7, 3), (25, 4)])
+def test_exact_coins(numerator: int, denominator: int) -> None:
+    hits = int(bernoulli_exp(np.full(100_000, numerator), denominator, named_stream(2)).sum())
+    chance = math.exp(-numerator / denominator)
+    assert abs(hits - 100_000 * chance) <= 5 * math.sqrt(100_000 * chance * (1 - chance)) + 1e-9
+
+
+@pytest.mark.parametrize("scale", [1, 3])
+def test_discrete_laplace_distribution(scale: int) -> None:
+    draws = discrete_laplace(scale, 100_000, named_stream(3))
+    support = np.arange(-8 * scale, 8 * scale + 1)
+    weights = np.exp(-np.abs(support) / scale)
+    _compare(draws, support, weights)
+
+
+@pytest.mark.parametrize("std", [0.6, 2.5, 20.0])
+def test_discrete_gaussian_distribution(std: float) -> None:
+    draws = discrete_gaussian(std, 200_000, named_stream(4))
+    variance = float(rational_variance(std))
+    support = np.arange(-math.ceil(3 * std), math.ceil(3 * std) + 1)
+    _compare(draws, support, np.exp(-(support**2) / (2 * variance)))
+
+
+def _compare(draws: np.ndarray, support: np.ndarray, weights: np.ndarray) -> None:
+    """Frequencies inside the support against the weights, relative to each other."""
+    counts = np.array([(draws == value).sum() for value in support])
+    expected = weights / weights.sum() * counts.sum()
+    assert stats.chisquare(counts, expected).pvalue > 1e-4
+
+
+def test_discrete_gaussian_moments_over_a_million_draws() -> None:
+    draws = discrete_gaussian(50.0, MILLION, named_stream(5))
+    assert abs(draws.mean()) < 5 * 50 / 1000
+    assert draws.var() == pytest.approx(2500, rel=0.01)
+    assert abs(np.corrcoef(draws[:-1], draws[1:])[0, 1]) < 0.005
+
+
+def test_the_variance_is_never_rounded_down() -> None:
+    for std in (0.3, 1.0, 3.3, 17.7, 123.4, 4096.0):
+        assert rational_variance(std) >= std * std
+    with pytest.raises(InputError):
+        rational_variance(5000.0)
+
+
+def test_discrete_gaussian_mechanism_sends_multiples_of_the_grid() -> None:
+    mechanism = DiscreteGaussian(clip=1.0, multiplier=1.0, spacing=0.01, dimension=500)
+    value = {"w": torch.ones(4, 500, dtype=torch.float64)}
+    steps = mechanism(value, _streams(4))["w"] / 0.01
+    torch.testing.assert_close(steps, steps.round(), rtol=0, atol=1e-6)
+    assert float(steps.std()) * 0.01 == pytest.approx(mechanism.std, rel=0.1)
+    assert mechanism.std >= 1.0
+    assert mechanism.protection().rho == 0.5
+
+
+def test_rounding_stays_within_the_stated_sensitivity_and_is_unbiased() -> None:
+    grid = DiscreteGaussian(1.0, 1.0, 0.05, 200).grid
+    rng = named_stream(6)
+    row = rng.standard_normal(200)
+    row /= np.linalg.norm(row)
+    rounded = np.stack([grid.round(row, rng) for _ in range(4000)])
+    assert (np.linalg.norm(rounded, axis=1) <= grid.l2).all()
+    assert np.abs(rounded).sum(1).max() <= grid.l1
+    assert np.abs(rounded).max() <= grid.linf
+    np.testing.assert_allclose(rounded.mean(0) * 0.05, row, atol=6 * 0.025 / math.sqrt(4000))
+    assert not grid.round(np.zeros(200), rng).any()
+
+
+def test_binomial_noise_moments() -> None:
+    draws = centred_binomial(64, MILLION, named_stream(7))
+    assert abs(draws.mean()) < 5 * 4 / 1000
+    assert draws.var() == pytest.approx(16, rel=0.01)
+    support = np.arange(-12, 13)
+    _compare(draws[:100_000], support, stats.binom.pmf(support + 32, 64, 0.5))
+
+
+def test_the_binomial_theorem_bounds_the_exact_divergence_in_one_dimension() -> None:
+    for trials in (4096, 2**16):
+        mechanism = Binomial(clip=1.0, trials=trials, spacing=1.0, dimension=1, delta=1e-6)
+        shift = math.ceil(mechanism.grid.l2 - 1e-9)
+        k = np.arange(trials + 1 + shift)
+        moved, still = (stats.binom.pmf(k - s, trials, 0.5) for s in (shift, 0))
+        delta = np.maximum(moved - math.exp(mechanism.epsilon) * still, 0).sum()
+        assert delta <= 1e-6
+    with pytest.raises(InputError, match="too few"):
+        Binomial(1.0, 64, 1.0, 1000, 1e-6)
+
+
+def test_binomial_mechanism_is_centred_on_the_clipped_value() -> None:
+    mechanism = Binomial(clip=1.0, trials=4096, spacing=0.5, dimension=2, delta=1e-6)
+    value = {"w": torch.tensor([[0.6, 0.8]], dtype=torch.float64).expand(20_000, 2) * 5}
+    out = mechanism(value, [named_stream(8)] * 20_000)["w"]
+    error = 5 * mechanism.std / math.sqrt(20_000)
+    torch.testing.assert_close(out.mean(0), torch.tensor([0.6, 0.8]).double(), rtol=0, atol=error)
+
+
+# --- selection ----------------------------------------------------------------------------------------------
+
+
+def test_gumbel_selection_is_the_exponential_mechanism() -> None:
+    value = torch.tensor([[0.9, 0.3, -0.1]], dtype=torch.float64)
+    count = 20_000
+    mechanism = GumbelTopK(clip=1.0, count=1, epsilon=2.0)
+    chosen = mechanism.chosen({"w": value.expand(count, 3)}, [named_stream(9)] * count)
+    weights = np.exp(2.0 * np.array([0.9, 0.3, 0.1]) / 2)
+    assert stats.chisquare(chosen.sum(0).numpy(), weights / weights.sum() * count).pvalue > 1e-4
+    assert mechanism.protection().rho == 0.5
+    assert (GumbelTopK(1.0, 2, 1.0).chosen({"w": value}, _streams(1)).sum(1) == 2).all()
+
+
+def test_top_k_noises_what_it_chose_and_sends_zero_elsewhere() -> None:
+    mechanism = TopKGaussian(clip=1.0, count=3, selection_epsilon=1e6, multiplier=0.5)
+    value = torch.zeros(500, 10, dtype=torch.float64)
+    value[:, 2:5] = 0.4
+    out = mechanism({"w": value}, _streams(500))["w"]
+    assert not out[:, :2].any()
+    assert not out[:, 5:].any()
+    noise = out[:, 2:5] - 0.4
+    assert float(noise.std()) == pytest.approx(0.5, rel=0.1)
+    assert mechanism.protection().rho == pytest.approx(3 * 1e12 / 8 + 2.0)
+
+
+def test_sparse_vector_releases_at_most_what_it_charges_for() -> None:
+    mechanism = SparseVector(1.0, 0.05, 3, 1e5, 1e6, 1e6)
+    value = torch.zeros(50, 20, dtype=torch.float64)
+    value[:, [1, 4, 9, 16]] = 0.3
+    out = mechanism({"w": value}, _streams(50))["w"]
+    assert ((out != 0).sum(1) == 3).all()
+    assert not out[:, [0, 2, 3]].any()
+    torch.testing.assert_close(out[out != 0], torch.full((150,), 0.3).double(), rtol=0, atol=1e-3)
+    assert {tuple(row.nonzero().ravel().tolist()) for row in out} != {(1, 4, 9)}  # the order is random
+    assert mechanism.protection().epsilon == 1e5 + 2e6
+
+
+def test_sparse_vector_noise_scales() -> None:
+    mechanism = SparseVector(1.0, -1e9, 1, 1.0, 1.0, 0.5)
+    out = mechanism({"w": torch.zeros(20_000, 1, dtype=torch.float64)}, [named_stream(10)] * 20_000)["w"]
+    assert float(out.var()) == pytest.approx(2 * 2**2, rel=0.1)  # Lap(c clip / e3)
+
+
+# --- prices -------------------------------------------------------------------------------------------------
+
+
+def test_events_and_protections_agree() -> None:
+    assert Gaussian(2.0, 1.5).event() == dp_accounting.GaussianDpEvent(1.5)
+    assert Laplace(2.0, 0.5).event() == dp_accounting.LaplaceDpEvent(2.0)
+    assert GumbelTopK(1.0, 4, 1.0).event() == dp_accounting.ZCDpEvent(0.5)
+    assert DiscreteGaussian(1.0, 2.0, 0.1, 10).event() == dp_accounting.ZCDpEvent(0.125)
+    assert SparseVector(1.0, 0.1, 1, 1.0, 1.0, 1.0).event() is None
+    assert Binomial(1.0, 4096, 0.5, 2, 1e-6).event() is None
+
+
+def test_adaptive_clip_finds_the_quantile() -> None:
+    rng = named_stream(11)
+    clip = AdaptiveClip(clip=10.0, bit_std=5.0, quantile=0.5)
+    for _ in range(200):
+        norms = np.exp(rng.standard_normal(100))  # median 1
+        bits = clip.bits({"w": torch.from_numpy(norms)[:, None]})
+        clip = clip.updated(bits, 100, rng)
+    assert clip.clip == pytest.approx(1.0, rel=0.2)
+
+
+def test_adaptive_clip_is_charged() -> None:
+    clip = AdaptiveClip(1.0, bit_std=5.0)
+    update = clip.update_multiplier(1.0)
+    assert update > 1.0
+    plan = Plan(100, 10, "poisson", 50)
+
+    def epsilon(*releases: Release) -> float:
+        rows = account(releases, plan, 1e-5)
+        value = next(row.epsilon for row in rows if row.adversary == "observer")
+        assert value is not None
+        return value
+
+    def mean(multiplier: float) -> Release:
+        return Release("m", "client", ("observer",), GaussianNoise(multiplier), participation="hidden")
+
+    assert epsilon(mean(update), clip.release()) == pytest.approx(epsilon(mean(1.0)), rel=1e-9)
+    assert epsilon(mean(1.0), clip.release()) > epsilon(mean(1.0))
+    with pytest.raises(InputError):
+        AdaptiveClip(1.0, bit_std=0.4).update_multiplier(1.0)

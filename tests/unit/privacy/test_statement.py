@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.unit.privacy import declarations as declared
+
+from fedveil.privacy.accounting import account
+from fedveil.privacy.releases import Plan, Release
+from fedveil.privacy.statement import PrivacyStatement, show
+
+PLAN = Plan(100, 10, "poisson", 300)
+
+
+def _statement(
+    releases: list[Release], claim: str = "none", audit: dict[str, float] | None = None
+) -> PrivacyStatement:
+    return PrivacyStatement(claim, account(releases, PLAN, 1e-5), audit, tuple(releases), PLAN)
+
+
+def test_json_has_exactly_three_fields() -> None:
+    data = json.loads(json.dumps(_statement(declared.udp_fedavg(1.0)).to_json()))
+    assert list(data) == ["paper_claim", "proven", "audit"]
+    assert data["audit"] is None
+    assert data["paper_claim"] == "none"
+    assert [set(row) for row in data["proven"]] == [
+        {"unit", "adversary", "adjacency", "sampler", "epsilon", "delta", "theorem"}
+    ] * 3
+    reasons = json.loads(json.dumps(_statement(declared.fedem()).to_json()))["proven"]
+    assert all(row["epsilon"] is None and row["reason"] for row in reasons)
+
+
+def test_words_say_what_is_seen_and_what_it_costs() -> None:
+    text = _statement(declared.udp_fedavg(1.0)).in_words()
+    assert "the server sees each upload with Gaussian noise 0.316 C, and who took part" in text
+    assert "against the server epsilon is 300.8 at delta 1e-05" in text
+    assert "epsilon is 12.4 at delta 1e-05" in text
+    assert "too large to be called protection" in text
+    assert "No audit has tested this run." in text
+    assert "secure aggregation" in text
+
+
+def test_words_name_what_is_not_proven() -> None:
+    text = _statement(declared.dp_fedags_as_printed(), "epsilon 0.1 for each upload").in_words()
+    assert "Nothing is proven for one client's whole data" in text
+    assert "leave without noise" in text
+    assert "The paper states: epsilon 0.1 for each upload. That is the paper's claim" in text
+
+
+def test_words_for_records_and_repeated_access() -> None:
+    text = _statement(declared.fedlap_dp()).in_words()
+    assert "200 times in a participation" in text
+    assert "Only single records are protected" in text
+
+
+def test_an_audit_is_reported_as_what_it_is() -> None:
+    audit = {"lower_bound": 1.54, "confidence": 0.95, "samples": 1000}
+    statement = _statement(declared.udp_fedavg(1.0), audit=audit)
+    assert statement.to_json()["audit"] == audit
+    assert "95% confidence that epsilon is at least 1.54" in statement.in_words()
+
+
+@pytest.mark.parametrize(("value", "text"), [(300.827, "300.8"), (12.3979, "12.4"), (0.4329, "0.4329")])
+def test_numbers_are_shown_to_four_digits(value: float, text: str) -> None:
+    assert show(value) == text
