@@ -143,7 +143,10 @@ class Task:
         """
         if not batch.x.is_floating_point():
             raise InputError(
-                "inputs", str(batch.x.dtype), "only real-valued inputs have a gradient", "Use images or tables."
+                "inputs",
+                str(batch.x.dtype),
+                "only real-valued inputs have a gradient",
+                "Use images or tables.",
             )
         weights = batch.weights(batch.x.dtype)
         if self.chain is not None:

@@ -97,13 +97,15 @@ class _ArraysOnly(pickle.Unpickler):
         from numpy._core import multiarray
 
         allowed = {
-            ("numpy.core.multiarray", "_reconstruct"): multiarray._reconstruct,  # type: ignore[attr-defined]
-            ("numpy._core.multiarray", "_reconstruct"): multiarray._reconstruct,  # type: ignore[attr-defined]
+            ("numpy.core.multiarray", "_reconstruct"): multiarray._reconstruct,
+            ("numpy._core.multiarray", "_reconstruct"): multiarray._reconstruct,
             ("numpy", "ndarray"): numpy.ndarray,
             ("numpy", "dtype"): numpy.dtype,
         }
         if (module, name) not in allowed:
-            raise DataError(f"the file of weights asks for {module}.{name}, which weights do not need; refused.")
+            raise DataError(
+                f"the file of weights asks for {module}.{name}, which weights do not need; refused."
+            )
         return allowed[module, name]
 
 
@@ -142,7 +144,9 @@ class LPIPS:
                 for i in range(len(self._LAYERS))
             ]
         except (KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"{path.name} does not hold VGG16's LPIPS weights: {error} is missing.") from error
+            raise DataError(
+                f"{path.name} does not hold VGG16's LPIPS weights: {error} is missing."
+            ) from error
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
         """The distance of each pair of images `[n, 1 or 3, H, W]` with brightness 0..1, `[n]`."""
@@ -242,7 +246,9 @@ def compare_images(
     bright_truth, bright_found = brightness(truth), brightness(found).clamp(0, 1)
     image = truth.dim() == 4
     perceptual, note = (
-        lpips(bright_truth.clamp(0, 1), bright_found) if image else (None, "unavailable: these are not images")
+        lpips(bright_truth.clamp(0, 1), bright_found)
+        if image
+        else (None, "unavailable: these are not images")
     )
     peak_error = psnr(bright_truth, brightness(found)).clamp(max=200.0)  # equal images: not infinite in JSON
     return Quality(

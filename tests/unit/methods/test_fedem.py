@@ -30,7 +30,10 @@ def make_task(model: str = "lenet-zhu") -> Task:
 def make_data(sizes: list[int], dtype: torch.dtype = torch.float64) -> ClientData:
     generator = torch.Generator().manual_seed(0)
     pairs = [
-        (torch.randn(n, *SHAPE, generator=generator, dtype=dtype), torch.randint(4, (n,), generator=generator))
+        (
+            torch.randn(n, *SHAPE, generator=generator, dtype=dtype),
+            torch.randint(4, (n,), generator=generator),
+        )
         for n in sizes
     ]
     return ArrayClients.from_arrays(pairs).load(range(len(sizes)))
@@ -40,7 +43,9 @@ def start(task: Task) -> Params:
     return {name: leaf.double() for name, leaf in task.init(3).items()}
 
 
-def one_round(method: AnyMethod, task: Task, data: ClientData, rounds: int = 1) -> tuple[Params, Tensor | None]:
+def one_round(
+    method: AnyMethod, task: Task, data: ClientData, rounds: int = 1
+) -> tuple[Params, Tensor | None]:
     plan = Plan(data.count, data.count, "all", rounds, int(data.sizes.min()), int(data.sizes.max()))
     server = method.init_server(start(task), plan)
     ids = tuple(range(data.count))
@@ -68,9 +73,7 @@ def test_projection_lands_in_the_shell(low: float, width: float, scale: float, n
     generator = torch.Generator().manual_seed(seed)
     delta = scale * torch.randn(2, 3, 1, 4, 4, generator=generator)
     high = low + width
-    found = project_to_shell(
-        delta, low, high, norm, lambda: torch.randn(2, 3, 1, 4, 4, generator=generator)
-    )
+    found = project_to_shell(delta, low, high, norm, lambda: torch.randn(2, 3, 1, 4, 4, generator=generator))
     size = example_norm(found, norm)
     assert bool((size >= low * (1 - 1e-6)).all())
     assert bool((size <= high * (1 + 1e-6) + 1e-12).all())
@@ -127,7 +130,9 @@ def test_stacked_equals_one_by_one() -> None:
     alone = {k: {name: leaf[k : k + 1] for name, leaf in state.items()} for k in range(3)}
     for exchange in range(2):
         at = At(plan, 1, exchange)
-        up, state = method.client_update(task, at, down, data, state, ClientStreams(0, 1, (0, 1, 2), exchange))
+        up, state = method.client_update(
+            task, at, down, data, state, ClientStreams(0, 1, (0, 1, 2), exchange)
+        )
         for k in range(3):
             one, alone[k] = method.client_update(
                 task, at, down, data.rows([k]), alone[k], ClientStreams(0, 1, (k,), exchange)

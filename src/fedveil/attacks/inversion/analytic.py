@@ -21,7 +21,9 @@ from fedveil.errors import InputError
 from fedveil.methods.fields import STRICT
 
 
-@register_attack("analytic", "divides the first linear layer's gradient by its bias' gradient: exact for one example")
+@register_attack(
+    "analytic", "divides the first linear layer's gradient by its bias' gradient: exact for one example"
+)
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Analytic(Named):
     def __call__(self, view: ServerView, rng: np.random.Generator, watch: Watch | None = None) -> Finding:
@@ -29,7 +31,10 @@ class Analytic(Named):
         weight, bias = first_linear(view)
         if view.examples != 1:
             raise InputError(
-                "examples", view.examples, "the quotient mixes the examples of a batch", "Attack single examples."
+                "examples",
+                view.examples,
+                "the quotient mixes the examples of a batch",
+                "Attack single examples.",
             )
         dw, db = view.observed[weight].double(), view.observed[bias].double()
         largest = db.abs().argmax(1)
@@ -41,7 +46,15 @@ class Analytic(Named):
         if watch is not None:
             watch(1, 1, 0.0)
         return best_of(
-            self, rows, images, torch.zeros(view.targets), labels, [(1, images)], steps=1, clock=clock, notes=notes
+            self,
+            rows,
+            images,
+            torch.zeros(view.targets),
+            labels,
+            [(1, images)],
+            steps=1,
+            clock=clock,
+            notes=notes,
         )
 
 

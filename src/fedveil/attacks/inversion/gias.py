@@ -53,7 +53,13 @@ class Decoder:
 
 
 def train_decoder(
-    public: Tensor, box: tuple[Tensor, Tensor] | None, rng: np.random.Generator, *, latent: int, hidden: int, steps: int
+    public: Tensor,
+    box: tuple[Tensor, Tensor] | None,
+    rng: np.random.Generator,
+    *,
+    latent: int,
+    hidden: int,
+    steps: int,
 ) -> Decoder:
     """An autoencoder's decoder on public images `[n, ...]`, the same for the same stream."""
     shape = tuple(public.shape[1:])
@@ -61,10 +67,19 @@ def train_decoder(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng.integers(2**31)))
         encoder = nn.Sequential(
-            nn.Flatten(), nn.Linear(size, hidden), nn.ReLU(), nn.Linear(hidden, latent), nn.BatchNorm1d(latent, affine=False)
+            nn.Flatten(),
+            nn.Linear(size, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, latent),
+            nn.BatchNorm1d(latent, affine=False),
         )
         decoder = nn.Sequential(
-            nn.Linear(latent, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, size), _Range(shape, box)
+            nn.Linear(latent, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, size),
+            _Range(shape, box),
         )
     optimiser = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], lr=2e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
@@ -75,7 +90,7 @@ def train_decoder(
         noise = 0.1 * torch.from_numpy(rng.standard_normal(tuple(codes.shape))).to(codes)
         loss = (decoder(codes + noise) - batch).square().mean()
         optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimiser.step()
         schedule.step()
     decoder = decoder.eval().requires_grad_(False)
@@ -99,7 +114,9 @@ class _Range(nn.Module):
         return low + (high - low) * torch.sigmoid(x)
 
 
-@register_attack("gias", "searches the latent space of a decoder trained on public images, then the decoder's weights")
+@register_attack(
+    "gias", "searches the latent space of a decoder trained on public images, then the decoder's weights"
+)
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class GIAS(Named):
     latent_steps: Annotated[int, Field(ge=1, description="steps in the latent space")] = 800
@@ -143,7 +160,9 @@ class GIAS(Named):
             codes = variables[0]
             return loss_of(decoder.images(codes)) + self.prior * codes.square().flatten(1).sum(1)
 
-        codes = torch.from_numpy(rng.standard_normal((rows.count, view.examples, self.latent))).to(view.public)
+        codes = torch.from_numpy(rng.standard_normal((rows.count, view.examples, self.latent))).to(
+            view.public
+        )
         first = stacked_adam(
             [codes], in_latent, steps=self.latent_steps, lr=self.latent_lr, watch=_part(watch, 0, total)
         )
@@ -167,7 +186,9 @@ class GIAS(Named):
             loss = second.loss
             images = decoder.images(codes, dict(zip(names, second.variables, strict=True)))
             path.append((total, images))
-        note = f"decoder trained on {len(view.public)} public images, {decoder.error:.0%} of their variance lost"
+        note = (
+            f"decoder trained on {len(view.public)} public images, {decoder.error:.0%} of their variance lost"
+        )
         return best_of(
             self, rows, images, loss, rows.labels, path, steps=total, clock=clock, notes=(*notes, note)
         )

@@ -45,7 +45,8 @@ def batch_norm_distance(view: ServerView) -> Callable[[Tensor], Tensor] | None:
     def distance(x: Tensor) -> Tensor:
         seen: list[Tensor] = []
         hooks = [
-            layer.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0])) for layer in layers
+            layer.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
+            for layer in layers
         ]
         try:
             functional_call(module, view.params, (x.flatten(0, 1),))
@@ -72,7 +73,9 @@ def group_distance(x: Tensor, restarts: int) -> Tensor:
     return (groups - centre).square().flatten(2).mean(2).reshape(-1)
 
 
-@register_attack("gradinversion", "Inverting Gradients with batch-norm statistics and restarts that must agree")
+@register_attack(
+    "gradinversion", "Inverting Gradients with batch-norm statistics and restarts that must agree"
+)
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class GradInversion(Named):
     steps: Steps = 1600
@@ -82,9 +85,9 @@ class GradInversion(Named):
     l2: Weight = 1e-6
     batch_norm: Weight = 1e-3
     group: Weight = 1e-2
-    group_from: Annotated[float, Field(ge=0, le=1, description="part of the steps before restarts must agree")] = (
-        0.5
-    )
+    group_from: Annotated[
+        float, Field(ge=0, le=1, description="part of the steps before restarts must agree")
+    ] = 0.5
 
     def __call__(self, view: ServerView, rng: np.random.Generator, watch: Watch | None = None) -> Finding:
         clock = Clock()
@@ -118,7 +121,11 @@ class GradInversion(Named):
             box=view.box,
             watch=watch,
         )
-        used = "batch-norm statistics used" if statistics is not None else "the model has no batch-norm statistics"
+        used = (
+            "batch-norm statistics used"
+            if statistics is not None
+            else "the model has no batch-norm statistics"
+        )
         return best_of(
             self,
             rows,

@@ -29,7 +29,9 @@ Steps = Annotated[int, Field(ge=1, description="steps of Adam")]
 Weight = Annotated[float, Field(ge=0)]
 
 
-@register_attack("inverting-gradients", "cosine distance of gradients and total variation, signed Adam in the pixel box")
+@register_attack(
+    "inverting-gradients", "cosine distance of gradients and total variation, signed Adam in the pixel box"
+)
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class InvertingGradients(Named):
     steps: Steps = 1600

@@ -43,7 +43,7 @@ def last_layer_pull(view: ServerView) -> Tensor:
         )
     name, layer = linear[-1]
     prefix = f"{name}." if name else ""
-    if layer.bias is not None:
+    if getattr(layer, "bias", None) is not None:
         return view.observed[f"{prefix}bias"]
     if view.examples > 1:
         raise InputError(

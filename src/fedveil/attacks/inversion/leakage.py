@@ -53,12 +53,14 @@ class Leakage(Named):
     steps: Annotated[int, Field(ge=1, description="iterations of L-BFGS")] = 600
     restarts: Restarts = 4
     lr: Annotated[float, Field(gt=0)] = 1.0
-    target: Annotated[float, Field(ge=0, description="squared distance at which an upload counts as solved")] = (
-        1e-12
-    )
+    target: Annotated[
+        float, Field(ge=0, description="squared distance at which an upload counts as solved")
+    ] = 1e-12
 
 
-@register_attack("dlg", "L-BFGS on the squared distance of gradients; images and soft labels are both guessed")
+@register_attack(
+    "dlg", "L-BFGS on the squared distance of gradients; images and soft labels are both guessed"
+)
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class DLG(Leakage):
     def __call__(self, view: ServerView, rng: np.random.Generator, watch: Watch | None = None) -> Finding:
@@ -84,7 +86,9 @@ class DLG(Leakage):
         )
 
 
-@register_attack("idlg", "L-BFGS on the squared distance of gradients; labels are known or read off the last layer")
+@register_attack(
+    "idlg", "L-BFGS on the squared distance of gradients; labels are known or read off the last layer"
+)
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class IDLG(Leakage):
     def __call__(self, view: ServerView, rng: np.random.Generator, watch: Watch | None = None) -> Finding:

@@ -71,7 +71,8 @@ def _gradients(view: ServerView, w: Params, x: Tensor, y: Tensor, *, own: bool) 
     if x.shape[0] > 1:
         stacked: Params = vmap(grad(loss), in_dims=(0 if own else None, 0, 0))(w, x, y)
         return stacked
-    leaves = {name: leaf[0] if own else leaf.requires_grad_() for name, leaf in w.items()}
+    leaves = {name: leaf[0] if own else leaf for name, leaf in w.items()}
+    leaves = {name: leaf if leaf.requires_grad else leaf.requires_grad_() for name, leaf in leaves.items()}
     found = torch.autograd.grad(
         loss(leaves, x[0], y[0]), list(leaves.values()), create_graph=True, materialize_grads=True
     )
@@ -90,8 +91,10 @@ def _rows_at_once(module: nn.Module) -> int:
 def cosine_distance(observed: Params, adaptation: Adaptation) -> Distance:
     """`1 - cos(candidate, observed)` of each row, over all parameters as one vector."""
     change, weights = _adapted(observed, adaptation)
+    if adaptation.kind == "sign":
+        observed = {name: leaf.sign() for name, leaf in observed.items()}
     wanted = {name: leaf * weights[name] for name, leaf in observed.items()}
-    length = _norm([leaf for leaf in wanted.values()])
+    length = _norm(list(wanted.values()))
 
     def distance(candidate: Params) -> Tensor:
         seen = {name: change(leaf) * weights[name] for name, leaf in candidate.items()}
@@ -104,6 +107,8 @@ def cosine_distance(observed: Params, adaptation: Adaptation) -> Distance:
 def squared_distance(observed: Params, adaptation: Adaptation) -> Distance:
     """`|candidate - observed|^2` of each row."""
     change, weights = _adapted(observed, adaptation)
+    if adaptation.kind == "sign":
+        observed = {name: leaf.sign() for name, leaf in observed.items()}
 
     def distance(candidate: Params) -> Tensor:
         parts = [
@@ -127,7 +132,9 @@ def _adapted(observed: Params, adaptation: Adaptation) -> tuple[Callable[[Tensor
     if adaptation.kind == "sign":
         return _soft_sign, ones
     if adaptation.kind == "noise":
-        return _unchanged, {name: one * _trust(observed[name], adaptation.noise) for name, one in ones.items()}
+        return _unchanged, {
+            name: one * _trust(observed[name], adaptation.noise) for name, one in ones.items()
+        }
     return _unchanged, ones
 
 
