@@ -47,6 +47,7 @@ class PaperSection(_Section):
     table: str = ""
     row: str = ""
     expected: float | None = None
+    attack: dict[str, float] = Field(default_factory=dict)
     metric: str = "accuracy"
     tolerance: float | None = None
     scale: str = "full"
@@ -83,7 +84,8 @@ class RunSection(_Section):
     max_memory: int | None = None
     evaluate_every: Annotated[int, Field(ge=1)] = 1
     checkpoint_every: Annotated[int, Field(ge=1)] = 10
-    transcript: bool = False
+    transcript: bool | list[Annotated[int, Field(ge=1)]] = False
+    transcript_exchanges: Annotated[int, Field(ge=1)] | None = None
     min_clients: Annotated[int, Field(ge=0)] = 0
 
     @field_validator("max_memory", mode="before")

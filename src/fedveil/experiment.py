@@ -150,6 +150,7 @@ def run_seed(
         evaluate_every=config.run.evaluate_every,
         checkpoint_every=config.run.checkpoint_every,
         transcript=config.run.transcript,
+        transcript_exchanges=config.run.transcript_exchanges,
         execution=config.run.execution,
         workers=config.run.workers,
         max_memory=config.run.max_memory,

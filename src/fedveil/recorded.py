@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedveil.attacks.knowledge import adaptation_to, innermost, local_steps
 from fedveil.attacks.view import Adaptation, LocalSteps, ServerView, image_box
-from fedveil.config import load_config
+from fedveil.config import Config, load_config
 from fedveil.errors import InputError, ResultError
 from fedveil.experiment import Prepared, prepare
 from fedveil.messages import Message
@@ -31,6 +31,7 @@ class RecordedRun:
 
     folder: Path
     seed: int
+    config: Config
     prepared: Prepared
 
 
@@ -70,7 +71,7 @@ def open_run(path: Path, data_dir: Path | None = None) -> RecordedRun:
             f"{folder} has no transcript to attack. Run it again with --set run.transcript=true."
         )
     config = load_config(folder / "config.toml")
-    return RecordedRun(folder, int(number[1]), prepare(config, int(number[1]), data_dir))
+    return RecordedRun(folder, int(number[1]), config, prepare(config, int(number[1]), data_dir))
 
 
 def read_exchange(run: RecordedRun, round: int, exchange: int = 0) -> Exchange:
