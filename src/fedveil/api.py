@@ -87,7 +87,8 @@ def run(
     facts: dict[str, Any] | None = None,
     evaluate_every: int = 1,
     checkpoint_every: int = 10,
-    transcript: bool = False,
+    transcript: bool | Sequence[int] = False,
+    transcript_exchanges: int | None = None,
     min_clients: int = 0,
     execution: Execution = "auto",
     workers: int = 0,
@@ -144,7 +145,8 @@ def run(
             saver = Checkpoints(folder.path / "checkpoint", engine, checkpoint_every)
             watching.append(saver)
             if transcript:
-                watching.append(Transcript(folder.path / "transcript"))
+                which = None if isinstance(transcript, bool) else transcript
+                watching.append(Transcript(folder.path / "transcript", which, transcript_exchanges))
         watching.extend(observers)
         server = method.init_server(task.init(seed), plan)
         if start is not None:

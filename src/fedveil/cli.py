@@ -140,7 +140,9 @@ def _models() -> list[dict[str, Any]]:
 
 
 def _attacks() -> list[dict[str, Any]]:
-    return []
+    from fedveil.attacks.registry import list_attacks
+
+    return [{"name": a.name, "summary": a.summary, "options": list(a.options)} for a in list_attacks()]
 
 
 _LISTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
@@ -180,6 +182,7 @@ def partition(
 
 def main() -> None:
     """The entry point: errors a user can mend are one line, exit code 2."""
+    import fedveil.cli_attack
     import fedveil.cli_privacy
     import fedveil.cli_report  # noqa: F401  their commands register themselves on the app
 

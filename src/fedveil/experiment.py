@@ -151,6 +151,7 @@ def run_seed(
         checkpoint_every=config.run.checkpoint_every,
         transcript=config.run.transcript,
         min_clients=config.run.min_clients,
+        transcript_exchanges=config.run.transcript_exchanges,
         execution=config.run.execution,
         workers=config.run.workers,
         max_memory=config.run.max_memory,
