@@ -76,8 +76,8 @@ def audit_method(
     proven = {(row.unit, row.adversary): row for row in account_participation(releases, plan, delta)}
     found: list[Audited] = []
     for (unit, adversary), row in proven.items():
-        if adversary == "client":
-            continue  # sees what the observer sees, or what the server sees
+        if adversary == "client" or row.epsilon is None:
+            continue  # a client sees what the observer sees, or what the server sees; without a proof nothing to refute
         if unit == "record":
             if adversary == "server":
                 found.append(_audit_records(method, plan, row, seed, delta, confidence))
@@ -110,15 +110,37 @@ def _declared(releases: Sequence[Release], unit: Unit, adversary: Adversary) -> 
     return None
 
 
-def _canary_task(dimension: int) -> Task:
-    """Parameters w, an example x, the loss -<x, w>."""
+class _IdleLayer(nn.Module):
+    """The canary's layer, and a last one that nothing depends on."""
+
+    def __init__(self, dimension: int) -> None:
+        super().__init__()
+        self.canary = nn.Linear(dimension, 1, bias=False)
+        self.idle = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(self.canary.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.canary(x.flatten(1)) + 0 * self.idle.weight.sum()
+        return scores
+
+
+def _canary_task(method: AnyMethod, plan: Plan, dimension: int) -> Task:
+    """Parameters w, an example x, the loss -<x, w>; a method that keeps its last layer gets one to keep."""
 
     def build() -> nn.Module:
         layer = nn.Linear(dimension, 1, bias=False)
         nn.init.zeros_(layer.weight)
         return nn.Sequential(nn.Flatten(), layer)
 
-    return Task(build, loss=lambda scores, _: -scores.squeeze(-1))
+    def loss(scores: Tensor, _: Tensor) -> Tensor:
+        return -scores.squeeze(-1)
+
+    task = Task(build, loss=loss)
+    try:
+        method.init_server(task.init(0), plan)
+    except InputError:
+        return Task(lambda: _IdleLayer(dimension), loss=loss)
+    return task
 
 
 def _clients(count: int, canaries: Sequence[int], dimension: int) -> ArrayClients:
@@ -148,7 +170,7 @@ def _uploads(
 ) -> np.ndarray:
     """Single uploads as the server sees them, `[samples, d]`, the canary's coordinate first."""
     seen: list[np.ndarray] = []
-    task = _canary_task(_DIMENSION)
+    task = _canary_task(method, plan, _DIMENSION)
     for start in range(0, samples, _PER_CALL):
         count = min(_PER_CALL, samples - start)
         clients = _clients(count, range(count) if canary else (), _DIMENSION)
@@ -164,7 +186,7 @@ def _uploads(
 
 def _aggregates(method: AnyMethod, plan: Plan, seed: int, samples: int, *, canary: bool) -> np.ndarray:
     """The model after one round, as an observer sees it, many times over: `[samples / 4, d]`."""
-    task = _canary_task(_DIMENSION)
+    task = _canary_task(method, plan, _DIMENSION)
     count = min(plan.cohort, plan.clients)
     clients = _clients(count, (0,) if canary else (), _DIMENSION)
     small = replace(plan, records_per_client=1, largest_client=1)
@@ -191,7 +213,7 @@ def _audit_records(
     directions = random_canaries(canaries, _RECORD_DIMENSION, 1.0, coins)
     included = np.asarray(coins.random(canaries) < 0.5, dtype=np.bool_)
     x = directions[torch.from_numpy(included)] * _LONG
-    task = _canary_task(_RECORD_DIMENSION)
+    task = _canary_task(method, plan, _RECORD_DIMENSION)
     clients = ArrayClients.from_arrays([(x, torch.zeros(len(x), dtype=torch.long))])
     one = replace(plan, records_per_client=len(x), largest_client=len(x))
     server = method.init_server(task.init(0), one)
