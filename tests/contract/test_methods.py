@@ -21,6 +21,7 @@ from fedveil.streams import ServerStreams
 from fedveil.tree import Params
 from tests.contract.federation import (
     BASELINES,
+    WHOLE_UPDATE,
     distance,
     make_clients,
     make_method,
@@ -136,7 +137,7 @@ def test_without_noise_and_clip_it_is_its_baseline(name: str) -> None:
         assert name not in BASELINES
         return
     baseline, changes = BASELINES[name]
-    bare = train(make_method(name, noise_multiplier=0.0, clip=math.inf))
+    bare = train(make_method(name, noise_multiplier=0.0, clip=math.inf, **WHOLE_UPDATE.get(name, {})))
     assert distance(bare, train(make_method(baseline, **changes))) < 1e-9
 
 

@@ -1,6 +1,29 @@
 """Every registered method; importing this package makes their names known."""
 
-from fedveil.methods import fedavg, fedprox, fedsgd, scaffold, udp_fedavg
+from fedveil.methods import (
+    cpsgd,
+    dp_fedags,
+    dp_fedags_proven,
+    dp_fedavg,
+    dp_fedsnlc,
+    fedavg,
+    fedprox,
+    fedsgd,
+    scaffold,
+    udp_fedavg,
+)
 from fedveil.methods.method import METHODS
 
-__all__ = ["METHODS", "fedavg", "fedprox", "fedsgd", "scaffold", "udp_fedavg"]
+__all__ = [
+    "METHODS",
+    "cpsgd",
+    "dp_fedags",
+    "dp_fedags_proven",
+    "dp_fedavg",
+    "dp_fedsnlc",
+    "fedavg",
+    "fedprox",
+    "fedsgd",
+    "scaffold",
+    "udp_fedavg",
+]
