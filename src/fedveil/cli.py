@@ -156,7 +156,9 @@ def _models() -> list[dict[str, Any]]:
 
 
 def _attacks() -> list[dict[str, Any]]:
-    return []
+    from fedveil.attacks.membership.all import list_membership_attacks
+
+    return [{"name": a.name, "summary": a.summary} for a in list_membership_attacks()]
 
 
 _LISTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
@@ -195,6 +197,8 @@ def partition(
 
 def main() -> None:
     """The entry point: errors a user can mend are one line, exit code 2."""
+    import fedveil.cli_membership  # noqa: F401  its commands register themselves on the app
+
     try:
         app(standalone_mode=False)
     except typer.Exit as stop:
