@@ -197,7 +197,8 @@ def partition(
 
 def main() -> None:
     """The entry point: errors a user can mend are one line, exit code 2."""
-    import fedveil.cli_membership  # noqa: F401  its commands register themselves on the app
+    import fedveil.cli_membership
+    import fedveil.cli_privacy  # noqa: F401  their commands register themselves on the app
 
     try:
         app(standalone_mode=False)

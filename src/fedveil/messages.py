@@ -62,7 +62,9 @@ class Record:
     def head(self) -> dict[str, Any]:
         """Everything but the tensors, as JSON."""
         empty = [f.name for f in fields(self) if isinstance(v := getattr(self, f.name), dict) and not v]
-        order = list(self.tensors())  # noise is drawn leaf by leaf, so the order of leaves is part of the record
+        order = list(
+            self.tensors()
+        )  # noise is drawn leaf by leaf, so the order of leaves is part of the record
         return {"kind": type(self).__name__, "scalars": self.scalars(), "empty": empty, "order": order}
 
     @classmethod

@@ -47,25 +47,26 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def guarantees_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title="Proven", title_justify="left")
-    table.add_column("against")
-    table.add_column("unit")
-    table.add_column("ε", justify="right")
-    table.add_column("δ", justify="right")
-    table.add_column("neighbours")
-    table.add_column("sampler")
-    table.add_column("by")
+def guarantees_table(rows: Sequence[Mapping[str, Any]], title: str = "Proven") -> Table:
+    """One row per unit and adversary: epsilon, and beneath the table each proof or why there is none."""
+    notes: list[str] = []
+    table = Table(title=title, title_justify="left", caption_justify="left")
+    for column in ("against", "unit", "ε", "δ", "neighbours", "sampler", "note"):
+        table.add_column(column, justify="right" if column in ("ε", "δ", "note") else "left")
     for row in rows:
         epsilon = "none" if row["epsilon"] is None else show(row["epsilon"])
-        proof = row["theorem"] if row["epsilon"] is not None else row.get("reason", "")
-        table.add_row(
+        note = row["theorem"] if row["epsilon"] is not None else row.get("reason", "")
+        if note not in notes:
+            notes.append(note)
+        number = str(notes.index(note) + 1)
+        cells = (
             row["adversary"],
             row["unit"],
             epsilon,
             f"{row['delta']:g}",
             row["adjacency"],
             row["sampler"],
-            proof,
         )
+        table.add_row(*cells, number)
+    table.caption = "\n".join(f"{number}. {note}" for number, note in enumerate(notes, start=1))
     return table

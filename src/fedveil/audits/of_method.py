@@ -1,0 +1,192 @@
+"""Audit a method as it runs: canaries go through its own client and server code.
+
+The canary task is linear: an example x contributes the gradient -x whatever the parameters are, so a canary's
+update points where its example points, and a client with zero examples sends nothing but noise. Everything
+else, clipping, noise, messages, aggregation, is the method's own.
+
+Clients are audited by a Dirac canary (with it and without it, many times over); records by canary records that
+are in or out by fair coins in a single upload. Both look at one participation, so their bounds are compared with
+what is proven for one participation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedveil.audits.canaries import audit_samples
+from fedveil.audits.findings import AuditFinding
+from fedveil.audits.one_run import one_run, random_canaries
+from fedveil.data.client_data import ArrayClients
+from fedveil.engines.worker import ClientWorker
+from fedveil.errors import InputError
+from fedveil.messages import Message
+from fedveil.methods.method import AnyMethod, At
+from fedveil.privacy.accounting import Guarantee, account_participation
+from fedveil.privacy.releases import Adversary, GaussianNoise, Plan, Unit
+from fedveil.streams import ServerStreams, named_stream
+from fedveil.task import Task
+
+_DIMENSION = 16
+_RECORD_DIMENSION = 20_000
+_PER_CALL = 2000
+_LONG = 1e4  # a canary this long is always clipped
+
+
+@dataclass(frozen=True)
+class Audited:
+    """What an audit found against one adversary, beside what is proven for one participation."""
+
+    unit: Unit
+    adversary: Adversary
+    finding: AuditFinding
+    proven: float | None
+
+    @property
+    def broken(self) -> bool:
+        return self.finding.broken(self.proven)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "unit": self.unit,
+            "adversary": self.adversary,
+            "scope": "one participation",
+            "proven": self.proven,
+            "broken": self.broken,
+        } | self.finding.to_json()
+
+
+def audit_method(
+    method: AnyMethod,
+    plan: Plan,
+    *,
+    delta: float,
+    seed: int = 0,
+    samples: int = 4000,
+    confidence: float = 0.95,
+) -> list[Audited]:
+    """Audit every (unit, adversary) that the method's releases protect, against server and observer."""
+    releases = tuple(method.releases(plan))
+    proven = {(row.unit, row.adversary): row for row in account_participation(releases, plan, delta)}
+    found: list[Audited] = []
+    for (unit, adversary), row in proven.items():
+        if adversary == "client":
+            continue  # sees what the observer sees, or what the server sees
+        if unit == "record":
+            if adversary == "server":
+                found.append(_audit_records(method, plan, row, seed, delta, confidence))
+            continue
+        multiplier = _declared(releases, unit, adversary)
+        audit = _audit_upload if adversary == "server" else _audit_aggregate
+        inside, outside = (audit(method, plan, seed + arm, samples, canary=arm == 0) for arm in (0, 1))
+        finding = audit_samples(
+            inside, outside, delta=delta, confidence=confidence, declared_multiplier=multiplier
+        )
+        found.append(Audited(unit, adversary, finding, row.epsilon))
+    return found
+
+
+def _declared(releases: Sequence[Any], unit: Unit, adversary: Adversary) -> float | None:
+    """The noise multiplier of the only Gaussian release that this adversary sees, if it is the only one."""
+    seen = [r for r in releases if r.unit == unit and adversary in r.visible_to and r.costs]
+    if len(seen) == 1 and isinstance(seen[0].protection, GaussianNoise) and seen[0].accesses == 1:
+        return float(seen[0].protection.multiplier)
+    return None
+
+
+def _canary_task(dimension: int) -> Task:
+    """Parameters w, an example x, the loss -<x, w>."""
+
+    def build() -> nn.Module:
+        layer = nn.Linear(dimension, 1, bias=False)
+        nn.init.zeros_(layer.weight)
+        return nn.Sequential(nn.Flatten(), layer)
+
+    return Task(build, loss=lambda scores, _: -scores.squeeze(-1))
+
+
+def _clients(count: int, canaries: Sequence[int], dimension: int) -> ArrayClients:
+    x = torch.zeros(count, 1, dimension)
+    x[list(canaries), 0, 0] = _LONG
+    return ArrayClients.from_arrays([(row, torch.zeros(1, dtype=torch.long)) for row in x])
+
+
+def _moved(message: Message, down: Message) -> Tensor:
+    """How far each upload moved the parameters, `[K, d]`; a gradient counts with its sign turned."""
+    for name, leaf in message.tensors().items():
+        if name.endswith("weight") and leaf.dim() == 3 and leaf.is_floating_point():
+            start = down.tensors().get(name)
+            moved = leaf if start is None or not name.startswith("params/") else leaf - start
+            flat = moved.flatten(1)
+            return -flat if name.startswith("gradient/") else flat
+    raise InputError(
+        "method",
+        type(message).__name__,
+        "its upload carries no parameters or gradients that a canary could be seen in",
+        "Audit a method that uploads a model or a gradient.",
+    )
+
+
+def _audit_upload(method: AnyMethod, plan: Plan, seed: int, samples: int, *, canary: bool) -> np.ndarray:
+    """The canary's coordinate in single uploads, as the server sees them."""
+    seen: list[np.ndarray] = []
+    task = _canary_task(_DIMENSION)
+    for start in range(0, samples, _PER_CALL):
+        count = min(_PER_CALL, samples - start)
+        clients = _clients(count, range(count) if canary else (), _DIMENSION)
+        wide = replace(plan, records_per_client=1, largest_client=1)
+        server = method.init_server(task.init(0), wide)
+        ids = range(count)
+        at = At(wide, 1 + start)
+        down = method.broadcast(at, server, ids[: plan.cohort]).rows([0])
+        up, _ = ClientWorker(task, clients, method, seed).update(ids, down, {}, at)
+        seen.append(_moved(up, down)[:, 0].double().numpy())
+    return np.concatenate(seen)
+
+
+def _audit_aggregate(method: AnyMethod, plan: Plan, seed: int, samples: int, *, canary: bool) -> np.ndarray:
+    """The canary's coordinate in the model after one round, as an observer sees it."""
+    task = _canary_task(_DIMENSION)
+    count = min(plan.cohort, plan.clients)
+    clients = _clients(count, (0,) if canary else (), _DIMENSION)
+    small = replace(plan, records_per_client=1, largest_client=1)
+    server = method.init_server(task.init(0), small)
+    worker = ClientWorker(task, clients, method, seed)
+    ids = tuple(range(count))
+    seen = []
+    for number in range(1, max(40, samples // 4) + 1):
+        at = At(small, number)
+        down = method.broadcast(at, server, ids)
+        up, _ = worker.update(ids, down, {}, at)
+        after = method.server_update(task, at, server, ids, up, ServerStreams(seed, number))
+        model = method.model(after)
+        seen.append(float(next(iter(model.values())).flatten()[0]))
+    return np.asarray(seen)
+
+
+def _audit_records(
+    method: AnyMethod, plan: Plan, row: Guarantee, seed: int, delta: float, confidence: float
+) -> Audited:
+    """Canary records by fair coins in one client's upload; half as many guesses as a tenth of them."""
+    canaries = max(200, min(2000, 2 * plan.records_per_client))
+    coins = named_stream(seed, "audit/coins")
+    directions = random_canaries(canaries, _RECORD_DIMENSION, 1.0, coins)
+    included = np.asarray(coins.random(canaries) < 0.5, dtype=np.bool_)
+    x = directions[torch.from_numpy(included)] * _LONG
+    task = _canary_task(_RECORD_DIMENSION)
+    clients = ArrayClients.from_arrays([(x, torch.zeros(len(x), dtype=torch.long))])
+    one = replace(plan, records_per_client=len(x), largest_client=len(x))
+    server = method.init_server(task.init(0), one)
+    at = At(one, 1)
+    down = method.broadcast(at, server, (0,))
+    up, _ = ClientWorker(task, clients, method, seed).update((0,), down, {}, at)
+    scores = (directions.double() @ _moved(up, down)[0].double()).numpy()
+    finding = one_run(scores, included, guesses=canaries // 10, delta=delta, confidence=confidence)
+    releases = method.releases(one)
+    proven = {(r.unit, r.adversary): r.epsilon for r in account_participation(releases, one, delta)}
+    return Audited("record", row.adversary, finding, proven.get(("record", row.adversary)))
