@@ -20,9 +20,14 @@ QUICK = {"epochs": 2, "batch_size": 4, "lr": 0.1}
 
 # What a private method becomes without noise and clipping: the method it privatises, with these fields.
 BASELINES: dict[str, tuple[str, dict[str, Any]]] = {
+    "dp-fedags-proven": ("fedavg", {"weighting": "uniform"}),
+    "dp-fedavg": ("fedavg", {"weighting": "uniform"}),
     "udp-fedavg": ("fedavg", {"weighting": "uniform"}),
     "fedceo": ("fedavg", {"weighting": "uniform"}),
 }
+
+# Fields with which a method sends all of its update, where it does not by default.
+WHOLE_UPDATE: dict[str, dict[str, Any]] = {"dp-fedags-proven": {"selected": 1.0}}
 
 
 def network() -> nn.Module:
