@@ -32,7 +32,7 @@ def attack_command(
     attack: Annotated[
         str | None,
         typer.Option(
-            help="Its name: see `fedveil list attacks`. Without it, every [[attack]] of the configuration."
+            help="Its name: see `fedveil list attacks`. Without it, every attack section of the configuration."
         ),
     ] = None,
     round_: Annotated[
