@@ -199,7 +199,7 @@ def run_case(case: Case, seed: int, results: Path) -> bool:
         return False
     prepared = prepare(config, seed)
     test = (prepared.dataset.test.x, prepared.dataset.test.y)
-    rules = [build_rule(section) for section in FOLLOWED]
+    rules = [rule for rule in map(build_rule, FOLLOWED) if isinstance(rule, Rule)]
     follow = FollowRules(rules, prepared.task, prepared.task.init(seed), test)
 
     def observe(_plan: Plan) -> list[Observer]:
