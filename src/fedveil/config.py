@@ -87,6 +87,7 @@ class RunSection(_Section):
     transcript: bool | list[Annotated[int, Field(ge=1)]] = False
     transcript_exchanges: Annotated[int, Field(ge=1)] | None = None
     min_clients: Annotated[int, Field(ge=0)] = 0
+    deadline: Annotated[float, Field(gt=0)] | None = None
 
     @field_validator("max_memory", mode="before")
     @classmethod
@@ -144,6 +145,17 @@ class Config(_Section):
         if self.run.sampler == "all" and cohort is not None and clients is not None and cohort != clients:
             raise InputError(
                 "run.cohort", cohort, 'sampler "all" takes every client', "Leave run.cohort out."
+            )
+        if self.run.min_clients and self.run.sampler == "poisson":
+            raise InputError(
+                "run.min_clients",
+                self.run.min_clients,
+                "dropping small Poisson rounds would tell how many came, which the accounting does not allow",
+                "Leave it out, or use another sampler.",
+            )
+        if self.run.deadline is not None and self.run.engine == "simulation":
+            raise InputError(
+                "run.deadline", self.run.deadline, "the simulator waits for every client", "Leave it out."
             )
         self.build_method()
         return self

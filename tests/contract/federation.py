@@ -21,6 +21,7 @@ QUICK = {"epochs": 2, "batch_size": 4, "lr": 0.1}
 # What a private method becomes without noise and clipping: the method it privatises, with these fields.
 BASELINES: dict[str, tuple[str, dict[str, Any]]] = {
     "udp-fedavg": ("fedavg", {"weighting": "uniform"}),
+    "fedceo": ("fedavg", {"weighting": "uniform"}),
 }
 
 

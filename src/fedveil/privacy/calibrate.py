@@ -48,11 +48,10 @@ def calibrate(
                 "target_epsilon", target, "no noise is enough", "Ask for more, or for fewer rounds."
             )
     low = high / 2
-    while (value := epsilon(low)) <= target:
+    while epsilon(low) <= target:
         high, low = low, low / 2
         if low < SMALLEST:
             return high
-    del value
     best = epsilon(high)
     while best < (1 - tolerance) * target and high / low > 1 + 1e-9:
         middle = math.sqrt(low * high)

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedveil.messages import Message, MessageError
+from fedveil.tree import Params
+
+
+@dataclass(frozen=True)
+class Letter(Message):
+    params: Params
+    size: torch.Tensor
+    step: int
+    note: str | None = None
+
+
+def letter() -> Letter:
+    return Letter({"z": torch.ones(3, 2, 2), "a/b": torch.zeros(3, 1).half()}, torch.tensor([1, 2, 3]), 4)
+
+
+def test_bytes_bring_everything_back_in_order() -> None:
+    sent = letter()
+    got = Letter.from_bytes(sent.to_bytes())
+    assert list(got.params) == ["z", "a/b"]
+    assert (got.step, got.note) == (4, None)
+    assert got.params["a/b"].dtype == torch.float16
+    assert torch.equal(got.size, sent.size)
+
+
+def test_an_empty_dictionary_survives() -> None:
+    assert Letter.from_bytes(Letter({}, torch.zeros(1), 0, "x").to_bytes()).params == {}
+
+
+def test_size_is_that_of_one_client() -> None:
+    assert letter().row_bytes() == 4 * 4 + 2 + 8
+
+
+def test_rows_leave_shared_rows_alone() -> None:
+    mixed = Letter({"shared": torch.ones(1, 2)}, torch.tensor([5, 6, 7]), 0)
+    picked = mixed.rows([2, 0])
+    assert picked.size.tolist() == [7, 5]
+    assert picked.params["shared"].shape == (1, 2)
+
+
+def test_concatenation_keeps_the_order() -> None:
+    parts = [letter().rows([0]), letter().rows([1, 2])]
+    assert torch.equal(Letter.concatenate(parts).size, letter().size)
+
+
+@dataclass(frozen=True)
+class Other(Message):
+    size: torch.Tensor
+
+
+def test_another_kind_is_refused() -> None:
+    with pytest.raises(MessageError, match="expected a Letter"):
+        Letter.from_bytes(Other(torch.zeros(1)).to_bytes())
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_give_a_message_error(data: bytes) -> None:
+    with pytest.raises(MessageError):
+        Letter.from_bytes(data)
+
+
+@given(st.integers(0, 400), st.integers(0, 255))
+def test_a_changed_byte_gives_a_letter_or_a_message_error(place: int, value: int) -> None:
+    data = bytearray(letter().to_bytes())
+    data[place % len(data)] = value
+    with contextlib.suppress(MessageError):
+        assert isinstance(Letter.from_bytes(bytes(data)), Letter)

@@ -1,0 +1,152 @@
+"""Local SGD against a plain loop over clients that shares nothing with it but the order of the examples."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fedveil import Task
+from fedveil.streams import ClientStreams
+from fedveil.training.local_sgd import local_sgd, scheduled_lr
+from fedveil.tree import Params, expand, with_axis
+from tests.contract.federation import make_clients
+
+SIZES = (5, 9, 0, 12, 7)
+STREAMS = ClientStreams(4, 2, (0, 1, 2, 3, 4))
+
+
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).double()
+
+
+def generic() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.GELU(), nn.Linear(5, 3)).double()
+
+
+def plain(
+    make: object,
+    start: Params,
+    client: int,
+    *,
+    batch_size: int,
+    epochs: int,
+    steps: int | None,
+    momentum: float,
+    weight_decay: float,
+    proximal: float,
+    correction: Params | None,
+) -> Params:
+    assert callable(make)
+    data = make_clients(SIZES)
+    x, y = data.x[data.parts[client]], data.y[data.parts[client]]
+    model = make()
+    model.load_state_dict(start)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum, weight_decay=weight_decay)
+    stream = STREAMS.rows([client]).of_round("batches")[0]
+    taken = 0
+    passes = epochs if steps is None else 1000
+    for _ in range(passes if len(y) else 0):
+        order = torch.from_numpy(stream.permutation(len(y)))
+        for begin in range(0, len(y), batch_size):
+            if steps is not None and taken == steps:
+                return dict(model.state_dict())
+            index = order[begin : begin + batch_size]
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x[index]), y[index]).backward()
+            for name, parameter in model.named_parameters():
+                assert parameter.grad is not None
+                parameter.grad += proximal * (parameter.detach() - start[name])
+                if correction is not None:
+                    parameter.grad += correction[name][client]
+            optimizer.step()
+            taken += 1
+    return dict(model.state_dict())
+
+
+@pytest.mark.parametrize("make", [linear, generic])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"momentum": 0.9},
+        {"weight_decay": 0.1, "proximal": 0.3},
+        {"momentum": 0.5, "weight_decay": 0.1, "proximal": 0.3, "correct": True},
+        {"correct": True},
+        {"steps": 7},
+        {"batch_size": 100},
+    ],
+)
+def test_it_is_what_a_plain_loop_computes(make: object, options: dict[str, float]) -> None:
+    assert callable(make)
+    task = Task(make)
+    settings = {"momentum": 0.0, "weight_decay": 0.0, "proximal": 0.0, "batch_size": 4} | options
+    correct = settings.pop("correct", False)
+    steps = settings.pop("steps", None)
+    start = task.init(1)
+    generator = torch.Generator().manual_seed(0)
+    correction = (
+        {
+            n: torch.randn(5, *leaf.shape, generator=generator, dtype=torch.float64)
+            for n, leaf in start.items()
+        }
+        if correct
+        else None
+    )
+    clients = make_clients(SIZES)
+    got = local_sgd(
+        task,
+        with_axis(start),
+        clients.load(range(5)),
+        STREAMS,
+        lr=0.05,
+        batch_size=int(settings["batch_size"]),
+        epochs=3,
+        steps=None if steps is None else int(steps),
+        momentum=settings["momentum"],
+        weight_decay=settings["weight_decay"],
+        proximal=settings["proximal"],
+        correction=correction,
+    )
+    for client in range(5):
+        expected = plain(
+            make,
+            start,
+            client,
+            batch_size=int(settings["batch_size"]),
+            epochs=3,
+            steps=None if steps is None else int(steps),
+            momentum=settings["momentum"],
+            weight_decay=settings["weight_decay"],
+            proximal=settings["proximal"],
+            correction=correction,
+        )
+        for name in start:
+            assert torch.allclose(got.params[name][client], expected[name], atol=1e-11)
+    width = int(settings["batch_size"])
+    for client, n in enumerate(SIZES):
+        whole = 3 * math.ceil(n / width)
+        assert int(got.steps[client]) == (whole if steps is None or n == 0 else int(steps))
+
+
+def test_the_tracked_loss_is_the_mean_over_an_epoch_summed_over_epochs() -> None:
+    task = Task(linear)
+    clients = make_clients(SIZES)
+    start = with_axis(task.init(0))
+    data = clients.load([1, 3])
+    streams = ClientStreams(0, 1, (1, 3))
+    tiny = local_sgd(task, start, data, streams, lr=1e-12, batch_size=4, epochs=2, track_loss=True)
+    assert tiny.loss is not None
+    still = task.loss(expand(start, 2), data.everything())
+    assert torch.allclose(tiny.loss, 2 * still, atol=1e-9)
+
+
+def test_cosine_falls_from_the_first_round_to_the_floor() -> None:
+    rates = [scheduled_lr(0.1, "cosine", t, 10, floor=0.01) for t in range(1, 11)]
+    assert rates[0] == 0.1
+    assert all(a > b for a, b in itertools.pairwise(rates))
+    assert rates[-1] > 0.01
+    assert scheduled_lr(0.1, "constant", 9, 10) == 0.1
