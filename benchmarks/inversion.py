@@ -90,9 +90,7 @@ def main() -> None:
     torch.set_num_threads(1)
     view = make_view(arguments.model, arguments.images)
     attack = InvertingGradients(steps=arguments.steps, tv=TV)
-    starts = torch.from_numpy(
-        named_stream(0, "bench").standard_normal((arguments.images, 1, *SHAPE))
-    ).float()
+    starts = torch.from_numpy(named_stream(0, "bench").standard_normal((arguments.images, 1, *SHAPE))).float()
     attack(view, named_stream(0, "bench"))  # warm
     plain_loop(view, 0, starts[0], 3)
     stacked, single = [], []
@@ -116,7 +114,9 @@ def main() -> None:
     ratio = sorted(b / a for a, b in zip(ours, plain, strict=True))[len(ours) // 2]
     print(f"one image, {arguments.single_steps} steps")
     print(f"  fedveil              {1e3 * min(ours) / arguments.single_steps:7.2f} ms a step")
-    print(f"  plain loop           {1e3 * min(plain) / arguments.single_steps:7.2f} ms a step   {ratio:.2f} times")
+    print(
+        f"  plain loop           {1e3 * min(plain) / arguments.single_steps:7.2f} ms a step   {ratio:.2f} times"
+    )
 
 
 if __name__ == "__main__":

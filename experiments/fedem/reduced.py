@@ -3,7 +3,8 @@
     python experiments/fedem/reduced.py --results results --data data            # Table 1, MNIST
     python experiments/fedem/reduced.py --dataset fashion-mnist --rows fedsgd,fedem-8
 
-What is reduced: clients hold 250 examples in place of 3000, 10 rounds in place of 30, 400 attack steps in place of 1600.
+What is reduced: clients hold 250 examples in place of 3000, 10 rounds in place of 30, 400 attack steps in place of
+1600.
 Rows that are done are read back, so an interrupted command goes on.
 """
 
@@ -68,7 +69,9 @@ def config_of(row: str, arguments: argparse.Namespace) -> Config:
 def attacked(row: str, seed: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """The findings of this row, made or read back."""
     config = config_of(row, arguments)
-    result = run_seed(config, seed, experiment=f"reduced-{row}", results=arguments.results, data_dir=arguments.data)
+    result = run_seed(
+        config, seed, experiment=f"reduced-{row}", results=arguments.results, data_dir=arguments.data
+    )
     assert result.folder is not None
     run = open_run(result.folder, arguments.data)
     attack = make_attack(
@@ -107,7 +110,9 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--data", type=Path)
     arguments = parser.parse_args()
-    print("| row | seed | test acc | stage | MSE | PSNR | SSIM | LPIPS | KL | PSNR to x+delta | mean image PSNR |")
+    print(
+        "| row | seed | test acc | stage | MSE | PSNR | SSIM | LPIPS | KL | PSNR to x+delta | mean image PSNR |"
+    )
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     for row in arguments.rows.split(","):
         for seed in range(arguments.seeds):
@@ -117,7 +122,9 @@ def main() -> None:
                 seen = found["against_trained_on"]
                 scores += [None if seen is None else seen["mean"]["psnr"], found["mean_image_psnr"]]
                 shown = " | ".join("-" if value is None else f"{value:.4f}" for value in scores)
-                print(f"| {row} | {seed} | {found['accuracy']:.4f} | {found['stage']} | {shown} |", flush=True)
+                print(
+                    f"| {row} | {seed} | {found['accuracy']:.4f} | {found['stage']} | {shown} |", flush=True
+                )
 
 
 if __name__ == "__main__":
