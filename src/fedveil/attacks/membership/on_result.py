@@ -24,13 +24,12 @@ from fedveil.data.client_data import ArrayClients
 from fedveil.errors import InputError, ResultError
 from fedveil.experiment import Prepared, prepare
 from fedveil.messages import Message
-from fedveil.methods.cpsgd import CpSGD, Levels, rotate_back
-from fedveil.methods.dp_fedags_proven import ModelAndMask, Selected, scattered
 from fedveil.methods.fields import LocalTraining
 from fedveil.methods.method import AnyMethod, At
+from fedveil.methods.uploads import uploaded_models
 from fedveil.results import ResultFolder
 from fedveil.streams import named_stream
-from fedveil.tree import Params, add, rows, scale, sub, unflatten, with_axis
+from fedveil.tree import Params, rows, scale, sub, with_axis
 
 Target = Literal["model", "upload"]
 _MOST_EPOCHS = 100  # shadows that imitate long runs stop here
@@ -136,41 +135,11 @@ def _one_upload(folder: Path, prepared: Prepared, round: int | None, client: int
     down = _down(method, step)
     up = method.up_type.from_bytes((step / "up.bin").read_bytes())
     at = At(prepared.plan, number)
-    start, model = uploaded_model(method, at, down, up, cohort.index(client))
+    row = [cohort.index(client)]
+    start, model = (rows(both, row) for both in uploaded_models(method, at, down, up))
     lr = method.lr_at(at) if isinstance(method, LocalTraining) else 1.0
     sent = scale(sub(start, model), 1 / lr)
     return Seen(f"the upload of client {client} in round {number}", model, clients.parts[client], start, sent)
-
-
-def uploaded_model(method: AnyMethod, at: At, down: Message, up: Message, row: int) -> tuple[Params, Params]:
-    """The model a client was sent and the one its upload amounts to, both `[1, ...]`."""
-    sent: Params | None = getattr(down, "params", None)
-    if sent is None:
-        raise InputError("method", method.name, "sends no model", "Attack its final model.")
-    first = next(iter(sent.values())).shape[0]
-    start = rows(sent, [row if first > 1 else 0])
-    lr = method.lr_at(at) if isinstance(method, LocalTraining) else float(getattr(method, "lr", 1.0))
-    if isinstance(up, Selected):
-        assert isinstance(down, ModelAndMask)
-        size = sum(leaf[0].numel() for leaf in start.values())
-        everywhere = {"places": torch.arange(size).unsqueeze(0)}
-        places = (rows(up.own, [row]) if up.own else down.mask or everywhere)["places"]
-        gradient = unflatten(scattered(up.values[row : row + 1], places, size), start)
-        return start, add(start, gradient, scale=-lr)
-    if isinstance(up, Levels):
-        assert isinstance(method, CpSGD)
-        levels = up.levels[row : row + 1].double() * method.spacing(up.levels.shape[1])
-        size = sum(leaf[0].numel() for leaf in start.values())
-        like = next(iter(start.values()))
-        return start, add(start, unflatten(rotate_back(levels, at.round, size).to(like.dtype), start))
-    for field, factor in (("params", None), ("update", 1.0), ("gradient", -lr)):
-        leaves: Params | None = getattr(up, field, None)
-        if leaves is not None:
-            own = rows(leaves, [row])
-            return start, own if factor is None else add(start, own, scale=factor)
-    raise InputError(
-        "method", method.name, "uploads nothing that amounts to a model", "Attack its final model."
-    )
 
 
 def _recipe(prepared: Prepared, target: Target, examples: int) -> Recipe:
