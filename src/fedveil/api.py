@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from fedveil.checkpoint import Checkpoint
 from fedveil.data.client_data import ArrayClients, Clients
 from fedveil.engines.simulation import Execution, Simulation
 from fedveil.errors import InputError
-from fedveil.evaluation.accuracy import EvaluateOnTest, evaluate_clients
+from fedveil.evaluation.accuracy import EvaluateOnTest, evaluate_clients, evaluate_personal
 from fedveil.guard import PrivacyGuard, PrivacySettings
 from fedveil.methods.method import AnyMethod
 from fedveil.privacy.releases import Plan, Sampler
@@ -125,6 +127,14 @@ def run(
         summary = _summary(
             task, method, plan, seed, guard, outcome, history, test, local_test or source, model
         )
+        personal = evaluate_personal(
+            task,
+            partial(method.personal_model, outcome.server),
+            engine.state(),
+            test,
+            local_test or source,
+        )
+        summary["personal"] = None if personal is None else asdict(personal)
         summary["per_client_on"] = "training examples" if local_test is None else "held-out examples"
         summary.update(facts or {})
         if folder is not None:

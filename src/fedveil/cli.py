@@ -117,7 +117,7 @@ def _watch(progress: Progress, title: str, plan: Plan) -> list[Observer]:
 
 @app.command("list")
 def list_(
-    what: Annotated[Literal["methods", "datasets", "models", "attacks"], typer.Argument()],
+    what: Annotated[Literal["methods", "wrappers", "datasets", "models", "attacks"], typer.Argument()],
     as_json: AsJson = False,
 ) -> None:
     """List what fedveil knows by name."""
@@ -138,6 +138,12 @@ def _methods() -> list[dict[str, Any]]:
     from fedveil.methods import METHODS
 
     return [{"name": name, "summary": METHODS[name].summary} for name in sorted(METHODS)]
+
+
+def _wrappers() -> list[dict[str, Any]]:
+    from fedveil.methods.wrappers import WRAPPERS
+
+    return [{"name": name, "summary": WRAPPERS[name].summary} for name in sorted(WRAPPERS)]
 
 
 def _datasets() -> list[dict[str, Any]]:
@@ -161,6 +167,7 @@ def _attacks() -> list[dict[str, Any]]:
 
 _LISTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "methods": _methods,
+    "wrappers": _wrappers,
     "datasets": _datasets,
     "models": _models,
     "attacks": _attacks,

@@ -103,6 +103,21 @@ def private_mean(
     return add(start, without_axis(total), scale=server_lr / divisor)
 
 
+def upload_and_mean(sigma: float, scope: NoiseScope, clip: float, plan: Plan) -> tuple[Release, Release]:
+    """What a run discloses: each noisy upload to the server, their mean to everybody else."""
+    upload, total = upload_multiplier(sigma, scope, plan), sum_multiplier(sigma, scope, plan)
+    return (
+        Release("each client's noisy model", "client", ("server",), gaussian_or_nothing(upload, clip)),
+        Release(
+            "the averaged model",
+            "client",
+            ("observer", "client"),
+            gaussian_or_nothing(total, clip),
+            participation="hidden",
+        ),
+    )
+
+
 @register(
     "udp-fedavg",
     "averaging under user-level DP: clipped updates, Gaussian noise from the clients",
@@ -159,20 +174,7 @@ class UDPFedAvg(LocalTraining, Method[Server, Model, NoisyModel]):
         return server.params
 
     def releases(self, plan: Plan) -> Sequence[Release]:
-        upload = upload_multiplier(self.noise_multiplier, self.noise_scope, plan)
-        total = sum_multiplier(self.noise_multiplier, self.noise_scope, plan)
-        return (
-            Release(
-                "each client's noisy model", "client", ("server",), gaussian_or_nothing(upload, self.clip)
-            ),
-            Release(
-                "the averaged model",
-                "client",
-                ("observer", "client"),
-                gaussian_or_nothing(total, self.clip),
-                participation="hidden",
-            ),
-        )
+        return upload_and_mean(self.noise_multiplier, self.noise_scope, self.clip, plan)
 
     def paper_claim(self, plan: Plan) -> str | None:
         return "user-level (epsilon, delta)-DP with sigma = O(q sqrt(T log(1/delta)) / epsilon), no constant given"
