@@ -37,10 +37,21 @@ CONSTANTS = {
     "emnist": {1.0: (70.0, 1.08), 1.5: (0.5, 1.04), 2.0: (0.03, 1.06)},
     "cifar10": {1.0: (85.0, 1.03), 1.5: (10.0, 1.07), 2.0: (0.6, 1.04)},
 }
-# Intervals shrink with the rounds, so that a run smooths as often as the paper's (EMNIST), or four times (CIFAR-10).
+# Intervals shrink with the rounds, so that an EMNIST run smooths as often as the paper's.
 INTERVALS = {"emnist": {1.0: 6, 1.5: 4, 2.0: 4}, "cifar10": {1.0: 5, 1.5: 5, 2.0: 5}}
 SHARDS = ("partition.kind=shards", "partition.shards_per_client=2")
-RECORD = ("method.unit=record", "method.momentum=0.5")  # the authors' code: DP-SGD inside the clients
+# The authors' code: DP-SGD with momentum inside the clients.
+RECORD = {
+    "emnist": ("method.unit=record", "method.momentum=0.5", "method.server_lr=1.0", "method.epochs=2"),
+    "cifar10": (
+        "method.unit=record",
+        "method.momentum=0.5",
+        "method.server_lr=1.0",
+        "method.batch_size=32",
+        "task.data_options={max_train=10000,max_test=1000}",
+        "run.rounds=15",
+    ),
+}
 FOLLOWED = (
     {"name": "model-average", "decay": 0.95},
     {"name": "low-pass", "cutoff": 0.05},
@@ -60,7 +71,10 @@ class Case:
     changes: tuple[str, ...]
 
     def config(self) -> Config:
-        fixed = ("run.workers=1", "run.checkpoint_every=100000")  # a run is short: start again rather than resume
+        fixed = (
+            "run.workers=1",
+            "run.checkpoint_every=100000",
+        )  # a run is short: start again rather than resume
         return load_config(HERE / f"reduced-{self.data}.toml", [*self.changes, *fixed])
 
 
@@ -86,45 +100,73 @@ def methods(data: str, sigma: float) -> dict[str, tuple[str, ...]]:
 
 
 def record_methods(data: str, sigma: float) -> dict[str, tuple[str, ...]]:
-    lr = "method.lr=0.1"
-    return {
-        "no smoothing": ("method.name=fedceo", "method.interval=100000", *RECORD, lr),
-        "FedCEO theta=1": (*fedceo(data, sigma), *RECORD, lr),
-        "FedCEO theta>1": (*fedceo(data, sigma, theta=True), *RECORD, lr),
-        "FedCEO auto": (*fedceo(data, sigma, auto=True), *RECORD, lr),
+    smoothed = {
+        "FedCEO theta>1": fedceo(data, sigma, theta=True),
+        "FedCEO auto": fedceo(data, sigma, auto=True),
     }
+    plain = {"no smoothing": ("method.name=fedceo", "method.interval=100000")}
+    return {name: (*changes, *RECORD[data]) for name, changes in (plain | smoothed).items()}
+
+
+def variants(sigma: float = 1.0) -> dict[str, tuple[str, ...]]:
+    """What else could make smoothing help: lambda, eta, local epochs, layers, interval."""
+    plain, smoothed = ("method.name=udp-fedavg",), fedceo("emnist", sigma, theta=True)
+    found = {f"FedCEO lambda={lam:g}": (*smoothed, f"method.lam={lam}") for lam in (7.0, 0.7, 0.2, 0.07)}
+    found |= {f"FedCEO I={i}": (*smoothed, f"method.interval={i}") for i in (3, 4, 5, 7)}
+    for step in (1.0, 0.3, 0.03):
+        found[f"UDP-FedAvg server_lr={step}"] = (*plain, f"method.server_lr={step}")
+        found[f"FedCEO server_lr={step}"] = (*smoothed, f"method.server_lr={step}")
+    found["UDP-FedAvg E=10"] = (*plain, "method.epochs=10")
+    found["FedCEO E=10"] = (*smoothed, "method.epochs=10")
+    found["FedCEO lambda=0.2, last layer"] = (*smoothed, "method.lam=0.2", "method.layers=last:1")
+    found["FedCEO auto, last layer"] = (*smoothed, "method.lam=auto", "method.layers=last:1")
+    return found
+
+
+def table(data: str, group: str, seed: int) -> Iterator[tuple[Case, int]]:
+    """One seed of one table."""
+    if group == "no noise":
+        bare = ("method.noise_multiplier=0.0",)
+        record = record_methods(data, 1.0)["no smoothing"]
+        yield Case(data, group, "FedAvg", 0.0, bare), seed
+        yield Case(data, group, "FedAvg, as in the record table", 0.0, (*record, *bare)), seed
+        return
+    for sigma in (1.0,) if group == "variants" else SIGMAS:
+        rows = record_methods(data, sigma) if group == "record" else methods(data, sigma)
+        if group == "momentum":
+            rows = {"UDP-FedAvg": ('wrap=[{name="server-momentum",momentum=0.9,lr=0.1}]',)}
+        if group == "variants":
+            rows = variants(sigma)
+        for name, changes in rows.items():
+            noise = f"method.noise_multiplier={sigma}"
+            yield (
+                Case(data, group, name, sigma, (*changes, noise, *(SHARDS if group == "shards" else ()))),
+                seed,
+            )
 
 
 def grid() -> Iterator[tuple[Case, int]]:
-    """Everything, the most telling first: one seed of all tables before the next seed."""
+    """Everything, the most telling first."""
     for seed in SEEDS:
-        for data in ("emnist", "cifar10"):
-            yield Case(data, "no noise", "FedAvg", 0.0, ("method.noise_multiplier=0.0",)), seed
-            for sigma in SIGMAS:
-                noise = f"method.noise_multiplier={sigma}"
-                for name, changes in methods(data, sigma).items():
-                    yield Case(data, "iid", name, sigma, (*changes, noise)), seed
-                for name, changes in record_methods(data, sigma).items():
-                    fewer = f"method.epochs={2 if data == 'emnist' else 1}"
-                    yield Case(data, "record", name, sigma, (*changes, noise, fewer)), seed
-                if data == "cifar10":
-                    continue
-                for name, changes in methods(data, sigma).items():
-                    yield Case(data, "shards", name, sigma, (*changes, noise, *SHARDS)), seed
-                momentum = 'wrap=[{name="server-momentum",momentum=0.9,lr=0.1}]'
-                yield Case(data, "momentum", "UDP-FedAvg", sigma, (noise, momentum)), seed
-                yield Case(data, "momentum", "FedCEO theta>1", sigma,
-                           (*fedceo(data, sigma, theta=True), noise, momentum)), seed  # fmt: skip
-    for sigma in SIGMAS:
-        for name, changes in methods("cifar10", sigma).items():
-            noise = f"method.noise_multiplier={sigma}"
-            yield Case("cifar10", "shards", name, sigma, (*changes, noise, *SHARDS)), SEEDS[0]
+        for group in ("no noise", "iid", "shards", "momentum", "record"):
+            yield from table("emnist", group, seed)
+    yield from table("emnist", "variants", SEEDS[0])
+    for seed in SEEDS:
+        for group in ("no noise", "iid"):
+            yield from table("cifar10", group, seed)
+    for seed in SEEDS:
+        yield from table("cifar10", "record", seed)
+    yield from table("cifar10", "shards", SEEDS[0])
+    for seed in SEEDS[1:]:
+        yield from table("emnist", "variants", seed)
 
 
 class FollowRules(Observer):
     """Applies rules to the models of a run that is not wrapped, and scores what they would have released."""
 
-    def __init__(self, rules: Sequence[Rule], task: Task, start: Params, test: tuple[torch.Tensor, torch.Tensor]):
+    def __init__(
+        self, rules: Sequence[Rule], task: Task, start: Params, test: tuple[torch.Tensor, torch.Tensor]
+    ):
         self._rules = rules
         self._task = task
         self._test = test
@@ -147,7 +189,7 @@ def run_case(case: Case, seed: int, results: Path) -> bool:
     config = case.config()
     experiment = f"reduced-{case.data}"
     folder = result_folder(config, seed, experiment, results)
-    if (folder / "wrappers.json").exists():
+    if (folder / "summary.json").exists():
         return False
     prepared = prepare(config, seed)
     test = (prepared.dataset.test.x, prepared.dataset.test.y)
@@ -161,8 +203,13 @@ def run_case(case: Case, seed: int, results: Path) -> bool:
         result = run_seed(config, seed, experiment=experiment, results=results, observe=observe)
     except ResultError:
         return False
+    if not follow.accuracy:  # another process finished it in the meantime
+        return False
     (folder / "wrappers.json").write_text(json.dumps(follow.accuracy, indent=2) + "\n")
-    print(f"{case.data} {case.group} {case.method} sigma {case.sigma} seed {seed}: {result.accuracy}", flush=True)
+    print(
+        f"{case.data} {case.group} {case.method} sigma {case.sigma} seed {seed}: {result.accuracy}",
+        flush=True,
+    )
     return True
 
 
@@ -184,7 +231,9 @@ def percent(values: Sequence[float | None]) -> str:
     if not known:
         return "-"
     spread = f" ± {statistics.stdev(known):.1f}" if len(known) > 1 else ""
-    return f"{statistics.fmean(known):.1f}{spread}" + ("" if len(known) == len(SEEDS) else f" (n={len(known)})")
+    return f"{statistics.fmean(known):.1f}{spread}" + (
+        "" if len(known) == len(SEEDS) else f" (n={len(known)})"
+    )
 
 
 def tables(results: Path) -> str:
@@ -198,7 +247,7 @@ def tables(results: Path) -> str:
         sigmas = sorted({case.sigma for case in members})
         done = {(case.method, case.sigma): scores(case, results) for case in members}
         names = list(dict.fromkeys(case.method for case in members))
-        lines += [f"### {data}, {group}", "", "| method | " + " | ".join(f"σ {s}" for s in sigmas) + " |"]
+        lines += [f"### {data}, {group}", "", "| method | " + " | ".join(f"sigma {s}" for s in sigmas) + " |"]
         lines += ["|---|" + "---|" * len(sigmas)]
         for name in names:
             cells = [percent([s["accuracy"] for s in done[name, sigma]]) for sigma in sigmas]
@@ -210,7 +259,7 @@ def tables(results: Path) -> str:
         seconds = [s["seconds"] for found in done.values() for s in found]
         if seconds:
             lines += ["", f"{len(seconds)} runs, median {statistics.median(seconds):.0f} s of rounds each."]
-        lines += ["", "| method, wrapper | " + " | ".join(f"σ {s}" for s in sigmas) + " |"]
+        lines += ["", "| method, wrapper | " + " | ".join(f"sigma {s}" for s in sigmas) + " |"]
         lines += ["|---|" + "---|" * len(sigmas)]
         for name in names:
             for rule in dict.fromkeys(key for found in done.values() for s in found for key in s["wrappers"]):

@@ -19,8 +19,8 @@ from fedveil.engines.simulation import Execution
 from fedveil.errors import InputError
 from fedveil.methods import METHODS
 from fedveil.methods.method import AnyMethod, field_names
-from fedveil.methods.wrappers import WRAPPERS, Rule, WrappedMethod
-from fedveil.methods.wrappers.wrapper import rule_fields
+from fedveil.methods.wrappers import WRAPPERS, Wrapper
+from fedveil.methods.wrappers.wrapper import wrapper_fields
 from fedveil.privacy.releases import Adversary, Sampler, Unit
 
 VERSION = 1
@@ -47,6 +47,7 @@ class PaperSection(_Section):
     table: str = ""
     row: str = ""
     expected: float | None = None
+    attack: dict[str, float] = Field(default_factory=dict)
     metric: str = "accuracy"
     tolerance: float | None = None
     scale: str = "full"
@@ -83,8 +84,10 @@ class RunSection(_Section):
     max_memory: int | None = None
     evaluate_every: Annotated[int, Field(ge=1)] = 1
     checkpoint_every: Annotated[int, Field(ge=1)] = 10
-    transcript: bool = False
+    transcript: bool | list[Annotated[int, Field(ge=1)]] = False
+    transcript_exchanges: Annotated[int, Field(ge=1)] | None = None
     min_clients: Annotated[int, Field(ge=0)] = 0
+    deadline: Annotated[float, Field(gt=0)] | None = None
 
     @field_validator("max_memory", mode="before")
     @classmethod
@@ -143,6 +146,17 @@ class Config(_Section):
             raise InputError(
                 "run.cohort", cohort, 'sampler "all" takes every client', "Leave run.cohort out."
             )
+        if self.run.min_clients and self.run.sampler == "poisson":
+            raise InputError(
+                "run.min_clients",
+                self.run.min_clients,
+                "dropping small Poisson rounds would tell how many came, which the accounting does not allow",
+                "Leave it out, or use another sampler.",
+            )
+        if self.run.deadline is not None and self.run.engine == "simulation":
+            raise InputError(
+                "run.deadline", self.run.deadline, "the simulator waits for every client", "Leave it out."
+            )
         self.build_method()
         return self
 
@@ -165,7 +179,7 @@ class Config(_Section):
         content["method"] = {"name": self.method["name"]} | _values(build_method(self.method))
         rules = [build_rule(section) for section in self.wrap]
         content["wrap"] = [
-            {"name": rule.name} | {field: getattr(rule, field) for field in rule_fields(rule)}
+            {"name": rule.name} | {field: getattr(rule, field) for field in wrapper_fields(rule)}
             for rule in rules
         ]
         return content
@@ -183,20 +197,20 @@ def _known(field: str, kind: str, name: Any, known: Mapping[str, Any]) -> str:
     raise InputError(field, name, f"no such {kind}", remedy + f"Known: {', '.join(sorted(known))}.")
 
 
-def build_rule(section: Mapping[str, Any]) -> Rule:
+def build_rule(section: Mapping[str, Any]) -> Wrapper:
     """The registered wrapper that a `[[wrap]]` section describes."""
     name = _known("wrap.name", "wrapper", section.get("name"), WRAPPERS)
     arguments = {key: value for key, value in section.items() if key != "name"}
     try:
         return WRAPPERS[name](**arguments)
     except ValidationError as error:
-        raise _readable(error, "wrap", rule_fields(WRAPPERS[name])) from error
+        raise _readable(error, "wrap", wrapper_fields(WRAPPERS[name])) from error
 
 
 def wrap_method(method: AnyMethod, sections: Sequence[Mapping[str, Any]]) -> AnyMethod:
     """The method inside these wrappers, the first of them innermost."""
     for section in sections:
-        method = WrappedMethod(method, build_rule(section))
+        method = build_rule(section).around(method)
     return method
 
 

@@ -134,7 +134,7 @@ def run_seed(
         cohort=prepared.plan.cohort,
         sampler=config.run.sampler,
         seed=seed,
-        test=(prepared.dataset.test.x, prepared.dataset.test.y),
+        test=prepared.dataset.test,
         local_test=prepared.local_test,
         classes=prepared.dataset.num_classes,
         privacy=PrivacySettings(
@@ -150,6 +150,8 @@ def run_seed(
         evaluate_every=config.run.evaluate_every,
         checkpoint_every=config.run.checkpoint_every,
         transcript=config.run.transcript,
+        min_clients=config.run.min_clients,
+        transcript_exchanges=config.run.transcript_exchanges,
         execution=config.run.execution,
         workers=config.run.workers,
         max_memory=config.run.max_memory,

@@ -39,6 +39,7 @@ BASELINES: dict[str, tuple[str, dict[str, Any]]] = {
     "fedlap-dp": ("fedlap", {"radius_strategy": "constant", "weighting": "uniform"}),
     "psg": ("psg", {"noise_multiplier": 0.0, "clip": 1e6}),
     "dp-fedprox": ("fedprox", {"weighting": "uniform", "batch_size": 100}),
+    "fedceo": ("fedavg", {"weighting": "uniform"}),
 }
 
 

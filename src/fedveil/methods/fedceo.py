@@ -8,19 +8,18 @@ w' `Server.params`, w_hat_k `Server.personal`, W_N the stack of uploads, t the r
 
 Deviations:
 - As UDP-FedAvg (Algorithm 1): `server_lr` in place of line 10's second eta, `noise_scope`, Poisson cohorts.
-- `lam = "auto"`: the threshold of each layer is the edge of its noise, (sqrt(d) + sqrt(h)) s sqrt(K), for uploads
-  whose entries carry noise of standard deviation s, since the DFT over K slots sums K of them.
-- Vectors have no matrix structure: averaged, or folded as n x 1 (`biases`). Layers not in `layers` are averaged.
+- `lam = "auto"`, `layers`, `biases`: see smoothing.py.
 - A personal model belongs to a slot of the cohort, for its client is rarely drawn twice in a row. A slot without
   predecessor starts from w'. After smoothing, the mean moves from w' by the clients' updates, which is line 17
   where cohorts are whole and of one size.
+- `personal = false`: every client goes on from the mean of the smoothed models. That mean is the shrunken mean of
+  the uploads, so no single upload leaves the server, and others see no more than of UDP-FedAvg.
 - `unit = "record"`: DP-SGD inside each client and no noise on its update, as the authors' code does.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass as record
 from typing import Annotated, Literal
@@ -31,24 +30,36 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedveil.data.client_data import ClientData
-from fedveil.errors import InputError
-from fedveil.linalg import t_tsvd
 from fedveil.messages import Message, Record
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, Method, register
+from fedveil.methods.smoothing import Smoothing
 from fedveil.methods.udp_fedavg import (
     NoiseScope,
     clip_and_noise,
     gaussian_or_nothing,
     private_mean,
     sum_multiplier,
+    upload_and_mean,
     upload_multiplier,
 )
 from fedveil.privacy.releases import ADVERSARIES, Plan, PostProcessing, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
 from fedveil.training.private_sgd import accumulated_noise, private_sgd, private_steps
-from fedveil.tree import Params, State, add, concatenate, expand, mean, rows, sub, tree_map, with_axis
+from fedveil.tree import (
+    Params,
+    State,
+    add,
+    concatenate,
+    expand,
+    mean,
+    rows,
+    sub,
+    tree_map,
+    with_axis,
+    without_axis,
+)
 
 
 @record(frozen=True)
@@ -79,34 +90,16 @@ class NoisyModel(Message):
     up=NoisyModel,
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class FedCEO(LocalTraining, Method[Server, Start, NoisyModel]):
+class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
     clip: Clip = 1.0
     noise_multiplier: NoiseMultiplier = 1.0
     noise_scope: NoiseScope = "shared"
     unit: Literal["client", "record"] = "client"
-    interval: int = 10
-    lam: float | Literal["auto"] = "auto"
-    theta: float = 1.0
-    layers: str | list[str] = "all"
-    biases: Literal["average", "fold"] = "average"
     server_lr: Annotated[float, Field(gt=0)] = 1.0
-
-    def __post_init__(self) -> None:
-        if self.interval < 1:
-            raise InputError("interval", self.interval, "counts rounds", "Use 1 to smooth in every round.")
-        if self.lam != "auto" and not (math.isfinite(self.lam) and self.lam > 0):
-            raise InputError(
-                "lam", self.lam, "must be positive and finite", 'Use "auto", or more for less smoothing.'
-            )
-        if not (math.isfinite(self.theta) and self.theta >= 1):
-            raise InputError("theta", self.theta, "must be at least 1", "Use 1 for a constant threshold.")
-        if isinstance(self.layers, str) and not re.fullmatch(r"all|last:[1-9]\d*", self.layers):
-            raise InputError(
-                "layers", self.layers, "selects no layer", 'Use "all", "last:2" or a list of layer names.'
-            )
+    personal: bool = True
 
     def init_server(self, params: Params, plan: Plan) -> Server:
-        self.smoothed_layers(params)  # refuse unknown names before anything starts
+        self.smoothed_layers(params)  # refuses unknown names before anything starts
         return Server(params, {})
 
     def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> Start:
@@ -150,50 +143,31 @@ class FedCEO(LocalTraining, Method[Server, Start, NoisyModel]):
         up: NoisyModel | None,
         rng: ServerStreams,
     ) -> Server:
-        if at.round % self.interval == 0:
+        smoothing = at.round % self.interval == 0
+        if smoothing and self.personal:
             if up is None:
                 return Server(server.params, {})
-            smooth = self.smooth(up.params, at)  # lines 12-14
+            smooth = self.smooth(up.params, at.round, self.noise_std(at))  # lines 12-14
             return Server(mean(smooth), smooth)
         relative = None
         if up is not None:
             relative = add(sub(up.params, _starts(server, up.slot)), with_axis(server.params))
-        return Server(
-            private_mean(  # line 17
-                server.params,
-                relative,
-                len(clients),
-                at,
-                clip=self.clip,
-                sigma=self.noise_multiplier if self.unit == "client" else 0.0,
-                scope=self.noise_scope,
-                server_lr=self.server_lr,
-                rng=rng,
-            ),
-            {},
+        shared = private_mean(  # line 17
+            server.params,
+            relative,
+            len(clients),
+            at,
+            clip=self.clip,
+            sigma=self.noise_multiplier if self.unit == "client" else 0.0,
+            scope=self.noise_scope,
+            server_lr=self.server_lr,
+            rng=rng,
         )
-
-    def smooth(self, stack: Params, at: At) -> Params:
-        """The minimiser of Eq. 2 layer by layer (Theorem 3.1): one model per slot."""
-        chosen = self.smoothed_layers(stack)
-        out: Params = {}
-        for name, leaf in stack.items():
-            vector = leaf.dim() <= 2
-            if name not in chosen or (vector and self.biases == "average"):
-                out[name] = leaf.mean(0, keepdim=True).expand_as(leaf).contiguous()
-                continue
-            folded = (
-                leaf.reshape(len(leaf), -1, 1) if vector else leaf.flatten(2)
-            )  # K x n x 1, K x o x (i kh kw)
-            out[name] = t_tsvd(folded, self.threshold(at, *folded.shape)).reshape(leaf.shape)
-        return out
-
-    def threshold(self, at: At, slots: int, d: int, h: int) -> float:
-        """`theta^(t/I) / (2 lambda)`, with `1 / (2 lambda)` the noise's edge where lambda is chosen automatically."""
-        growth: float = self.theta ** (at.round / self.interval)
-        if self.lam != "auto":
-            return growth / (2 * self.lam)  # tau = lambda / theta^(t/I), threshold = 1 / (2 tau)
-        return growth * (math.sqrt(d) + math.sqrt(h)) * self.noise_std(at) * math.sqrt(slots)
+        if smoothing:
+            shared = without_axis(
+                self.smooth(with_axis(shared), at.round, self.noise_std(at), of=at.plan.cohort)
+            )
+        return Server(shared, {})
 
     def noise_std(self, at: At) -> float:
         """The standard deviation of the noise in each entry of one upload."""
@@ -206,20 +180,6 @@ class FedCEO(LocalTraining, Method[Server, Start, NoisyModel]):
             self.lr_at(at), self.batch_size, self.epochs, self.momentum, at.plan.records_per_client
         )
         return self.server_lr * noise * self.noise_multiplier * self.clip if math.isfinite(self.clip) else 0.0
-
-    def smoothed_layers(self, params: Params) -> set[str]:
-        """The names of the parameters that go through T-tSVD."""
-        wanted = list(dict.fromkeys(_layer(name) for name in params))
-        if isinstance(self.layers, list):
-            unknown = [name for name in self.layers if name not in wanted]
-            if unknown or not self.layers:
-                raise InputError(
-                    "layers", self.layers, "the model has other layers", f"Use some of {', '.join(wanted)}."
-                )
-            wanted = self.layers
-        elif self.layers != "all":
-            wanted = wanted[-int(self.layers.removeprefix("last:")) :]
-        return {name for name in params if _layer(name) in wanted}
 
     def with_model(self, server: Server, params: Params) -> Server:
         moved = sub(params, server.params)
@@ -247,6 +207,8 @@ class FedCEO(LocalTraining, Method[Server, Start, NoisyModel]):
                     PostProcessing("computed from the noisy models"),
                 ),
             )
+        if not self.personal:
+            return upload_and_mean(self.noise_multiplier, self.noise_scope, self.clip, plan)
         upload = gaussian_or_nothing(
             upload_multiplier(self.noise_multiplier, self.noise_scope, plan), self.clip
         )
@@ -272,11 +234,6 @@ class FedCEO(LocalTraining, Method[Server, Start, NoisyModel]):
 
     def paper_claim(self, plan: Plan) -> str | None:
         return "user-level (epsilon, delta)-DP, epsilon = c2 K sqrt(T log(1/delta)) / (N sigma), c2 not given"
-
-
-def _layer(name: str) -> str:
-    """The layer a parameter belongs to: `fc1` of `fc1.weight`."""
-    return name.rpartition(".")[0] or name
 
 
 def _slots(personal: Params) -> int:

@@ -91,7 +91,8 @@ class Method(ABC, Generic[S, Down, Up]):
             raise InputError(
                 "wrap", self.name, "its model cannot be replaced", "Use a wrapper that only reads it."
             )
-        return replace(server, **{"params": params})
+        changed: dict[str, Any] = {"params": params}
+        return replace(server, **changed)
 
     def paper_claim(self, plan: Plan) -> str | None:
         """The privacy its paper states for such a run, in the paper's terms; None where it states none."""

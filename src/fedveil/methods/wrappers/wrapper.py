@@ -36,11 +36,22 @@ class Step:
     resume: Params | None = None
 
 
-class Rule(ABC):
-    """One kind of post-processing: a frozen, validated dataclass whose fields are its configuration."""
+class Wrapper(ABC):
+    """What a `[[wrap]]` section names: a frozen, validated dataclass whose fields are its configuration."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
+
+    @abstractmethod
+    def around(self, method: AnyMethod) -> AnyMethod:
+        """The method with this wrapped around it; a method that it does not fit is refused."""
+
+
+class Rule(Wrapper):
+    """One kind of post-processing."""
+
+    def around(self, method: AnyMethod) -> AnyMethod:
+        return WrappedMethod(method, self)
 
     @abstractmethod
     def start(self, params: Params) -> Memory:
@@ -137,22 +148,22 @@ class WrappedMethod(Method[Wrapped, Message, Message]):
         return self.inner.server_type.assemble(json.loads(server.inner_head), server.inner)
 
 
-WRAPPERS: dict[str, type[Rule]] = {}
+WRAPPERS: dict[str, type[Wrapper]] = {}
 C = TypeVar("C")
 
 
 def wrapper(name: str, summary: str) -> Callable[[type[C]], type[C]]:
-    """Make a rule known under its name."""
+    """Make a wrapper known under its name."""
 
-    def add(rule: type[C]) -> type[C]:
-        assert issubclass(rule, Rule)
-        rule.name, rule.summary = name, summary
-        WRAPPERS[name] = rule
-        return rule
+    def add(kind: type[C]) -> type[C]:
+        assert issubclass(kind, Wrapper)
+        kind.name, kind.summary = name, summary
+        WRAPPERS[name] = kind
+        return kind
 
     return add
 
 
-def rule_fields(rule: Rule | type[Rule]) -> list[str]:
-    """The names of a rule's configuration, in their order."""
-    return [field.name for field in dataclasses.fields(cast(Any, rule))]
+def wrapper_fields(wrapper: Wrapper | type[Wrapper]) -> list[str]:
+    """The names of a wrapper's configuration, in their order."""
+    return [field.name for field in dataclasses.fields(cast(Any, wrapper))]
