@@ -37,8 +37,9 @@ QUICK: dict[str, Any] = {
 BASELINES: dict[str, tuple[str, dict[str, Any]]] = {
     "udp-fedavg": ("fedavg", {"weighting": "uniform"}),
     "fedlap-dp": ("fedlap", {"radius_strategy": "constant", "weighting": "uniform"}),
+    # These have no namesake on the same batches: themselves, with a clip that no gradient reaches.
     "psg": ("psg", {"noise_multiplier": 0.0, "clip": 1e6}),
-    "dp-fedprox": ("fedprox", {"weighting": "uniform", "batch_size": 100}),
+    "dp-fedprox": ("dp-fedprox", {"noise_multiplier": 0.0, "clip": 1e6}),
     "fedceo": ("fedavg", {"weighting": "uniform"}),
 }
 

@@ -8,6 +8,7 @@ Symbols: mu `proximal`, C `clip`, sigma `noise_multiplier`, B `batch_size`, E `e
 Deviations:
 - Batches are Poisson samples of rate 1 / ceil(n_k / B), E * ceil(n_k / B) of them in each participation. The proximal
   term does not look at data, so it is neither clipped nor noised.
+- Dropout layers do nothing. mu = 0 is Truex et al.'s DP-FedAvg, the paper's other private baseline.
 - The average has equal weights, and n_k counts as public: batch rate and number of steps follow from it.
 """
 
@@ -67,6 +68,7 @@ class DPFedProx(Method[Server, Model, NoisyModel]):
             clip=self.clip,
             multiplier=self.noise_multiplier,
             proximal=self.proximal,
+            dropout=False,
         )
         return NoisyModel(trained), state
 

@@ -56,11 +56,13 @@ def private_sgd(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     proximal: float = 0.0,
+    dropout: bool = True,
 ) -> Params:
     """Each client's parameters `[K, ...]` after `epochs` times ceil(n / B) noisy steps from `w` `[K, ...]`.
 
     An infinite clip switches clipping and noise off. A client without examples keeps its start. Networks of
-    linear layers train with their dropout, others without. `proximal` pulls every step towards the start.
+    linear layers train with their dropout unless it is switched off, others without. `proximal` pulls every step
+    towards the start.
     """
     sizes = data.sizes.tolist()
     batches = [math.ceil(n / batch_size) for n in sizes]
@@ -78,7 +80,7 @@ def private_sgd(
         active = sum(step < epochs * batches[k] for k in order)  # clients that are done are at the end
         now = {name: leaf[:active] for name, leaf in params.items()}
         batch = poisson_batch(ordered, [1 / batches[k] for k in order[:active]], draws[:active])
-        total = clipped_sum(task, now, batch, clip, drops[:active])
+        total = clipped_sum(task, now, batch, clip, drops[:active] if dropout else None)
         expected = torch.tensor([sizes[k] / batches[k] for k in order[:active]], dtype=torch.float64)
         for name, leaf in now.items():
             g = total[name]
