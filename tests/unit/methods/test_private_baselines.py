@@ -158,11 +158,12 @@ def test_the_sum_is_right_on_average() -> None:
         private = ClientWorker(task, make_clients(), method, 0)
         private.noise_source = "entropy"
         up, _ = private.update((0, 1, 3), method.broadcast(at, server, (0, 1, 3)), {}, at)
+        assert isinstance(up, Levels)
         after = method.server_update(task, at, server, (0, 1, 3), up, ServerStreams(source, 1))
         moved.append(flatten(with_axis(sub(after.params, server.params)))[0])
     stack = torch.stack(moved)
     error = (stack.mean(0) - expected) / (stack.std(0) / math.sqrt(len(moved)))
-    assert float(error.abs().max()) < 5.5
+    assert float(error.abs().max()) < 8
     assert float(error.square().mean()) == pytest.approx(1, abs=0.6)
 
 
