@@ -28,10 +28,12 @@ from fedveil.engines.worker import ClientWorker
 from fedveil.errors import InputError
 from fedveil.messages import Message
 from fedveil.methods.method import AnyMethod, At
+from fedveil.methods.uploads import uploaded_models
 from fedveil.privacy.accounting import Guarantee, account_participation
 from fedveil.privacy.releases import Adversary, GaussianNoise, Plan, RandomGaussianNoise, Release, Unit
 from fedveil.streams import ServerStreams, named_stream
 from fedveil.task import Task
+from fedveil.tree import flatten, sub
 
 _DIMENSION = 16
 _RECORD_DIMENSION = 20_000
@@ -124,7 +126,7 @@ class _IdleLayer(nn.Module):
         return scores
 
 
-def _canary_task(method: AnyMethod, plan: Plan, dimension: int) -> Task:
+def canary_task(dimension: int, method: AnyMethod | None = None, plan: Plan | None = None) -> Task:
     """Parameters w, an example x, the loss -<x, w>; a method that keeps its last layer gets one to keep."""
 
     def build() -> nn.Module:
@@ -136,6 +138,8 @@ def _canary_task(method: AnyMethod, plan: Plan, dimension: int) -> Task:
         return -scores.squeeze(-1)
 
     task = Task(build, loss=loss)
+    if method is None or plan is None:
+        return task
     try:
         method.init_server(task.init(0), plan)
     except InputError:
@@ -143,26 +147,16 @@ def _canary_task(method: AnyMethod, plan: Plan, dimension: int) -> Task:
     return task
 
 
-def _clients(count: int, canaries: Sequence[int], dimension: int) -> ArrayClients:
+def canary_clients(count: int, canaries: Sequence[int], dimension: int) -> ArrayClients:
     x = torch.zeros(count, 1, dimension)
     x[list(canaries), 0, 0] = _LONG
     return ArrayClients.from_arrays([(row, torch.zeros(1, dtype=torch.long)) for row in x])
 
 
-def _moved(message: Message, down: Message) -> Tensor:
-    """How far each upload moved the parameters, `[K, d]`; a gradient counts with its sign turned."""
-    for name, leaf in message.tensors().items():
-        if name.endswith("weight") and leaf.dim() == 3 and leaf.is_floating_point():
-            start = down.tensors().get(name)
-            moved = leaf if start is None or not name.startswith("params/") else leaf - start
-            flat = moved.flatten(1)
-            return -flat if name.startswith("gradient/") else flat
-    raise InputError(
-        "method",
-        type(message).__name__,
-        "its upload carries no parameters or gradients that a canary could be seen in",
-        "Audit a method that uploads a model or a gradient.",
-    )
+def moved(method: AnyMethod, at: At, message: Message, down: Message) -> Tensor:
+    """How far each upload moved the parameters, `[K, d]`."""
+    start, models = uploaded_models(method, at, down, message)
+    return flatten(sub(models, start))
 
 
 def _uploads(
@@ -170,25 +164,25 @@ def _uploads(
 ) -> np.ndarray:
     """Single uploads as the server sees them, `[samples, d]`, the canary's coordinate first."""
     seen: list[np.ndarray] = []
-    task = _canary_task(method, plan, _DIMENSION)
+    task = canary_task(_DIMENSION, method, plan)
     for start in range(0, samples, _PER_CALL):
         count = min(_PER_CALL, samples - start)
-        clients = _clients(count, range(count) if canary else (), _DIMENSION)
+        clients = canary_clients(count, range(count) if canary else (), _DIMENSION)
         wide = replace(plan, records_per_client=1, largest_client=1)
         server = method.init_server(task.init(0), wide)
         ids = range(count)
         at = At(wide, first + 2 * (start // _PER_CALL))
         down = method.broadcast(at, server, ids[: plan.cohort]).rows([0])
         up, _ = ClientWorker(task, clients, method, seed).update(ids, down, {}, at)
-        seen.append(_moved(up, down).double().numpy())
+        seen.append(moved(method, at, up, down).double().numpy())
     return np.concatenate(seen)
 
 
 def _aggregates(method: AnyMethod, plan: Plan, seed: int, samples: int, *, canary: bool) -> np.ndarray:
     """The model after one round, as an observer sees it, many times over: `[samples / 4, d]`."""
-    task = _canary_task(method, plan, _DIMENSION)
+    task = canary_task(_DIMENSION, method, plan)
     count = min(plan.cohort, plan.clients)
-    clients = _clients(count, (0,) if canary else (), _DIMENSION)
+    clients = canary_clients(count, (0,) if canary else (), _DIMENSION)
     small = replace(plan, records_per_client=1, largest_client=1)
     server = method.init_server(task.init(0), small)
     worker = ClientWorker(task, clients, method, seed)
@@ -213,14 +207,14 @@ def _audit_records(
     directions = random_canaries(canaries, _RECORD_DIMENSION, 1.0, coins)
     included = np.asarray(coins.random(canaries) < 0.5, dtype=np.bool_)
     x = directions[torch.from_numpy(included)] * _LONG
-    task = _canary_task(method, plan, _RECORD_DIMENSION)
+    task = canary_task(_RECORD_DIMENSION, method, plan)
     clients = ArrayClients.from_arrays([(x, torch.zeros(len(x), dtype=torch.long))])
     one = replace(plan, records_per_client=len(x), largest_client=len(x))
     server = method.init_server(task.init(0), one)
     at = At(one, 1)
     down = method.broadcast(at, server, (0,))
     up, _ = ClientWorker(task, clients, method, seed).update((0,), down, {}, at)
-    scores = (directions.double() @ _moved(up, down)[0].double()).numpy()
+    scores = (directions.double() @ moved(method, at, up, down)[0].double()).numpy()
     finding = one_run(scores, included, guesses=canaries // 10, delta=delta, confidence=confidence)
     releases = method.releases(one)
     proven = {(r.unit, r.adversary): r.epsilon for r in account_participation(releases, one, delta)}

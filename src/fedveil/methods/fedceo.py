@@ -195,7 +195,8 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         if self.unit == "record":
-            steps, rate = private_steps(plan, self.batch_size, self.epochs)
+            sizes = (plan.records_per_client, plan.largest_client)
+            steps, rate = private_steps(*sizes, self.batch_size, self.epochs)
             return (
                 Release(
                     "each client's noisy model",

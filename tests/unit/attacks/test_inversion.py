@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from fedveil.tree import Params, expand, with_axis, without_axis
 SHAPE = (1, 8, 8)
 
 
-def make_view(model: str = "lenet-zhu", targets: int = 2, examples: int = 1, **options: object) -> ServerView:
+def make_view(model: str = "lenet-zhu", targets: int = 2, examples: int = 1, **options: Any) -> ServerView:
     task = Task(lambda: make_model(model, SHAPE, 4, **options))
     params = {name: leaf.double() for name, leaf in task.init(1).items()}
     generator = torch.Generator().manual_seed(0)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contract.federation import distance, make_clients, make_plan, make_task
 from torch import Tensor
 
 from fedveil import At, Plan
@@ -20,6 +19,7 @@ from fedveil.privacy.accounting import account
 from fedveil.run import run_rounds
 from fedveil.streams import ServerStreams
 from fedveil.tree import Params, mean
+from tests.contract.federation import distance, make_clients, make_plan, make_task
 
 PLAN = Plan(10, 4, "fixed", 12, 5, 5)
 SHAPES = {"conv.weight": (4, 3, 2, 2), "conv.bias": (4,), "fc.weight": (5, 6), "fc.bias": (5,)}
