@@ -33,6 +33,15 @@ _FLAGS = (
 )
 
 
+_KEYS = {
+    "Tab": (9, ""),
+    "Enter": (13, "\r"),
+    "Escape": (27, ""),
+    "ArrowLeft": (37, ""),
+    "ArrowRight": (39, ""),
+}
+
+
 def find_browser() -> str | None:
     """The path of a Chromium, if one is installed."""
     return next((path for name in _NAMES if (path := shutil.which(name))), None)
@@ -76,8 +85,8 @@ class Page:
                 raise TimeoutError(f"never true: {expression}")
             time.sleep(0.05)
 
-    def size(self, width: int, height: int, *, dark: bool = False) -> None:
-        """Show the page as on a screen of this size."""
+    def size(self, width: int, height: int, *, dark: bool = False, paper: bool = False) -> None:
+        """Show the page as on a screen of this size, or as it is printed."""
         self._call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -86,15 +95,18 @@ class Page:
             mobile=width < 600,
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._call("Emulation.setEmulatedMedia", features=[scheme])
+        self._call("Emulation.setEmulatedMedia", media="print" if paper else "", features=[scheme])
 
     def move(self, x: float, y: float) -> None:
         """The pointer, to this place."""
         self._call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def key(self, name: str) -> None:
-        for kind in ("keyDown", "keyUp"):
-            self._call("Input.dispatchKeyEvent", type=kind, key=name, code=name)
+        """Press it."""
+        number, text = _KEYS[name]
+        more = {"key": name, "code": name, "windowsVirtualKeyCode": number}
+        self._call("Input.dispatchKeyEvent", type="keyDown", **more, **({"text": text} if text else {}))
+        self._call("Input.dispatchKeyEvent", type="keyUp", **more)
 
     def picture(self, path: Path, *, whole: bool = True) -> None:
         """A PNG of the page, or of what is on the screen."""
