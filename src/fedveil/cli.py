@@ -109,7 +109,7 @@ def _watch(
 
 @app.command("list")
 def list_(
-    what: Annotated[Literal["methods", "datasets", "models", "attacks"], typer.Argument()],
+    what: Annotated[Literal["methods", "wrappers", "datasets", "models", "attacks"], typer.Argument()],
     as_json: AsJson = False,
 ) -> None:
     """List what fedveil knows by name."""
@@ -132,6 +132,12 @@ def _methods() -> list[dict[str, Any]]:
     return [{"name": name, "summary": METHODS[name].summary} for name in sorted(METHODS)]
 
 
+def _wrappers() -> list[dict[str, Any]]:
+    from fedveil.methods.wrappers import WRAPPERS
+
+    return [{"name": name, "summary": WRAPPERS[name].summary} for name in sorted(WRAPPERS)]
+
+
 def _datasets() -> list[dict[str, Any]]:
     from fedveil.data.registry import list_datasets
 
@@ -148,11 +154,16 @@ def _models() -> list[dict[str, Any]]:
 
 
 def _attacks() -> list[dict[str, Any]]:
-    return []
+    from fedveil.attacks.membership.all import list_membership_attacks
+    from fedveil.attacks.registry import list_attacks
+
+    inversion = [{"name": a.name, "summary": a.summary, "options": list(a.options)} for a in list_attacks()]
+    return inversion + [{"name": a.name, "summary": a.summary} for a in list_membership_attacks()]
 
 
 _LISTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "methods": _methods,
+    "wrappers": _wrappers,
     "datasets": _datasets,
     "models": _models,
     "attacks": _attacks,
@@ -187,6 +198,7 @@ def partition(
 
 def main() -> None:
     """The entry point: errors a user can mend are one line, exit code 2."""
+    import fedveil.cli_attack
     import fedveil.cli_privacy
     import fedveil.cli_report  # noqa: F401  their commands register themselves on the app
 

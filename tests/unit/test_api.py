@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import multiprocessing
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fedveil import LazyClients, PrivacySettings, Result, Task, run
-from fedveil.errors import DivergedError, InputError, ResultError
+from fedveil import ArrayClients, LazyClients, PrivacySettings, Result, Task, run
+from fedveil.errors import DataError, DivergedError, InputError, ResultError
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.udp_fedavg import UDPFedAvg
 from fedveil.results import ResultFolder
@@ -203,7 +204,7 @@ def test_clients_made_on_demand_are_made_only_when_they_take_part() -> None:
         score_clients=False,
     )
     assert result.summary["rounds"] == 3
-    assert len(made) == 12
+    assert len(made) == 1 + 3 * 4  # one is looked at to see whether the model can read it
 
 
 def test_the_budget_stops_before_it_is_exceeded(tmp_path: Path) -> None:
@@ -229,3 +230,34 @@ def test_evaluation_scores_the_model(tmp_path: Path) -> None:
     assert [line["round"] for line in result.history if "accuracy" in line] == [7, 14, 20]
     assert len(result.summary["per_class"]) == 3
     assert len(result.summary["per_client"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c.y.fill_(3), "label 3 has no output"),
+        (lambda c: c.y.fill_(-1), "label -1 has no output"),
+        (lambda c: setattr(c, "x", c.x.float()), "cannot read examples of shape"),
+        (lambda c: setattr(c, "x", c.x[:, :4]), "cannot read examples of shape"),
+    ],
+)
+def test_data_that_does_not_fit_the_model_is_refused(
+    change: Callable[[ArrayClients], Any], words: str
+) -> None:
+    clients = make_clients()
+    change(clients)
+    with pytest.raises(DataError, match=words):
+        run(make_task(), clients, METHOD, rounds=1)
+
+
+def test_nan_is_refused_where_it_enters() -> None:
+    clients = make_clients()
+    clients.x[3, 2] = float("nan")
+    with pytest.raises(DataError, match="example 3 holds NaN"):
+        ArrayClients(clients.x, clients.y, clients.parts)
+
+
+def test_too_few_answers_count_as_none() -> None:
+    with pytest.raises(InputError, match=r"run.min_clients = 4"):
+        go(min_clients=4)
+    assert go(min_clients=3).history[0]["answered"] == 3

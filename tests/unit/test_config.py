@@ -41,6 +41,8 @@ BASE: dict[str, Any] = {
         (["method.noise_multiplier=-1"], "method.noise_multiplier", "greater than or equal to 0"),
         (["method.lrr=1"], "method.lrr", "Did you mean lr"),
         (["privacy.delta=1"], "privacy.delta", "less than 1"),
+        (["run.sampler=poisson", "run.min_clients=2"], "run.min_clients", "Leave it out"),
+        (["run.deadline=5"], "run.deadline", "waits for every client"),
         (["version=2"], "version", "version = 1"),
         (["run"], "--set", "section.key=value"),
         (["run.rounds.x=1"], "--set", "section.key=value"),

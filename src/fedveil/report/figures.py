@@ -17,8 +17,10 @@ from fedveil.partition.picture import counts_figure
 from fedveil.privacy.releases import Adversary, Unit
 from fedveil.report.scales import logarithmic, short
 from fedveil.report.settings import WHO, Setting
-from fedveil.report.style import matplotlib_line, matplotlib_style
+from fedveil.report.style import LOOKS, matplotlib_line, matplotlib_style
 
+LINES = ("-", "--", ":", "-.")
+INKS = tuple(item.light for item in LOOKS)
 P = ParamSpec("P")
 
 
