@@ -162,10 +162,11 @@ def accuracy_figure(
     ours.set_xlabel(x)
     ours.set_title("here" if published else "", loc="left", fontsize=10)
     if published:
-        paper = figure.add_subplot(1, 2, 2)
+        paper = figure.add_subplot(1, 2, 2, sharey=ours)
         _lines(paper, {name: {at: [value] for at, value in row.items()} for name, row in published.items()})
         paper.set_xlabel(x)
         paper.set_title("published", loc="left", fontsize=10)
+    ours.set_ylim(bottom=0)
     ours.legend(frameon=False, fontsize=8)
     return figure
 
