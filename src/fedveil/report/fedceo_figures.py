@@ -166,8 +166,8 @@ def accuracy_figure(
         _lines(paper, {name: {at: [value] for at, value in row.items()} for name, row in published.items()})
         paper.set_xlabel(x)
         paper.set_title("published", loc="left", fontsize=10)
-    ours.set_ylim(bottom=0)
-    ours.legend(frameon=False, fontsize=8)
+    ours.set_ylim(0, 1.12 * ours.get_ylim()[1])
+    ours.legend(frameon=False, fontsize=8, loc="best")
     return figure
 
 
