@@ -140,9 +140,11 @@ def _models() -> list[dict[str, Any]]:
 
 
 def _attacks() -> list[dict[str, Any]]:
+    from fedveil.attacks.membership.all import list_membership_attacks
     from fedveil.attacks.registry import list_attacks
 
-    return [{"name": a.name, "summary": a.summary, "options": list(a.options)} for a in list_attacks()]
+    inversion = [{"name": a.name, "summary": a.summary, "options": list(a.options)} for a in list_attacks()]
+    return inversion + [{"name": a.name, "summary": a.summary} for a in list_membership_attacks()]
 
 
 _LISTS: dict[str, Callable[[], list[dict[str, Any]]]] = {

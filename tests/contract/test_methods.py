@@ -21,6 +21,7 @@ from fedveil.streams import ServerStreams
 from fedveil.tree import Params
 from tests.contract.federation import (
     BASELINES,
+    WHOLE_UPDATE,
     distance,
     make_clients,
     make_method,
@@ -139,7 +140,7 @@ def test_without_noise_and_clip_it_is_its_baseline(name: str) -> None:
         assert METHODS[name].personal_model is not Method.personal_model
         return
     baseline, changes = BASELINES[name]
-    bare = train(make_method(name, noise_multiplier=0.0, clip=math.inf))
+    bare = train(make_method(name, noise_multiplier=0.0, clip=math.inf, **WHOLE_UPDATE.get(name, {})))
     assert distance(bare, train(make_method(baseline, **changes))) < 1e-9
 
 

@@ -15,8 +15,8 @@ LAYERS = [
     ["data"],
     ["partition"],
     ["models"],
-    ["training"],
     ["privacy"],
+    ["training"],
     ["sampling"],
     ["methods"],
     ["engines"],
@@ -29,6 +29,7 @@ LAYERS = [
     ["report"],
     ["config"],
     ["experiment"],
+    ["recorded", "attack_run", "compare"],
     ["progress"],
     ["cli"],
 ]

@@ -1,17 +1,47 @@
 """Every registered method; importing this package makes their names known."""
 
-from fedveil.methods import centaur, fedavg, fedceo, fedem, fedprox, fedsgd, ppsgd, scaffold, udp_fedavg
+from fedveil.methods import (
+    centaur,
+    cpsgd,
+    dp_fedags,
+    dp_fedags_proven,
+    dp_fedavg,
+    dp_fedprox,
+    dp_fedsnlc,
+    dsc,
+    fedavg,
+    fedceo,
+    feddm,
+    fedem,
+    fedlap,
+    fedprox,
+    fedsgd,
+    ppsgd,
+    psg,
+    scaffold,
+    udp_fedavg,
+)
 from fedveil.methods.method import METHODS
 
 __all__ = [
     "METHODS",
     "centaur",
+    "cpsgd",
+    "dp_fedags",
+    "dp_fedags_proven",
+    "dp_fedavg",
+    "dp_fedprox",
+    "dp_fedsnlc",
+    "dsc",
     "fedavg",
     "fedceo",
+    "feddm",
     "fedem",
+    "fedlap",
     "fedprox",
     "fedsgd",
     "ppsgd",
+    "psg",
     "scaffold",
     "udp_fedavg",
 ]

@@ -15,22 +15,20 @@ import torch
 
 from fedveil.chain import cross_entropy_gradient, example_norms, mean_gradient
 from fedveil.data.client_data import ClientData
-from fedveil.privacy.releases import Plan
 from fedveil.streams import ClientStreams, normal
 from fedveil.task import Batch, Task
 from fedveil.training.per_example import clipped_gradient_sum
 from fedveil.tree import Params, per_row, rows
 
-_MARGIN = 2.0**-20  # rounding the scaled gradients to float32 must not lengthen them beyond the clip
+_MARGIN = 8  # roundings: scaling a gradient must not lengthen it beyond the clip
 
 
-def private_steps(plan: Plan, batch_size: int, epochs: int) -> tuple[int, float]:
+def private_steps(smallest: int, largest: int, batch_size: int, epochs: int) -> tuple[int, float]:
     """How many noisy batches a participation reads, and the chance that one holds a given example.
 
-    Where clients differ in size, the most steps and the highest rate of any of them: a bound for all.
+    For clients of `smallest` to `largest` examples the most steps and the highest rate of any: a bound for all.
     """
-    rate = 1 / math.ceil(plan.records_per_client / batch_size)
-    return epochs * math.ceil(plan.largest_client / batch_size), rate
+    return epochs * math.ceil(largest / batch_size), 1 / math.ceil(smallest / batch_size)
 
 
 def accumulated_noise(lr: float, batch_size: int, epochs: int, momentum: float, records: int) -> float:
@@ -55,11 +53,14 @@ def private_sgd(
     multiplier: float,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
+    proximal: float = 0.0,
+    dropout: bool = True,
 ) -> Params:
     """Each client's parameters `[K, ...]` after `epochs` times ceil(n / B) noisy steps from `w` `[K, ...]`.
 
     An infinite clip switches clipping and noise off. A client without examples keeps its start. Networks of
-    linear layers train with their dropout, others without.
+    linear layers train with their dropout unless it is switched off, others without. `proximal` pulls every step
+    towards the start.
     """
     sizes = data.sizes.tolist()
     batches = [math.ceil(n / batch_size) for n in sizes]
@@ -68,6 +69,7 @@ def private_sgd(
     params = {
         name: leaf.clone(memory_format=torch.contiguous_format) for name, leaf in rows(w, order).items()
     }
+    anchor = {name: leaf.clone() for name, leaf in params.items()} if proximal else {}
     velocity = {name: torch.zeros_like(leaf) for name, leaf in params.items()}
     ordered, own = data.rows(order), streams.rows(order)
     draws, drops, noises = own.of_round("batches"), own.of_round("dropout"), own.noise("dp-sgd")
@@ -75,8 +77,8 @@ def private_sgd(
     for step in range(epochs * max(batches, default=0)):
         active = sum(step < epochs * batches[k] for k in order)  # clients that are done are at the end
         now = {name: leaf[:active] for name, leaf in params.items()}
-        batch = _poisson_batch(ordered, [batches[k] for k in order[:active]], draws[:active])
-        total = _clipped_sum(task, now, batch, clip, drops[:active])
+        batch = poisson_batch(ordered, [1 / batches[k] for k in order[:active]], draws[:active])
+        total = clipped_sum(task, now, batch, clip, drops[:active] if dropout else None)
         expected = torch.tensor([sizes[k] / batches[k] for k in order[:active]], dtype=torch.float64)
         for name, leaf in now.items():
             g = total[name]
@@ -85,19 +87,21 @@ def private_sgd(
             g = g / per_row(expected.to(leaf.device), leaf)
             if weight_decay:
                 g = g + weight_decay * leaf
+            if proximal:
+                g = g + proximal * (leaf - anchor[name][:active])
             if momentum:
                 g = velocity[name][:active].mul_(momentum).add_(g)
             leaf.sub_(g, alpha=lr)
     return rows(params, back)
 
 
-def _poisson_batch(data: ClientData, batches: Sequence[int], draws: Sequence[np.random.Generator]) -> Batch:
-    """Each example of client k with probability 1 / batches[k]; padding where others drew more."""
-    active = len(batches)
+def poisson_batch(data: ClientData, rates: Sequence[float], draws: Sequence[np.random.Generator]) -> Batch:
+    """Each example of client k with probability rates[k]; padding where others drew more."""
+    active = len(rates)
     sizes = data.sizes[:active].tolist()
     taken = [
-        torch.from_numpy(np.flatnonzero(stream.random(n) < 1 / count))
-        for n, count, stream in zip(sizes, batches, draws, strict=True)
+        torch.from_numpy(np.flatnonzero(stream.random(n) < rate))
+        for n, rate, stream in zip(sizes, rates, draws, strict=True)
     ]
     width = max(1, max(len(found) for found in taken))
     positions = torch.zeros(active, width, dtype=torch.long)
@@ -109,8 +113,8 @@ def _poisson_batch(data: ClientData, batches: Sequence[int], draws: Sequence[np.
     return some.take(positions.to(data.x.device), mask.to(data.x.device))
 
 
-def _clipped_sum(
-    task: Task, w: Params, batch: Batch, clip: float, dropout: Sequence[np.random.Generator]
+def clipped_sum(
+    task: Task, w: Params, batch: Batch, clip: float, dropout: Sequence[np.random.Generator] | None = None
 ) -> Params:
     """`sum_i min(1, clip / |g_i|) g_i` of each client, `[K, ...]`."""
     assert batch.mask is not None
@@ -119,7 +123,7 @@ def _clipped_sum(
         scores, tape = task.chain.forward(w, batch.x, drop)
         factors = task.chain.backward(w, batch.x, tape, cross_entropy_gradient(scores, batch.y), drop)
         norms = example_norms(factors)
-        short = (clip / norms) * (1 - _MARGIN)
+        short = (clip / norms) * (1 - _MARGIN * torch.finfo(scores.dtype).eps)
         weights = torch.where(norms > clip, short, torch.ones_like(norms)) * batch.mask
         gradient = mean_gradient(factors, weights.to(scores.dtype))
         return {name: gradient[name] for name in w}

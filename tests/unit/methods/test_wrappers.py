@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import scipy.signal
 import torch
-from tests.contract.federation import distance, make_clients, make_plan, make_task
 
 from fedveil import At, run
 from fedveil.config import make_config
@@ -30,6 +29,7 @@ from fedveil.methods.wrappers.denoising import (
 from fedveil.methods.wrappers.wrapper import Wrapped
 from fedveil.run import Observer, RoundEnd
 from fedveil.tree import Params
+from tests.contract.federation import distance, make_clients, make_plan, make_task
 
 QUICK: dict[str, Any] = {"epochs": 2, "batch_size": 4}
 RULES = [rule for _, kind in sorted(WRAPPERS.items()) if isinstance(rule := kind(), Rule)]
