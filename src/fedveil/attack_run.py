@@ -141,7 +141,7 @@ def describe(
         "labels_right": float(
             (finding.labels.sort(1).values == scored.truth.y.sort(1).values).float().mean()
         ),
-        "adaptation": {"kind": view.adaptation.kind, "noise": view.adaptation.noise},
+        "adaptation": vars(view.adaptation),
         "local_steps": None if view.local is None else vars(view.local),
         "steps": finding.steps,
         "seconds": finding.seconds,
