@@ -4,8 +4,8 @@
     python experiments/fedem/one_model.py RESULT --round 3 --data data --picture defences.png
 
 The model is the one that a FedSGD run broadcast in that round, and client 0 answers it under each defence in turn. All
-answers are attacked as one stack from the same kind of random start, so rows differ in the defence alone. The attacker
-does not adapt.
+answers are attacked as one stack from the same kind of random start, so rows differ in the defence alone. With
+`--adaptive` the attacker makes use of knowing the defence, and rows are attacked one after another.
 """
 
 from __future__ import annotations
@@ -20,20 +20,25 @@ from reduced import ROWS
 from torch import Tensor
 
 from fedveil.attack_run import score
+from fedveil.attacks.knowledge import adaptation_to
 from fedveil.attacks.registry import make_attack
 from fedveil.attacks.view import Finding
 from fedveil.config import make_config
 from fedveil.evaluation.image_quality import Brightness
+from fedveil.methods.method import AnyMethod
 from fedveil.recorded import RecordedRun, Truth, open_run, read_exchange, server_view, truth
 from fedveil.streams import ClientStreams, named_stream
 from fedveil.tree import Params, concatenate
 
 
+def method_of(row: str) -> AnyMethod:
+    fields, wrap = ROWS[row]
+    return make_config({"method": {"lr": 0.1, "batch_size": 8} | fields, "wrap": wrap}).build_method()
+
+
 def answer(run: RecordedRun, row: str, round: int) -> tuple[Params, Truth]:
     """What client 0 sends under this defence, and what it held."""
-    method_fields, wrap = ROWS[row]
-    config = make_config({"method": {"lr": 0.1, "batch_size": 8} | method_fields, "wrap": wrap})
-    method = config.build_method()
+    method = method_of(row)
     exchange = read_exchange(run, round)
     streams = ClientStreams(run.seed, round, (0,))
     data = run.prepared.clients.load([0])
@@ -76,6 +81,7 @@ def main() -> None:
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--tv", type=float, default=1e-5)
+    parser.add_argument("--adaptive", action="store_true")
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--data", type=Path)
     arguments = parser.parse_args()
@@ -90,7 +96,22 @@ def main() -> None:
         labels=answers[0][1].y.expand(len(names), -1),
     )
     attack = make_attack("inverting-gradients", {"steps": arguments.steps, "tv": arguments.tv})
-    finding = attack(view, named_stream(0, "one model"))
+    if arguments.adaptive:
+        parts = []
+        for (gradient, _), name in zip(answers, names, strict=True):
+            known = adaptation_to(
+                method_of(name), exchange.at, sum(g.numel() for g in gradient.values()), one.examples
+            )
+            single = replace(one, observed=gradient, adaptation=known)
+            parts.append(attack(single, named_stream(0, "one model")))
+        finding = replace(
+            parts[0],
+            images=torch.cat([part.images for part in parts]),
+            losses=torch.cat([part.losses for part in parts]),
+            seconds=sum(part.seconds for part in parts),
+        )
+    else:
+        finding = attack(view, named_stream(0, "one model"))
     dataset = run.prepared.dataset
     strips = [("original", answers[0][1].x[0])]
     print("| defence | MSE | PSNR | SSIM | LPIPS | KL | PSNR to x+delta | x+delta to x |")
