@@ -163,4 +163,9 @@ def _verdict(content: dict[str, Any]) -> str:
         )
     else:
         lines.append(f"{gain:.1f} dB better than showing the mean image: the uploads give images away.")
+    if content["distortion_psnr"] is not None:
+        lines.append(
+            f"The perturbed inputs are within {content['distortion_psnr']:.1f} dB of the data: so much a perfect "
+            "inversion would score."
+        )
     return "\n".join(lines)
