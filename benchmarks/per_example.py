@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedveil.models.registry import make_model, prefers_channels_last
+from fedveil.models.registry import make_model
 from fedveil.training.per_example import clipped_gradient_sum
 
 Step = Callable[[], object]
@@ -48,7 +48,7 @@ def contender(name: str, model: str, batch: int) -> Step:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(batch, 3, 32, 32, generator=generator)
     y = torch.randint(0, 10, (batch,), generator=generator)
-    if prefers_channels_last(module) and name != "opacus ew":  # which cannot view that layout
+    if getattr(module, "channels_last", False) and name != "opacus ew":  # which cannot view that layout
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         x = x.contiguous(memory_format=torch.channels_last)
     loss = nn.functional.cross_entropy

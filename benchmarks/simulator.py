@@ -83,7 +83,7 @@ def plain_round(model: nn.Module, clients: ArrayClients, epochs: int) -> dict[st
                 index = order[begin : begin + 64]
                 optimizer.zero_grad()
                 loss = nn.functional.cross_entropy(model(x[index]), y[index])
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 optimizer.step()
         for name, leaf in model.state_dict().items():
             total[name] += leaf / len(clients.parts)

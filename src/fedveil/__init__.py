@@ -8,6 +8,7 @@ from fedveil.guard import PrivacySettings, privacy_statement
 from fedveil.methods.method import METHODS, At, Method, register
 from fedveil.models.registry import make_model
 from fedveil.partition.registry import make_partition
+from fedveil.partition.share import share
 from fedveil.privacy.releases import Plan, Release
 from fedveil.results import Result
 from fedveil.task import Batch, Task
@@ -33,4 +34,5 @@ __all__ = [
     "privacy_statement",
     "register",
     "run",
+    "share",
 ]

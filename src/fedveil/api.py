@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedveil.checkpoint import Checkpoint
 from fedveil.data.client_data import ArrayClients, Clients
+from fedveil.data.dataset import Examples
 from fedveil.engines.simulation import Execution, Simulation
-from fedveil.errors import InputError
-from fedveil.evaluation.accuracy import EvaluateOnTest, evaluate_clients
+from fedveil.errors import DataError, InputError
+from fedveil.evaluation.accuracy import EvaluateOnTest, evaluate_clients, evaluate_personal
 from fedveil.guard import PrivacyGuard, PrivacySettings
 from fedveil.methods.method import AnyMethod
 from fedveil.privacy.releases import Plan, Sampler
 from fedveil.results import Checkpoints, Result, ResultFolder, RoundLog, Transcript, environment
 from fedveil.run import Observer, Outcome, run_rounds
-from fedveil.task import Task
+from fedveil.task import Task, cross_entropy
+from fedveil.tree import with_axis
 
 _CLIENTS_SCORED = 1000  # per-client scores beyond this number are a table nobody reads
 
@@ -39,6 +45,31 @@ def make_plan(
     return Plan(count, cohort, sampler, rounds, max(1, min(sizes)), max(1, max(sizes)))
 
 
+def check_fit(task: Task, clients: Clients) -> None:
+    """Refuse examples that the model cannot read and labels that it has no output for."""
+    largest = max(range(len(clients.sizes)), key=clients.sizes.__getitem__)
+    data = clients.load([largest])
+    if not data.largest:
+        raise DataError("no client has an example. Give at least one client some data.")
+    try:
+        with torch.no_grad():
+            scores = task.outputs(with_axis(task.init(0)), data.x[:, :1].to(task.device))
+    except RuntimeError as error:
+        shape, kind = list(data.x.shape[2:]), str(data.x.dtype).removeprefix("torch.")
+        raise DataError(
+            f"the model cannot read examples of shape {shape} and type {kind}: {error}"
+        ) from error
+    labels = clients.y if isinstance(clients, ArrayClients) else data.y
+    if task.example_loss is not cross_entropy or labels.is_floating_point():
+        return
+    low, high, outputs = int(labels.min()), int(labels.max()), int(scores.shape[-1])
+    if low < 0 or high >= outputs:
+        wrong = low if low < 0 else high
+        raise DataError(
+            f"label {wrong} has no output: the model has outputs 0 to {outputs - 1}. Relabel or widen it."
+        )
+
+
 def run(
     task: Task,
     clients: Clients | Sequence[tuple[Tensor, Tensor]],
@@ -48,7 +79,7 @@ def run(
     cohort: int | None = None,
     sampler: Sampler = "fixed",
     seed: int = 0,
-    test: tuple[Tensor, Tensor] | None = None,
+    test: Examples | tuple[Tensor, Tensor] | None = None,
     local_test: Clients | None = None,
     classes: int | None = None,
     privacy: PrivacySettings | None = None,
@@ -57,22 +88,37 @@ def run(
     facts: dict[str, Any] | None = None,
     evaluate_every: int = 1,
     checkpoint_every: int = 10,
-    transcript: bool = False,
+    transcript: bool | Sequence[int] = False,
+    transcript_exchanges: int | None = None,
+    min_clients: int = 0,
     execution: Execution = "auto",
     workers: int = 0,
     max_memory: int | None = None,
     observers: Sequence[Observer] = (),
+    score_clients: bool = True,
 ) -> Result:
     """Train over the clients' data and say how private that was.
 
     With `results` (a folder) every round is recorded, an interrupted run goes on where it stopped, to the same
     result, and a finished one is read back. `config` is the text kept there as `config.toml`; `facts` are added
-    to its summary.
+    to its summary. `score_clients` tests the final model on each client's own examples, or on `local_test`.
     """
     source: Clients = ArrayClients.from_arrays(clients) if isinstance(clients, Sequence) else clients
     plan = make_plan(source, rounds=rounds, cohort=cohort, sampler=sampler)
+    check_fit(task, source)
+    if min_clients > plan.cohort:
+        raise InputError(
+            "run.min_clients", min_clients, f"a cohort has {plan.cohort}", f"Use 0 to {plan.cohort}."
+        )
     settings = privacy or PrivacySettings()
+    tested = (test.x, test.y) if isinstance(test, Examples) else test
     folder = None if results is None else ResultFolder(Path(results))
+    ledger = settings.ledger or (None if folder is None else folder.path / "ledger.jsonl")
+    described = _describe(task, method, plan, seed)
+    place = f"{seed}" if folder is None else "/".join(folder.path.parts[-3:])
+    # On a shared ledger another run of the same name must not pass for this one resumed.
+    name = f"{place} {hashlib.sha256(described.encode()).hexdigest()[:12]}"
+    guard = PrivacyGuard(method, plan, settings, name, ledger)  # refuses before anything is written
     with ExitStack() as stack:
         start: Checkpoint | None = None
         history: list[dict[str, Any]] = []
@@ -80,12 +126,8 @@ def run(
             stack.enter_context(folder.held())
             if folder.finished:
                 return folder.read()
-            described = _describe(task, method, plan, seed)
             start = folder.start(config or described, described, method.server_type)
             history = folder.rounds()
-        ledger = settings.ledger or (None if folder is None else folder.path / "ledger.jsonl")
-        name = f"{seed}" if folder is None else "/".join(folder.path.parts[-3:])
-        guard = PrivacyGuard(method, plan, settings, name, ledger)
         engine = Simulation(
             task,
             source,
@@ -98,34 +140,49 @@ def run(
         )
         stack.callback(engine.close)
         watching: list[Observer] = [guard]
-        if test is not None:
-            watching.append(EvaluateOnTest(task, *test, classes, evaluate_every))
+        if tested is not None:
+            watching.append(EvaluateOnTest(task, *tested, classes, evaluate_every))
         watching.append(RoundLog(history, None if folder is None else folder.path / "rounds.jsonl"))
         saver: Checkpoints | None = None
         if folder is not None:
             saver = Checkpoints(folder.path / "checkpoint", engine, checkpoint_every)
             watching.append(saver)
             if transcript:
-                watching.append(Transcript(folder.path / "transcript"))
+                which = None if isinstance(transcript, bool) else transcript
+                watching.append(Transcript(folder.path / "transcript", which, transcript_exchanges))
         watching.extend(observers)
         server = method.init_server(task.init(seed), plan)
         if start is not None:
-            server = start.server
+            server = start.server.map(lambda _, leaf: leaf.to(task.device))
             engine.restore(start.states)
         first = 0 if start is None else start.round
         try:
             outcome = run_rounds(
-                task, method, engine, plan, server, seed=seed, start=first, observers=watching
+                task,
+                method,
+                engine,
+                plan,
+                server,
+                seed=seed,
+                start=first,
+                observers=watching,
+                min_clients=min_clients,
             )
         except BaseException:  # Ctrl-C and failures alike leave the last whole round behind
             if saver is not None:
                 saver.save()
             raise
         model = method.model(outcome.server)
-        summary = _summary(
-            task, method, plan, seed, guard, outcome, history, test, local_test or source, model
-        )
-        summary["per_client_on"] = "training examples" if local_test is None else "held-out examples"
+        summary = _summary(task, method, plan, seed, guard, outcome, history, tested, model)
+        own = local_test or source
+        if score_clients:
+            ids = range(min(plan.clients, _CLIENTS_SCORED))
+            summary["per_client"] = evaluate_clients(task, model, own, ids)
+            summary["per_client_on"] = "training examples" if local_test is None else "held-out examples"
+            personal = evaluate_personal(
+                task, partial(method.personal_model, outcome.server), engine.state(), tested, own
+            )
+            summary["personal"] = None if personal is None else asdict(personal)
         summary.update(facts or {})
         if folder is not None:
             folder.finish(model, summary)
@@ -141,7 +198,6 @@ def _summary(
     outcome: Outcome,
     history: Sequence[dict[str, Any]],
     test: tuple[Tensor, Tensor] | None,
-    clients: Clients,
     model: dict[str, Tensor],
 ) -> dict[str, Any]:
     scored = history[-1] if history and "accuracy" in history[-1] else {}
@@ -149,7 +205,6 @@ def _summary(
         score = EvaluateOnTest(task, *test, None, 1).score(model)
         scored = {"accuracy": score.accuracy, "loss": score.loss, "per_class": score.per_class}
     statement = guard.statement(outcome.rounds)
-    ids = range(min(plan.clients, _CLIENTS_SCORED))
     return {
         "method": method.name,
         "seed": seed,
@@ -163,7 +218,6 @@ def _summary(
         "privacy": statement.to_json(),
         "privacy_in_words": statement.in_words(),
         "per_class": scored.get("per_class"),
-        "per_client": evaluate_clients(task, model, clients, ids),
         "plan": {
             "clients": plan.clients,
             "cohort": plan.cohort,

@@ -15,7 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from fedveil.config import Config, load_config
-from fedveil.errors import FedveilError, InputError
+from fedveil.errors import FedveilError
 from fedveil.experiment import load_image_or_table, run_seed, split_clients
 from fedveil.privacy.releases import Plan
 from fedveil.progress import ShowProgress, progress_bar
@@ -40,7 +40,7 @@ Results = Annotated[Path, typer.Option(help="Where result folders go.")]
 AsJson = Annotated[bool, typer.Option("--json", help="End with one JSON object on stdout.")]
 Seed = Annotated[int | None, typer.Option(help="Run this seed only.", min=0)]
 
-_SUMMARY_KEYS = ("accuracy", "loss", "rounds", "seconds", "bytes_up", "bytes_down", "privacy")
+SUMMARY_KEYS = ("accuracy", "loss", "rounds", "seconds", "bytes_up", "bytes_down", "privacy")
 
 
 @app.command()
@@ -56,39 +56,13 @@ def run(
     loaded = load_config(config, changes or [])
     summaries = _run_all(loaded, config.stem, results, data, seed, "run")
     if as_json:
-        shown = [{"result": s["result"]} | {key: s[key] for key in _SUMMARY_KEYS} for s in summaries]
+        shown = [{"result": s["result"]} | {key: s[key] for key in SUMMARY_KEYS} for s in summaries]
         print(json.dumps(shown[0] if len(shown) == 1 else {"runs": shown}))
         return
     notes.print(summaries[-1]["privacy_in_words"], highlight=False, markup=False)
     out.print(results_table(summaries))
     for summary in summaries:
-        out.print(f"results in {summary['result']}", markup=False, highlight=False)
-
-
-@app.command()
-def compare(
-    config: ConfigFile,
-    methods: Annotated[str, typer.Option(help="Methods to compare, separated by commas.")],
-    changes: Changes = None,
-    seed: Seed = None,
-    results: Results = Path("results"),
-    data: DataDir = None,
-    as_json: AsJson = False,
-) -> None:
-    """Run several methods on the same task; fields that methods share keep the configuration's values."""
-    names = [name.strip() for name in methods.split(",") if name.strip()]
-    if not names:
-        raise InputError("--methods", methods, "names no method", "Give names separated by commas.")
-    configs = [(name, load_config(config, [f"method.name={name}", *(changes or [])])) for name in names]
-    summaries: list[dict[str, Any]] = []
-    for name, loaded in configs:
-        summaries += _run_all(loaded, config.stem, results, data, seed, name)
-    if as_json:
-        keys = ("result", "method", "seed", *_SUMMARY_KEYS)
-        print(json.dumps({"runs": [{key: s[key] for key in keys} for s in summaries]}))
-        return
-    out.print(results_table(summaries))
-    out.print(f"results in {results / config.stem}", markup=False, highlight=False)
+        out.print(f"results in {summary['result']}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _run_all(
@@ -96,15 +70,19 @@ def _run_all(
 ) -> list[dict[str, Any]]:
     summaries = []
     for number in config.run.seeds if seed is None else [seed]:
-        with progress_bar(notes) as progress:
-            result = run_seed(
-                config,
-                number,
-                experiment=experiment,
-                results=results,
-                data_dir=data,
-                observe=partial(_watch, progress, f"{title} seed {number}"),
-            )
+        try:
+            with progress_bar(notes) as progress:
+                result = run_seed(
+                    config,
+                    number,
+                    experiment=experiment,
+                    results=results,
+                    data_dir=data,
+                    observe=partial(_watch, progress, f"{title} seed {number}"),
+                )
+        except KeyboardInterrupt as stop:
+            print("fedveil: interrupted; the same command goes on from here.", file=sys.stderr)
+            raise typer.Exit(130) from stop
         if result.summary["stopped"]:
             notes.print(f"stopped after round {result.summary['rounds']}: {result.summary['stopped']}")
         summaries.append(result.summary | {"result": str(result.folder)})
@@ -117,7 +95,7 @@ def _watch(progress: Progress, title: str, plan: Plan) -> list[Observer]:
 
 @app.command("list")
 def list_(
-    what: Annotated[Literal["methods", "datasets", "models", "attacks"], typer.Argument()],
+    what: Annotated[Literal["methods", "wrappers", "datasets", "models", "attacks"], typer.Argument()],
     as_json: AsJson = False,
 ) -> None:
     """List what fedveil knows by name."""
@@ -140,6 +118,12 @@ def _methods() -> list[dict[str, Any]]:
     return [{"name": name, "summary": METHODS[name].summary} for name in sorted(METHODS)]
 
 
+def _wrappers() -> list[dict[str, Any]]:
+    from fedveil.methods.wrappers import WRAPPERS
+
+    return [{"name": name, "summary": WRAPPERS[name].summary} for name in sorted(WRAPPERS)]
+
+
 def _datasets() -> list[dict[str, Any]]:
     from fedveil.data.registry import list_datasets
 
@@ -157,12 +141,15 @@ def _models() -> list[dict[str, Any]]:
 
 def _attacks() -> list[dict[str, Any]]:
     from fedveil.attacks.membership.all import list_membership_attacks
+    from fedveil.attacks.registry import list_attacks
 
-    return [{"name": a.name, "summary": a.summary} for a in list_membership_attacks()]
+    inversion = [{"name": a.name, "summary": a.summary, "options": list(a.options)} for a in list_attacks()]
+    return inversion + [{"name": a.name, "summary": a.summary} for a in list_membership_attacks()]
 
 
 _LISTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "methods": _methods,
+    "wrappers": _wrappers,
     "datasets": _datasets,
     "models": _models,
     "attacks": _attacks,
@@ -192,21 +179,17 @@ def partition(
         return
     out.print(counts_table(counts, dataset.classes))
     if plot is not None:
-        out.print(f"picture in {plot}", markup=False, highlight=False)
+        out.print(f"picture in {plot}", markup=False, highlight=False, soft_wrap=True)
 
 
 def main() -> None:
     """The entry point: errors a user can mend are one line, exit code 2."""
-    import fedveil.cli_membership
-    import fedveil.cli_privacy  # noqa: F401  their commands register themselves on the app
+    import fedveil.cli_attack
+    import fedveil.cli_privacy
+    import fedveil.cli_report  # noqa: F401  their commands register themselves on the app
 
     try:
-        app(standalone_mode=False)
-    except typer.Exit as stop:
-        sys.exit(stop.exit_code)
+        app()
     except FedveilError as error:
         print(f"fedveil: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("fedveil: interrupted; the same command goes on from here.", file=sys.stderr)
-        sys.exit(130)

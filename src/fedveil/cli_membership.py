@@ -6,40 +6,36 @@ import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.table import Table
 
 from fedveil.attacks.membership.on_result import Target, attack_result
 from fedveil.attacks.membership.score import MembershipFinding
-from fedveil.cli import AsJson, DataDir, app, out
+from fedveil.cli import out
 from fedveil.errors import InputError
 
 
-@app.command("attack")
-def attack_command(
-    result: Annotated[Path, typer.Argument(help="The folder of a finished run: results/.../seed-0.")],
-    attack: Annotated[str, typer.Option(help="Its name: see `fedveil list attacks`.")] = "lira",
-    target: Annotated[Target, typer.Option(help="The final model, or one client's upload.")] = "model",
-    round_: Annotated[int | None, typer.Option("--round", min=1, help="The round of the upload.")] = None,
-    client: Annotated[int | None, typer.Option(min=0, help="The client of the upload.")] = None,
-    examples: Annotated[int, typer.Option(help="Members, and as many others, to ask about.")] = 500,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A setting of the attack: --set shadows=32. May be repeated."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the attacker's own randomness.")] = 0,
-    data: DataDir = None,
-    as_json: AsJson = False,
+def attack_membership(
+    result: Path,
+    attack: str,
+    *,
+    settings: dict[str, Any],
+    target: Target,
+    examples: int | None,
+    round_: int | None,
+    client: int | None,
+    seed: int,
+    data: Path | None,
+    as_json: bool,
 ) -> None:
     """Attack a finished run; writes a finding and its ROC curve beside the run."""
     finding = attack_result(
         result,
         attack,
-        settings=parse_settings(settings or []),
+        settings=settings,
         target=target,
-        examples=examples,
+        examples=500 if examples is None else examples,
         round=round_,
         client=client,
         attack_seed=seed,
@@ -49,7 +45,7 @@ def attack_command(
         print(json.dumps(finding.to_json()))
         return
     out.print(_table(finding))
-    out.print(f"finding in {result / 'attacks'}", markup=False, highlight=False)
+    out.print(f"finding in {result / 'attacks'}", markup=False, highlight=False, soft_wrap=True)
 
 
 def parse_settings(changes: Sequence[str]) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from fedveil.engines.simulation import Execution
 from fedveil.errors import InputError
 from fedveil.methods import METHODS
 from fedveil.methods.method import AnyMethod, field_names
+from fedveil.methods.wrappers import WRAPPERS, Wrapper
+from fedveil.methods.wrappers.wrapper import wrapper_fields
 from fedveil.privacy.releases import Adversary, Sampler, Unit
 
 VERSION = 1
@@ -45,6 +47,7 @@ class PaperSection(_Section):
     table: str = ""
     row: str = ""
     expected: float | None = None
+    attack: dict[str, float] = Field(default_factory=dict)
     metric: str = "accuracy"
     tolerance: float | None = None
     scale: str = "full"
@@ -81,8 +84,10 @@ class RunSection(_Section):
     max_memory: int | None = None
     evaluate_every: Annotated[int, Field(ge=1)] = 1
     checkpoint_every: Annotated[int, Field(ge=1)] = 10
-    transcript: bool = False
+    transcript: bool | list[Annotated[int, Field(ge=1)]] = False
+    transcript_exchanges: Annotated[int, Field(ge=1)] | None = None
     min_clients: Annotated[int, Field(ge=0)] = 0
+    deadline: Annotated[float, Field(gt=0)] | None = None
 
     @field_validator("max_memory", mode="before")
     @classmethod
@@ -141,12 +146,23 @@ class Config(_Section):
             raise InputError(
                 "run.cohort", cohort, 'sampler "all" takes every client', "Leave run.cohort out."
             )
+        if self.run.min_clients and self.run.sampler == "poisson":
+            raise InputError(
+                "run.min_clients",
+                self.run.min_clients,
+                "dropping small Poisson rounds would tell how many came, which the accounting does not allow",
+                "Leave it out, or use another sampler.",
+            )
+        if self.run.deadline is not None and self.run.engine == "simulation":
+            raise InputError(
+                "run.deadline", self.run.deadline, "the simulator waits for every client", "Leave it out."
+            )
         self.build_method()
         return self
 
     def build_method(self) -> AnyMethod:
-        """The method with its fields, each checked."""
-        return build_method(self.method)
+        """The method with its fields and its wrappers, each checked."""
+        return wrap_method(build_method(self.method), self.wrap)
 
     def identity(self) -> str:
         """A short hash of everything that changes the result; the seed and the number of workers do not."""
@@ -160,22 +176,47 @@ class Config(_Section):
     def resolved(self) -> dict[str, Any]:
         """The whole configuration with every default written out."""
         content: dict[str, Any] = self.model_dump()
-        content["method"] = {"name": self.method["name"]} | _values(self.build_method())
+        content["method"] = {"name": self.method["name"]} | _values(build_method(self.method))
+        rules = [build_rule(section) for section in self.wrap]
+        content["wrap"] = [
+            {"name": rule.name} | {field: getattr(rule, field) for field in wrapper_fields(rule)}
+            for rule in rules
+        ]
         return content
 
     def to_toml(self) -> str:
         return tomli_w.dumps(_without_none(self.resolved()))
 
 
+def _known(field: str, kind: str, name: Any, known: Mapping[str, Any]) -> str:
+    """The name, if it is one of those known."""
+    if isinstance(name, str) and name in known:
+        return name
+    near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.4)
+    remedy = f"Did you mean {' or '.join(near)}? " if near else ""
+    raise InputError(field, name, f"no such {kind}", remedy + f"Known: {', '.join(sorted(known))}.")
+
+
+def build_rule(section: Mapping[str, Any]) -> Wrapper:
+    """The registered wrapper that a `[[wrap]]` section describes."""
+    name = _known("wrap.name", "wrapper", section.get("name"), WRAPPERS)
+    arguments = {key: value for key, value in section.items() if key != "name"}
+    try:
+        return WRAPPERS[name](**arguments)
+    except ValidationError as error:
+        raise _readable(error, "wrap", wrapper_fields(WRAPPERS[name])) from error
+
+
+def wrap_method(method: AnyMethod, sections: Sequence[Mapping[str, Any]]) -> AnyMethod:
+    """The method inside these wrappers, the first of them innermost."""
+    for section in sections:
+        method = build_rule(section).around(method)
+    return method
+
+
 def build_method(section: Mapping[str, Any]) -> AnyMethod:
     """The registered method that a `[method]` section describes."""
-    name = section.get("name")
-    if name not in METHODS:
-        near = difflib.get_close_matches(str(name), METHODS, n=3, cutoff=0.4)
-        remedy = f"Did you mean {' or '.join(near)}? " if near else ""
-        raise InputError(
-            "method.name", name, "no such method", remedy + f"Known: {', '.join(sorted(METHODS))}."
-        )
+    name = _known("method.name", "method", section.get("name"), METHODS)
     arguments = {key: value for key, value in section.items() if key != "name"}
     try:
         return METHODS[name](**arguments)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +16,7 @@ from torch import Tensor
 from fedveil.api import make_plan, run
 from fedveil.config import Config
 from fedveil.data.client_data import ArrayClients, Clients
-from fedveil.data.dataset import Dataset
+from fedveil.data.dataset import Dataset, TextDataset
 from fedveil.data.registry import load_dataset
 from fedveil.errors import InputError
 from fedveil.guard import PrivacySettings
@@ -42,7 +45,8 @@ class Prepared:
 
 
 def load_image_or_table(config: Config, data_dir: Path | None) -> Dataset:
-    dataset = load_dataset(config.task.dataset, data_dir=data_dir, **config.task.data_options)
+    options = json.dumps(config.task.data_options, sort_keys=True)
+    dataset = _load(config.task.dataset, data_dir, os.environ.get("FEDVEIL_DATA"), options)
     if not isinstance(dataset, Dataset):
         raise InputError(
             "task.dataset",
@@ -51,6 +55,12 @@ def load_image_or_table(config: Config, data_dir: Path | None) -> Dataset:
             "Choose an image or table dataset: see `fedveil list datasets`.",
         )
     return dataset
+
+
+@functools.lru_cache(maxsize=1)
+def _load(name: str, data_dir: Path | None, _environment: str | None, options: str) -> Dataset | TextDataset:
+    """The seeds of an experiment share one copy of their data."""
+    return load_dataset(name, data_dir=data_dir, **json.loads(options))
 
 
 def split_clients(config: Config, dataset: Dataset, seed: int) -> Partition:
@@ -124,7 +134,7 @@ def run_seed(
         cohort=prepared.plan.cohort,
         sampler=config.run.sampler,
         seed=seed,
-        test=(prepared.dataset.test.x, prepared.dataset.test.y),
+        test=prepared.dataset.test,
         local_test=prepared.local_test,
         classes=prepared.dataset.num_classes,
         privacy=PrivacySettings(
@@ -140,6 +150,8 @@ def run_seed(
         evaluate_every=config.run.evaluate_every,
         checkpoint_every=config.run.checkpoint_every,
         transcript=config.run.transcript,
+        min_clients=config.run.min_clients,
+        transcript_exchanges=config.run.transcript_exchanges,
         execution=config.run.execution,
         workers=config.run.workers,
         max_memory=config.run.max_memory,

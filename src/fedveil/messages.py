@@ -94,7 +94,7 @@ class Record:
     def to_bytes(self) -> bytes:
         """A self-contained encoding: length, JSON header, safetensors."""
         text = json.dumps(self.head()).encode()
-        body = safetensors.torch.save({k: v.detach().contiguous() for k, v in self.tensors().items()})
+        body = safetensors.torch.save(_apart(self.tensors()))
         return struct.pack("<I", len(text)) + text + body
 
     @classmethod
@@ -134,3 +134,15 @@ class Message(Record):
     def row_bytes(self) -> int:
         """What one client sends or receives of this message, in bytes of payload."""
         return sum(leaf[:1].numel() * leaf.element_size() for leaf in self.tensors().values())
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors laid out one by one: safetensors refuses any that share memory."""
+    out: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, leaf in tensors.items():
+        leaf = leaf.detach().contiguous()
+        place = leaf.untyped_storage().data_ptr()
+        out[name] = leaf.clone() if place in seen else leaf
+        seen.add(place)
+    return out

@@ -172,12 +172,23 @@ class Checkpoints(Observer):
 
 
 class Transcript(Observer):
-    """Records what was on the wire, for attacks: `transcript/round-R/exchange-E/{down,up}.bin` and the clients."""
+    """Records what was on the wire, for attacks: `transcript/round-R/exchange-E/{down,up}.bin` and the clients.
 
-    def __init__(self, folder: Path) -> None:
+    Only of these rounds, and of the first so many exchanges of each, if they are given.
+    """
+
+    def __init__(
+        self, folder: Path, rounds: Sequence[int] | None = None, exchanges: int | None = None
+    ) -> None:
         self._folder = folder
+        self._rounds = None if rounds is None else frozenset(rounds)
+        self._exchanges = exchanges
 
     def exchange_ends(self, at: At, cohort: Sequence[int], down: Message, up: Message | None) -> None:
+        if self._rounds is not None and at.round not in self._rounds:
+            return
+        if self._exchanges is not None and at.exchange >= self._exchanges:
+            return
         folder = self._folder / f"round-{at.round:06d}" / f"exchange-{at.exchange:04d}"
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "clients.json", json.dumps(list(cohort)).encode())

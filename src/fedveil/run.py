@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fedveil.engines.engine import Engine
+from fedveil.engines.engine import Answers, Engine
 from fedveil.errors import DivergedError
 from fedveil.messages import Message, Record
 from fedveil.methods.method import AnyMethod, At
@@ -66,8 +66,12 @@ def run_rounds(
     start: int = 0,
     observers: Sequence[Observer] = (),
     noise_source: NoiseSource = "seeded",
+    min_clients: int = 0,
 ) -> Outcome:
-    """Rounds `start + 1` to `plan.rounds`, from the server's state after round `start`."""
+    """Rounds `start + 1` to `plan.rounds`, from the server's state after round `start`.
+
+    An exchange that fewer than `min_clients` answered counts as answered by nobody.
+    """
     for number in range(start + 1, plan.rounds + 1):
         began = time.perf_counter()
         at = At(plan, number)
@@ -80,6 +84,8 @@ def run_rounds(
             at = At(plan, number, exchange)
             down = method.broadcast(at, server, cohort)
             answers = engine.exchange(cohort, down, at)
+            if len(answers.clients) < min_clients:
+                answers = Answers((), None)
             if answers.up is not None:
                 _require_finite(answers.up, answers.clients, at)
                 received += answers.up.row_bytes() * len(answers.clients)

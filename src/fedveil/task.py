@@ -67,10 +67,13 @@ class Task:
         *,
         loss: ExampleLoss = cross_entropy,
         device: str | torch.device = "cpu",
+        frozen_statistics: bool = False,
     ) -> None:
+        """`frozen_statistics` accepts batch norm with its running statistics as constants: to attack, not to train."""
         self._make = None if isinstance(model, nn.Module) else model
         template = copy.deepcopy(model) if isinstance(model, nn.Module) else _build(model, seed=0)
-        _refuse_batch_statistics(template)
+        if not frozen_statistics:
+            _refuse_batch_statistics(template)
         self.module = template.eval().requires_grad_(False).to(device)
         self.example_loss = loss
         self.device = torch.device(device)
@@ -131,6 +134,33 @@ class Task:
             return with_axis(found)
         in_dims = (0, 0, 0, 0, None if drop is None else 0)
         stacked: Params = vmap(grad(self._weighted_loss), in_dims=in_dims)(w, batch.x, batch.y, weights, drop)
+        return stacked
+
+    def input_grad(self, w: Params, batch: Batch) -> Tensor:
+        """The gradient of each client's mean loss with respect to its inputs, `[K, B, ...]`, in evaluation mode.
+
+        Padding gets zeros. Inputs that are not real numbers have no gradient and are refused.
+        """
+        if not batch.x.is_floating_point():
+            raise InputError(
+                "inputs",
+                str(batch.x.dtype),
+                "only real-valued inputs have a gradient",
+                "Use images or tables.",
+            )
+        weights = batch.weights(batch.x.dtype)
+        if self.chain is not None:
+            scores, tape = self.chain.forward(w, batch.x)
+            g = cross_entropy_gradient(scores, batch.y) * weights.unsqueeze(-1)
+            first = self.chain.backward(w, batch.x, tape, g, None)[-1]
+            return torch.bmm(first.g, w[first.layer.weight]).reshape(batch.x.shape)
+        if batch.x.shape[0] == 1:
+            x = batch.x[0].detach().requires_grad_()
+            total = self._weighted_loss(without_axis(w), x, batch.y[0], weights[0], None)
+            return torch.autograd.grad(total, x)[0].unsqueeze(0)
+        stacked: Tensor = vmap(grad(self._weighted_loss, argnums=1), in_dims=(0, 0, 0, 0, None))(
+            w, batch.x, batch.y, weights, None
+        )
         return stacked
 
     def per_example_grad(self, w: Params, batch: Batch) -> Params:

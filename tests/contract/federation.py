@@ -16,13 +16,33 @@ FEATURES, CLASSES = 6, 3
 SIZES = (5, 9, 1, 12, 7)
 
 # Small enough to be quick; a field that a method does not have is left out.
-QUICK = {"epochs": 2, "batch_size": 4, "lr": 0.1}
+QUICK: dict[str, Any] = {
+    "epochs": 2,
+    "batch_size": 4,
+    "lr": 0.1,
+    "ipc": 1,
+    "trajectories": 1,
+    "max_steps": 2,
+    "real_batches": 1,
+    "image_updates": 2,
+    "model_updates": 1,
+    "image_lr": 0.1,
+    "radius": 1.5,
+    "server_steps": 4,
+    "matching_steps": 3,
+    "augment": (),
+}
 
 # What a private method becomes without noise and clipping: the method it privatises, with these fields.
 BASELINES: dict[str, tuple[str, dict[str, Any]]] = {
     "dp-fedags-proven": ("fedavg", {"weighting": "uniform"}),
     "dp-fedavg": ("fedavg", {"weighting": "uniform"}),
     "udp-fedavg": ("fedavg", {"weighting": "uniform"}),
+    "fedlap-dp": ("fedlap", {"radius_strategy": "constant", "weighting": "uniform"}),
+    # These have no namesake on the same batches: themselves, with a clip that no gradient reaches.
+    "psg": ("psg", {"noise_multiplier": 0.0, "clip": 1e6}),
+    "dp-fedprox": ("dp-fedprox", {"noise_multiplier": 0.0, "clip": 1e6}),
+    "fedceo": ("fedavg", {"weighting": "uniform"}),
 }
 
 # Fields with which a method sends all of its update, where it does not by default.

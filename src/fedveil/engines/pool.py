@@ -25,7 +25,7 @@ from fedveil.tree import State
 
 
 def can_fork() -> bool:
-    return "fork" in multiprocessing.get_all_start_methods() and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return "fork" in multiprocessing.get_all_start_methods() and not torch.cuda.is_initialized()
 
 
 class Pool:

@@ -50,9 +50,8 @@ class ClientWorker:
         table: State = {}
         for name in names:
             fresh = iter(made[name]) if new else iter(())
-            table[name] = torch.stack(
-                [known[client][name] if client in known else next(fresh) for client in ids]
-            )
+            kept = [known[client][name] if client in known else next(fresh) for client in ids]
+            table[name] = torch.stack([leaf.to(data.x.device) for leaf in kept])
         return table
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from fedveil.data.client_data import Clients
 from fedveil.run import Observer, RoundEnd
 from fedveil.task import Task
-from fedveil.tree import Params, with_axis
+from fedveil.tree import Params, State, with_axis, without_axis
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,51 @@ def evaluate_clients(task: Task, params: Params, clients: Clients, ids: Sequence
             scores = task.outputs(w, data.x.to(task.device))
         out.append(float((scores.argmax(-1).cpu() == data.y).double().mean()))
     return out
+
+
+@dataclass(frozen=True)
+class PersonalScore:
+    """How good the clients' own models are, averaged over `clients` of them."""
+
+    clients: int
+    test_accuracy: float | None
+    """On the common test examples."""
+    own_accuracy: float | None
+    """On each client's own examples (held-out ones where there are any)."""
+
+
+def evaluate_personal(
+    task: Task,
+    personal: Callable[[State], Params | None],
+    states: Mapping[int, State],
+    test: tuple[Tensor, Tensor] | None,
+    own: Clients,
+    *,
+    most: int = 20,
+) -> PersonalScore | None:
+    """The scores of the personal models of at most `most` clients that took part, spread evenly over them.
+
+    None where nobody took part yet, or where clients have no model of their own.
+    """
+    known = sorted(states)
+    chosen = known[:: max(1, math.ceil(len(known) / most))]
+    on_test: list[float] = []
+    on_own: list[float] = []
+    for client in chosen:
+        params = personal({name: leaf.unsqueeze(0) for name, leaf in states[client].items()})
+        if params is None:
+            return None
+        model = without_axis(params)
+        if test is not None:
+            on_test.append(evaluate(task, model, *test).accuracy)
+        on_own.extend(score for score in evaluate_clients(task, model, own, [client]) if score is not None)
+    if not chosen:
+        return None
+    return PersonalScore(
+        len(chosen),
+        sum(on_test) / len(on_test) if on_test else None,
+        sum(on_own) / len(on_own) if on_own else None,
+    )
 
 
 class EvaluateOnTest(Observer):

@@ -1,14 +1,23 @@
 """Every registered method; importing this package makes their names known."""
 
 from fedveil.methods import (
+    centaur,
     cpsgd,
     dp_fedags,
     dp_fedags_proven,
     dp_fedavg,
+    dp_fedprox,
     dp_fedsnlc,
+    dsc,
     fedavg,
+    fedceo,
+    feddm,
+    fedem,
+    fedlap,
     fedprox,
     fedsgd,
+    ppsgd,
+    psg,
     scaffold,
     udp_fedavg,
 )
@@ -16,14 +25,23 @@ from fedveil.methods.method import METHODS
 
 __all__ = [
     "METHODS",
+    "centaur",
     "cpsgd",
     "dp_fedags",
     "dp_fedags_proven",
     "dp_fedavg",
+    "dp_fedprox",
     "dp_fedsnlc",
+    "dsc",
     "fedavg",
+    "fedceo",
+    "feddm",
+    "fedem",
+    "fedlap",
     "fedprox",
     "fedsgd",
+    "ppsgd",
+    "psg",
     "scaffold",
     "udp_fedavg",
 ]

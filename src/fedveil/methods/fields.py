@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated
 
 from pydantic import ConfigDict, Field
@@ -52,8 +53,10 @@ class LocalTraining:
         proximal: float = 0.0,
         correction: Params | None = None,
         track_loss: bool = False,
+        epochs: int | None = None,
+        trainable: Collection[str] | None = None,
     ) -> Trained:
-        """Local SGD from `w` with these fields."""
+        """Local SGD from `w` with these fields; `epochs` in place of theirs, if given."""
         return local_sgd(
             task,
             w,
@@ -61,10 +64,11 @@ class LocalTraining:
             rng,
             lr=self.lr_at(at),
             batch_size=self.batch_size,
-            epochs=self.epochs,
+            epochs=self.epochs if epochs is None else epochs,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
             proximal=proximal,
             correction=correction,
             track_loss=track_loss,
+            trainable=trainable,
         )

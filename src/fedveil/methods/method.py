@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from fedveil.data.client_data import ClientData
+from fedveil.errors import InputError
 from fedveil.messages import Message, Record
 from fedveil.privacy.releases import ADVERSARIES, UNITS, Plan, Release, Unprotected
 from fedveil.streams import ClientStreams, ServerStreams
@@ -76,6 +77,22 @@ class Method(ABC, Generic[S, Down, Up]):
     @abstractmethod
     def releases(self, plan: Plan) -> Sequence[Release]:
         """Every disclosure of a run, priced or infinite."""
+
+    def personal_model(self, server: S, state: State) -> Params | None:
+        """The models `[K, ...]` that K clients use for themselves; None where all use the server's.
+
+        Computed by the clients from what they remember, so it is evaluated and never released.
+        """
+        return None
+
+    def with_model(self, server: S, params: Params) -> S:
+        """The server with this model in place of its own, for wrappers that steer the training."""
+        if "params" not in {field.name for field in fields(server)}:
+            raise InputError(
+                "wrap", self.name, "its model cannot be replaced", "Use a wrapper that only reads it."
+            )
+        changed: dict[str, Any] = {"params": params}
+        return replace(server, **changed)
 
     def paper_claim(self, plan: Plan) -> str | None:
         """The privacy its paper states for such a run, in the paper's terms; None where it states none."""

@@ -194,7 +194,7 @@ class Ledger:
         try:
             head = json.loads(self._head_path().read_text())
             return int(head["entries"]), str(head["hash"])
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return 0, GENESIS
         except (ValueError, KeyError, TypeError) as error:
             raise LedgerError(f"{self._head_path()}: not the head of a privacy ledger") from error

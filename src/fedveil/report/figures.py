@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from fedveil.errors import InputError
 from fedveil.privacy.releases import Adversary, Unit
 
-_LINES = ("-", "--", ":", "-.")
-_INKS = ("#1b3a5c", "#b4532a", "#4d7c4f", "#6b5b95")
+LINES = ("-", "--", ":", "-.")
+INKS = ("#1b3a5c", "#b4532a", "#4d7c4f", "#6b5b95")
 
 
 def new_figure(width: float = 6.0, height: float = 3.8) -> Figure:
@@ -33,8 +33,8 @@ def epsilon_figure(
         axes.plot(
             [t for t, _ in known],
             [value for _, value in known],
-            linestyle=_LINES[drawn % len(_LINES)],
-            color=_INKS[drawn % len(_INKS)],
+            linestyle=LINES[drawn % len(LINES)],
+            color=INKS[drawn % len(INKS)],
             linewidth=1.8,
             label=f"{adversary} ({unit} level)",
         )

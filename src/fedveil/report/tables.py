@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from fedveil.privacy.statement import show
+from fedveil.report.settings import Setting, Spread
 
 
 def megabytes(count: float) -> str:
@@ -24,14 +27,9 @@ def proven_epsilon(summary: Mapping[str, Any], adversary: str) -> str:
 def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     """One row per run: accuracy, proven epsilon, traffic and time."""
     table = Table(title="Results", title_justify="left")
-    table.add_column("method")
-    table.add_column("seed", justify="right")
-    table.add_column("accuracy", justify="right")
-    table.add_column("ε observer", justify="right")
-    table.add_column("ε server", justify="right")
-    table.add_column("sent up", justify="right")
-    table.add_column("sent down", justify="right")
-    table.add_column("seconds", justify="right")
+    table.add_column("method", no_wrap=True)
+    for column in ("seed", "accuracy", "ε observer", "ε server", "up", "down", "seconds"):
+        table.add_column(column, justify="right")
     for summary in summaries:
         accuracy = summary["accuracy"]
         table.add_row(
@@ -70,3 +68,153 @@ def guarantees_table(rows: Sequence[Mapping[str, Any]], title: str = "Proven") -
         table.add_row(*cells, number)
     table.caption = "\n".join(f"{number}. {note}" for number, note in enumerate(notes, start=1))
     return table
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A setting's line in a comparison, as text without any markup."""
+
+    name: str
+    seeds: str
+    accuracy: str
+    best: bool
+    observer: str
+    server: str
+    sent: str
+    seconds: str
+    paper: str
+
+
+def compared(settings: Sequence[Setting]) -> list[Compared]:
+    """Mean and sample deviation per setting; the best mean accuracy (to two digits) is marked, ties alike."""
+    shown = {s.name: f"{100 * s.accuracy.mean:.2f}" for s in settings if s.accuracy is not None}
+    best = max(shown.values(), key=float, default=None)
+    rows = []
+    for s in settings:
+        spread = s.accuracy
+        deviation = "" if spread is None or spread.deviation is None else f" ± {100 * spread.deviation:.2f}"
+        sent = Spread.of([_sum(run.bytes_up, run.bytes_down) for run in s.runs])
+        seconds = Spread.of([run.seconds for run in s.runs])
+        rows.append(
+            Compared(
+                s.name,
+                str(len(s.runs)),
+                "-" if spread is None else f"{shown[s.name]}{deviation}",
+                len(settings) > 1 and shown.get(s.name) == best,
+                _epsilon(s, "observer"),
+                _epsilon(s, "server"),
+                "-" if sent is None else f"{sent.mean / 1e6:.2f}",
+                "-" if seconds is None else f"{seconds.mean:.1f}",
+                _published(s),
+            )
+        )
+    return rows
+
+
+_HEADS = ("method", "seeds", "accuracy %", "ε observer", "ε server", "sent MB", "seconds", "paper %")
+
+
+def comparison_table(settings: Sequence[Setting]) -> Table:
+    """For the terminal: one row per setting."""
+    table = Table(title="Results (mean ± deviation over seeds)", title_justify="left")
+    rows = compared(settings)
+    heads = _HEADS if _any_paper(rows) else _HEADS[:-1]
+    for head in heads:
+        named = head == "method"
+        table.add_column(
+            head.replace(" ", "\n"), justify="left" if named else "right", no_wrap=not named, overflow="fold"
+        )
+    for row in rows:
+        cells = [Text(cell) for cell in _cells(row)[: len(heads)]]
+        if row.best:
+            cells[2].stylize("bold")
+        table.add_row(*cells)
+    return table
+
+
+def markdown_table(settings: Sequence[Setting]) -> str:
+    """One row per setting, the best accuracy bold."""
+    rows = compared(settings)
+    heads = _HEADS if _any_paper(rows) else _HEADS[:-1]
+    lines = [_markdown(heads), "|" + "|".join([":--", *["--:"] * (len(heads) - 1)]) + "|"]
+    for row in rows:
+        cells = [_markdown_text(cell) for cell in _cells(row)[: len(heads)]]
+        if row.best:
+            cells[2] = f"**{cells[2]}**"
+        lines.append(_markdown(cells))
+    return "\n".join(lines) + "\n"
+
+
+def latex_table(settings: Sequence[Setting]) -> str:
+    """A booktabs table, the best accuracy bold."""
+    rows = compared(settings)
+    heads = _HEADS if _any_paper(rows) else _HEADS[:-1]
+    body = []
+    for row in rows:
+        cells = [_latex_text(cell) for cell in _cells(row)[: len(heads)]]
+        if row.best:
+            cells[2] = rf"\textbf{{{cells[2]}}}"
+        body.append(" & ".join(cells) + r" \\")
+    return "\n".join(
+        [
+            r"% Mean and sample deviation over seeds; needs \usepackage{booktabs}.",
+            rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
+            r"\toprule",
+            " & ".join(_latex_text(head) for head in heads) + r" \\",
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}",
+            "",
+        ]
+    )
+
+
+def _cells(row: Compared) -> list[str]:
+    return [
+        row.name,
+        row.seeds,
+        row.accuracy,
+        row.observer,
+        row.server,
+        row.sent,
+        row.seconds,
+        row.paper,
+    ]
+
+
+def _any_paper(rows: Sequence[Compared]) -> bool:
+    return any(row.paper != "-" for row in rows)
+
+
+def _epsilon(setting: Setting, adversary: str) -> str:
+    proof = setting.proof(adversary)
+    return "none" if proof is None or proof.epsilon is None else show(proof.epsilon)
+
+
+def _published(setting: Setting) -> str:
+    paper = setting.first.paper
+    if paper is None or paper.expected is None:
+        return "-"
+    return f"{paper.expected if paper.expected > 1 else 100 * paper.expected:.2f}"
+
+
+def _sum(*parts: float | None) -> float | None:
+    return sum(part or 0.0 for part in parts) if any(part is not None for part in parts) else None
+
+
+def _markdown(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _markdown_text(text: str) -> str:
+    for letter in "\\`*_[]<>|":
+        text = text.replace(letter, "\\" + letter)
+    return text
+
+
+def _latex_text(text: str) -> str:
+    special = {letter: "\\" + letter for letter in "&%$#_{}"}
+    special |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    special |= {"ε": r"$\varepsilon$", "±": r"$\pm$", "<": r"$<$", ">": r"$>$"}
+    return "".join(special.get(letter, letter) for letter in text)

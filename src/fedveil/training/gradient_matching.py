@@ -6,17 +6,32 @@ matrices with one row per output node: a convolution `[o, i, kh, kw]` becomes `[
 Deviations: vectors (biases, norm scales) are left out of the cosine term unless asked for. A bias in front
 of a norm has a gradient of zero up to rounding, and the direction of rounding errors would steer the images.
 A row that is zero on either side has no direction: it counts as cosine 0 and pulls nowhere.
+
+Networks of linear layers match all clients of a stack in one product. Any other network goes client by client and
+in pieces of a few images, because on a CPU the memory of large activations costs more time than the work on them.
+Beyond what is worth keeping, the graph of a piece is made again when it is needed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import vmap
 
+from fedveil.chain import cross_entropy_gradient, mean_gradient
 from fedveil.errors import InputError
-from fedveil.tree import Params
+from fedveil.task import Batch, Task
+from fedveil.tree import Params, concatenate, rows
+
+_PIECE_BYTES = 6 * 2**20  # of the largest activation of a piece: more leaves the cache and costs page faults
+_KEPT_BYTES = 64 * 2**20  # of the largest activation of all pieces whose graphs are kept at a time
+_LARGEST: WeakKeyDictionary[Task, dict[tuple[int, ...], int]] = WeakKeyDictionary()
 
 
 def matching_loss(
@@ -42,6 +57,160 @@ def matching_loss(
             total = total + (distance.sum() if reduce == "sum" else distance.mean())
         if squared_weight:
             total = total + squared_weight * (g - s).square().sum()  # Eq. 16
+    return total
+
+
+@dataclass(frozen=True)
+class Distance:
+    """The fields of `matching_loss`."""
+
+    squared_weight: float = 0.1
+    reduce: Literal["sum", "mean"] = "sum"
+    include_vectors: bool = False
+
+    def __call__(self, real: Params, synthetic: Params) -> Tensor:
+        """The sum over clients of each one's `matching_loss`; leaves are `[K, ...]`."""
+        loss = partial(
+            matching_loss,
+            squared_weight=self.squared_weight,
+            reduce=self.reduce,
+            include_vectors=self.include_vectors,
+        )
+        if next(iter(real.values())).shape[0] == 1:
+            return loss(_first(real), _first(synthetic))
+        total: Tensor = vmap(loss)(real, synthetic).sum()
+        return total
+
+
+def matching_gradient(
+    task: Task, w: Params, real: Params, x: Tensor, y: Tensor, weights: Tensor, distance: Distance
+) -> Tensor:
+    """The gradient, with respect to the images `x [K, n, ...]`, of each client's distance to `real`.
+
+    The synthetic gradient is that of `sum_i weights[k, i] * loss_i` at `w`; `w` and `real` are `[K, ...]`. Memory is
+    bounded by the pieces: it does not grow with n beyond the images themselves. Without dropout.
+    """
+    if task.chain is not None:
+        leaves = _leaves(w)
+        images = x.detach().requires_grad_()
+        synthetic = _gradient(task, leaves, images, y, weights, graph=True)
+        return torch.autograd.grad(distance(real, synthetic), images)[0]
+    found = [
+        _matching_gradient_of_one(
+            task, rows(w, [k]), rows(real, [k]), x[k : k + 1], y[k : k + 1], weights[k : k + 1], distance
+        )
+        for k in range(x.shape[0])
+    ]
+    return torch.cat(found)
+
+
+def _matching_gradient_of_one(
+    task: Task, w: Params, real: Params, x: Tensor, y: Tensor, weights: Tensor, distance: Distance
+) -> Tensor:
+    leaves = _leaves(w)
+    pieces = list(_pieces(task, w, x))
+    if largest_activation(task, w, x) * x.shape[1] <= _KEPT_BYTES:
+        images = x.detach().requires_grad_()
+        synthetic = _sum(
+            _gradient(task, leaves, images[:, part], y[:, part], weights[:, part], graph=True)
+            for part in pieces
+        )
+        return torch.autograd.grad(distance(real, synthetic), images)[0]
+    synthetic = _leaves(weighted_gradient(task, w, x, y, weights))
+    pull = torch.autograd.grad(distance(real, synthetic), list(synthetic.values()))
+    found = []
+    for part in pieces:  # dL/dx = d(dL/ds . s)/dx, and s is a sum over the pieces
+        images = x[:, part].detach().requires_grad_()
+        share = _gradient(task, leaves, images, y[:, part], weights[:, part], graph=True)
+        product = torch.stack([(s * v).sum() for s, v in zip(share.values(), pull, strict=True)]).sum()
+        found.append(torch.autograd.grad(product, images)[0])
+    return torch.cat(found, dim=1)
+
+
+def weighted_gradient(task: Task, w: Params, x: Tensor, y: Tensor, weights: Tensor) -> Params:
+    """The gradient `[K, ...]` of each client's `sum_i weights[k, i] * loss_i`, without dropout."""
+    if task.chain is not None:
+        scores, tape = task.chain.forward(w, x)
+        factors = task.chain.backward(w, x, tape, cross_entropy_gradient(scores, y), None)
+        gradient = mean_gradient(factors, weights)
+        return {name: gradient[name] for name in w}
+    found = []
+    for k in range(x.shape[0]):
+        one, own = rows(w, [k]), slice(k, k + 1)
+        leaves = _leaves(one)
+        found.append(
+            _sum(
+                _gradient(task, leaves, x[own, part], y[own, part], weights[own, part], graph=False)
+                for part in _pieces(task, one, x[own])
+            )
+        )
+    return concatenate(found)
+
+
+def weighted_loss(task: Task, w: Params, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    """Each client's `sum_i weights[k, i] * loss_i`, `[K]`, in float64."""
+    total = torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
+    with torch.no_grad():
+        for k in range(x.shape[0]):
+            one, own = rows(w, [k]), slice(k, k + 1)
+            for part in _pieces(task, one, x[own]):
+                losses = task.losses(one, Batch(x[own, part], y[own, part]))
+                total[k] += (losses * weights[own, part]).sum()
+    return total
+
+
+def largest_activation(task: Task, w: Params, x: Tensor) -> int:
+    """The bytes of the largest output of any layer for one example of `x [K, n, ...]`."""
+    known = _LARGEST.setdefault(task, {})
+    shape = tuple(x.shape[2:])
+    if shape not in known:
+        sizes = [0]
+
+        def look(_module: nn.Module, _inputs: tuple[Tensor, ...], out: object) -> None:
+            if isinstance(out, Tensor):
+                sizes.append(out.numel() * out.element_size())
+
+        hooks = [layer.register_forward_hook(look) for layer in task.module.modules()]
+        try:
+            with torch.no_grad():
+                task.outputs(rows(w, [0]), x.new_zeros(1, 1, *shape))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        known[shape] = max(sizes)
+    return known[shape]
+
+
+def _pieces(task: Task, w: Params, x: Tensor) -> Iterator[slice]:
+    """Parts of the images that are worked on together; at least one, even of no images."""
+    count = x.shape[1]
+    size = count if task.chain is not None else _PIECE_BYTES // max(1, largest_activation(task, w, x))
+    size = max(1, min(size, count))
+    for start in range(0, max(1, count), size):
+        yield slice(start, start + size)
+
+
+def _gradient(task: Task, leaves: Params, x: Tensor, y: Tensor, weights: Tensor, *, graph: bool) -> Params:
+    total = (task.losses(leaves, Batch(x, y)) * weights).sum()
+    found = torch.autograd.grad(
+        total, list(leaves.values()), create_graph=graph, allow_unused=True, materialize_grads=True
+    )
+    return dict(zip(leaves, found, strict=True))
+
+
+def _leaves(w: Params) -> Params:
+    return {name: leaf.detach().requires_grad_() for name, leaf in w.items()}
+
+
+def _first(w: Params) -> Params:
+    return {name: leaf[0] for name, leaf in w.items()}
+
+
+def _sum(parts: Iterator[Params]) -> Params:
+    total = dict(next(parts))
+    for part in parts:
+        for name, leaf in part.items():
+            total[name] = total[name] + leaf
     return total
 
 

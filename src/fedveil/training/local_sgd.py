@@ -7,7 +7,7 @@ Clients of unequal size share a stack: the longest come first, and a client that
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,10 +79,12 @@ def local_sgd(
     proximal: float = 0.0,
     correction: Params | None = None,
     track_loss: bool = False,
+    trainable: Collection[str] | None = None,
 ) -> Trained:
     """Each client's parameters after `epochs` passes (or `steps` steps) over its own examples.
 
     `w` holds the starts, `[1, ...]` or `[K, ...]`, and is not changed. A client without examples keeps its start.
+    Only the parameters named in `trainable` move, all if it is None.
     """
     walk = _walk(data, batch_size, epochs, steps, streams)
     k = data.count
@@ -95,7 +97,7 @@ def local_sgd(
     x, y = data.x.flatten(0, 1), data.y.flatten(0, 1)
     dropout = streams.rows(walk.order).of_round("dropout")
     losses = torch.zeros(k, dtype=torch.float64) if track_loss else None
-    update = _Update(lr, momentum, weight_decay, proximal)
+    update = _Update(lr, momentum, weight_decay, proximal, frozenset(w if trainable is None else trainable))
 
     state = _Running(params, anchor, velocity, shift)
     active = k
@@ -147,6 +149,7 @@ class _Update:
     momentum: float
     weight_decay: float
     proximal: float
+    trainable: frozenset[str]
 
     @property
     def shrink(self) -> float:
@@ -162,8 +165,8 @@ class _Update:
 
     def apply(self, state: _Running, gradient: Params) -> None:
         """One step in place, from a gradient that may be overwritten."""
-        for name, w in state.w.items():
-            g = gradient[name]
+        for name in self.trainable:
+            w, g = state.w[name], gradient[name]
             if state.velocity is None:
                 w.mul_(self.shrink) if self.shrink != 1 else None
                 w.sub_(g, alpha=self.lr)
@@ -201,10 +204,11 @@ def _chain_step(
         update.apply(state, gradient)
         return
     for factor in factors:
-        weight = state.w[factor.layer.weight]
-        weight.baddbmm_(factor.g.transpose(1, 2), factor.a, beta=update.shrink, alpha=-update.lr)
-        update.pull(state, factor.layer.weight)
-        if factor.layer.bias is not None:
+        if factor.layer.weight in update.trainable:
+            weight = state.w[factor.layer.weight]
+            weight.baddbmm_(factor.g.transpose(1, 2), factor.a, beta=update.shrink, alpha=-update.lr)
+            update.pull(state, factor.layer.weight)
+        if factor.layer.bias is not None and factor.layer.bias in update.trainable:
             bias = state.w[factor.layer.bias]
             bias.mul_(update.shrink) if update.shrink != 1 else None
             bias.sub_(factor.g.sum(1), alpha=update.lr)

@@ -1,0 +1,112 @@
+"""Draws FedCEO's figures: the idea from a short run on the embedded digits, accuracies from the sweep's results.
+
+python experiments/fedceo/figures.py --results results/fedceo --out docs
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from fedveil.api import run
+from fedveil.config import load_config
+from fedveil.experiment import prepare
+from fedveil.methods.fedceo import FedCEO
+from fedveil.report.fedceo_figures import (
+    WatchSmoothing,
+    accuracy_figure,
+    class_accuracy,
+    smoothness_figure,
+    spectrum_figure,
+)
+from fedveil.report.figures import save_figure
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from generate import NAMES, SIGMAS, TABLE_1  # noqa: E402
+from sweep import Case, fedceo, scores, table  # noqa: E402
+
+
+def idea(out: Path) -> None:
+    """Figures 1 and 5 on the digits: ten clients, after their last smoothing round."""
+    changes = ["wrap=[]", "method.noise_multiplier=0.6", "method.lam=0.42", "method.theta=1.0"]
+    changes += ["method.interval=20", "run.rounds=20"]
+    config = load_config(HERE / "digits.toml", changes)
+    prepared = prepare(config, 0)
+    method = config.build_method()
+    assert isinstance(method, FedCEO)
+    watch = WatchSmoothing()
+    run(
+        prepared.task,
+        prepared.clients,
+        method,
+        rounds=config.run.rounds,
+        cohort=10,
+        workers=1,
+        observers=[watch],
+    )
+    test = prepared.dataset.test
+    assert watch.at is not None
+    before = class_accuracy(prepared.task, watch.before, test.x, test.y, 8)
+    after = class_accuracy(prepared.task, watch.after, test.x, test.y, 8)
+    last = list(watch.before)[-1]
+    figure = smoothness_figure(watch.before[last], watch.after[last], (before, after), label="8")
+    save_figure(figure, out / "methods" / "fedceo-smoothness.png")
+    first = next(iter(watch.before))
+    stack = watch.before[first]
+    threshold = method.threshold(watch.at.round, method.noise_std(watch.at), *stack.shape)
+    figure = spectrum_figure(stack, watch.after[first], threshold)
+    save_figure(figure, out / "methods" / "fedceo-spectrum.png")
+
+
+def reproduction(results: Path, out: Path) -> None:
+    """Figure 4 and Table 3's sweep, from what the sweep has finished."""
+    names = {
+        "UDP-FedAvg": "udp-fedavg",
+        "FedCEO theta=1": "fedceo-theta-1",
+        "FedCEO theta>1": "fedceo",
+        "FedCEO auto": "",
+    }
+    found: dict[str, dict[float, list[float]]] = {name: {} for name in names}
+    for case, _ in table("emnist", "iid", 0):
+        if case.method in names:
+            found[case.method][case.sigma] = [s["accuracy"] for s in scores(case, results)]
+    paper = {
+        NAMES[key].replace(" = ", "=").replace(" > ", ">"): {
+            s: v / 100 for s, v in zip(SIGMAS, row, strict=True)
+        }
+        for key, row in TABLE_1["emnist-letters", "mlp-2"].items()
+        if key in names.values()
+    }
+    save_figure(
+        accuracy_figure(found, x="noise multiplier", published=paper),
+        out / "reproduction" / "fedceo-sigma.png",
+    )
+    noise = "method.noise_multiplier=1.0"
+    sweep: dict[float, list[float]] = {}
+    for interval in (3, 4, 5, 6, 7):
+        changes = (*fedceo("emnist", 1.0, theta=True), f"method.interval={interval}", noise)
+        if interval == 6:
+            changes = (*fedceo("emnist", 1.0, theta=True), noise)
+        case = Case("emnist", "variants", f"FedCEO I={interval}", 1.0, changes)
+        sweep[interval] = [s["accuracy"] for s in scores(case, results)]
+    plain = Case("emnist", "iid", "UDP-FedAvg", 1.0, ("method.name=udp-fedavg", noise))
+    level = [s["accuracy"] for s in scores(plain, results)]
+    lines = {"FedCEO theta>1, sigma 1.0": sweep, "UDP-FedAvg": dict.fromkeys(sweep, level)}
+    save_figure(accuracy_figure(lines, x="interval I (rounds)"), out / "reproduction" / "fedceo-interval.png")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--results", type=Path, help="the sweep's results; without it only the idea is drawn")
+    parser.add_argument("--out", type=Path, default=Path("docs"))
+    arguments = parser.parse_args()
+    idea(arguments.out)
+    if arguments.results is not None:
+        reproduction(arguments.results, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

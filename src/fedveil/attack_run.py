@@ -1,0 +1,212 @@
+"""Attack a recorded run: build the server's view, run the attack on it, then score it against the truth."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from fedveil.attacks.knowledge import defences_of
+from fedveil.attacks.picture import Strip, reconstruction_figure
+from fedveil.attacks.view import Attack, Finding, ServerView, Watch
+from fedveil.checkpoint import write_atomically
+from fedveil.evaluation.image_quality import Brightness, Quality, compare_images, match_images, psnr
+from fedveil.recorded import Exchange, RecordedRun, Truth, read_exchange, server_view, truth
+from fedveil.report.figures import save_figure
+from fedveil.streams import named_stream
+from fedveil.task import Task
+from fedveil.tree import Params
+
+LabelMode = Literal["known", "inferred"]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """An attack's finding with its scores, images in the order of the client's own."""
+
+    finding: Finding
+    view: ServerView
+    truth: Truth
+    order: list[Tensor]
+    against_x: Quality
+    against_trained_on: Quality | None
+    trivial_psnr: float
+    """What the mean of the public images scores: an attack that does no better has found nothing."""
+    classifier: str
+
+
+def attack_exchange(
+    run: RecordedRun,
+    attack: Attack,
+    *,
+    round: int,
+    clients: Sequence[int],
+    exchange: int = 0,
+    labels: LabelMode = "known",
+    examples: int | None = None,
+    adaptive: bool = True,
+    seed: int = 0,
+    watch: Watch | None = None,
+) -> tuple[Exchange, Scored]:
+    """Attack what these clients sent. With `labels = "known"` the server is taken to know them, as papers do."""
+    recorded = read_exchange(run, round, exchange)
+    held = truth(run, recorded, clients)
+    view = server_view(
+        run,
+        recorded,
+        clients,
+        labels=held.y if labels == "known" else None,
+        examples=examples,
+        adaptive=adaptive,
+    )
+    finding = attack(view, named_stream(seed, "attack", attack.name, round, exchange), watch)
+    return recorded, score(run, view, finding, held)
+
+
+def score(run: RecordedRun, view: ServerView, finding: Finding, held: Truth) -> Scored:
+    """The finding against what the clients held; batches are matched image by image for least squared error."""
+    dataset = run.prepared.dataset
+    brightness = Brightness(dataset.mean, dataset.std)
+    order = [match_images(found, x) for found, x in zip(finding.images, held.x, strict=True)]
+    found = torch.cat([images[o] for images, o in zip(finding.images, order, strict=True)])
+    x = held.x.flatten(0, 1)
+    classifier, name = _classifier(run)
+    seen = None
+    if held.delta is not None:
+        perturbed = (held.x + held.delta).flatten(0, 1)
+        seen = compare_images(perturbed, found, brightness, classifier)
+    mean = dataset.test.x.mean(0, keepdim=True).expand_as(x)
+    return Scored(
+        finding,
+        view,
+        held,
+        order,
+        compare_images(x, found, brightness, classifier),
+        seen,
+        float(psnr(brightness(x), brightness(mean)).mean()),
+        name,
+    )
+
+
+def _classifier(run: RecordedRun) -> tuple[tuple[Task, Params] | None, str]:
+    """The run's own final model tells classes; its name says so, for it is not the VGG-16 of papers."""
+    path = run.folder / "model.safetensors"
+    if not path.is_file():
+        return None, "none: the run is not finished"
+    return (run.prepared.task, safetensors.torch.load_file(path)), "the run's final model"
+
+
+def attack_identity(attack: Attack, labels: LabelMode, adaptive: bool, seed: int) -> str:
+    settings = attack_settings(attack) | {"labels": labels, "adaptive": adaptive, "seed": seed}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def attack_settings(attack: Attack) -> dict[str, Any]:
+    return {field.name: getattr(attack, field.name) for field in fields(cast(Any, attack))}
+
+
+def describe(
+    run: RecordedRun,
+    attack: Attack,
+    exchange: Exchange,
+    clients: Sequence[int],
+    scored: Scored,
+    labels: LabelMode,
+    seed: int,
+) -> dict[str, Any]:
+    """The finding as JSON: what was attacked, with which knowledge, and what came of it."""
+    finding, view = scored.finding, scored.view
+    return {
+        "attack": attack.name,
+        "settings": attack_settings(attack),
+        "method": run.prepared.method.name,
+        "defences": [defence.name for defence in defences_of(run.prepared.method)],
+        "round": exchange.at.round,
+        "exchange": exchange.at.exchange,
+        "clients": list(clients),
+        "examples": view.examples,
+        "seed": seed,
+        "labels": labels,
+        "labels_right": float(
+            (finding.labels.sort(1).values == scored.truth.y.sort(1).values).float().mean()
+        ),
+        "adaptation": {"kind": view.adaptation.kind, "noise": view.adaptation.noise},
+        "local_steps": None if view.local is None else vars(view.local),
+        "steps": finding.steps,
+        "seconds": finding.seconds,
+        "losses": finding.losses.double().nan_to_num(posinf=1e30).tolist(),
+        "notes": list(finding.notes),
+        "against_x": scored.against_x.to_json(),
+        "against_trained_on": None
+        if scored.against_trained_on is None
+        else scored.against_trained_on.to_json(),
+        "mean_image_psnr": scored.trivial_psnr,
+        "classifier": scored.classifier,
+    }
+
+
+def write_finding(
+    run: RecordedRun,
+    attack: Attack,
+    exchange: Exchange,
+    clients: Sequence[int],
+    scored: Scored,
+    *,
+    labels: LabelMode,
+    adaptive: bool,
+    seed: int,
+) -> Path:
+    """`attacks/<name>/<what was attacked>/` with finding.json, images.safetensors and picture.png."""
+    who = "-".join(str(client) for client in clients)
+    place = f"round-{exchange.at.round}-exchange-{exchange.at.exchange}-client-{who}"
+    folder = (
+        run.folder / "attacks" / attack.name / f"{place}-{attack_identity(attack, labels, adaptive, seed)}"
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    content = describe(run, attack, exchange, clients, scored, labels, seed)
+    tensors = {
+        "original": scored.truth.x.contiguous(),
+        "reconstruction": torch.stack(
+            [images[o] for images, o in zip(scored.finding.images, scored.order, strict=True)]
+        ),
+    }
+    if scored.truth.delta is not None:
+        tensors["perturbation"] = scored.truth.delta.contiguous()
+    write_atomically(folder / "images.safetensors", safetensors.torch.save(tensors))
+    if len(scored.view.input_shape) == 3:
+        save_figure(_figure(run, attack, content, scored), folder / "picture.png")
+    write_atomically(folder / "finding.json", (json.dumps(content, indent=2) + "\n").encode())
+    return folder
+
+
+def _figure(run: RecordedRun, attack: Attack, content: dict[str, Any], scored: Scored) -> Any:
+    dataset = run.prepared.dataset
+    held = scored.truth
+    strips = []
+    for t, order in enumerate(scored.order):
+        for i in range(held.x.shape[1]):
+            trained_on = None if held.delta is None else held.x[t, i] + held.delta[t, i]
+            path = [images[t, order[i]] for _, images in scored.finding.path]
+            strips.append(Strip(held.x[t, i], trained_on, path))
+    mean = scored.against_x.means()
+    title = f"{attack.name} against {content['method']} on {dataset.name}"
+    subtitle = (
+        f"round {content['round']}, exchange {content['exchange']}, client "
+        f"{', '.join(map(str, content['clients']))}; batch of {content['examples']}, labels {content['labels']}; "
+        f"mean PSNR {mean['psnr']:.1f} dB (the mean image: {content['mean_image_psnr']:.1f} dB)"
+    )
+    return reconstruction_figure(
+        strips,
+        [step for step, _ in scored.finding.path],
+        scored.against_x,
+        Brightness(dataset.mean, dataset.std),
+        title=title,
+        subtitle=subtitle,
+    )

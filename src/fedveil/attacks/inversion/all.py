@@ -1,0 +1,5 @@
+"""Every inversion attack; importing this module makes their names known."""
+
+from fedveil.attacks.inversion import analytic, gias, gradinversion, inverting_gradients, leakage
+
+__all__ = ["analytic", "gias", "gradinversion", "inverting_gradients", "leakage"]

@@ -1,0 +1,76 @@
+"""The input of a first linear layer, read off its gradient.
+
+For one example, row i of the weight's gradient is `g_i x` and entry i of the bias' gradient is `g_i`: their quotient
+is x (Aono et al. 2017; Geiping et al. 2020, Proposition 3.1).
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import torch
+from pydantic.dataclasses import dataclass
+from torch import nn
+
+from fedveil.attacks.inversion.labels import known_or_inferred
+from fedveil.attacks.inversion.restarts import Clock, Named, best_of, make_rows
+from fedveil.attacks.registry import register_attack
+from fedveil.attacks.view import Finding, ServerView, Watch
+from fedveil.errors import InputError
+from fedveil.methods.fields import STRICT
+
+
+@register_attack(
+    "analytic", "divides the first linear layer's gradient by its bias' gradient: exact for one example"
+)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Analytic(Named):
+    def __call__(self, view: ServerView, rng: np.random.Generator, watch: Watch | None = None) -> Finding:
+        clock = Clock()
+        weight, bias = first_linear(view)
+        if view.examples != 1:
+            raise InputError(
+                "examples",
+                view.examples,
+                "the quotient mixes the examples of a batch",
+                "Attack single examples.",
+            )
+        dw, db = view.observed[weight].double(), view.observed[bias].double()
+        largest = db.abs().argmax(1)
+        t = torch.arange(view.targets)
+        x = dw[t, largest] / db[t, largest, None]
+        labels, notes = known_or_inferred(view, rng)
+        rows = make_rows(view, 1, labels)
+        images = x.reshape(view.targets, 1, *view.input_shape)
+        if watch is not None:
+            watch(1, 1, 0.0)
+        return best_of(
+            self,
+            rows,
+            images,
+            torch.zeros(view.targets),
+            labels,
+            [(1, images)],
+            steps=1,
+            clock=clock,
+            notes=notes,
+        )
+
+
+def first_linear(view: ServerView) -> tuple[str, str]:
+    """The names of weight and bias of the layer that reads the image itself."""
+    for name, layer in view.task.module.named_modules():
+        if next(layer.parameters(recurse=False), None) is None:
+            continue
+        reads_image = isinstance(layer, nn.Linear) and layer.in_features == prod(view.input_shape)
+        if reads_image and layer.bias is not None:
+            prefix = f"{name}." if name else ""
+            return f"{prefix}weight", f"{prefix}bias"
+        break
+    raise InputError(
+        "attack",
+        "analytic",
+        "the model does not begin with a linear layer with bias that reads the whole image",
+        "Use inverting-gradients or idlg.",
+    )

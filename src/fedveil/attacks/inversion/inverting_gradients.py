@@ -1,0 +1,74 @@
+"""Inverting Gradients: cosine distance, total variation, signed Adam inside the box of pixels.
+
+Geiping, Bauermeister, Dröge, Moeller: Inverting Gradients: How easy is it to break privacy in federated learning?
+NeurIPS 2020.
+
+Deviations: restarts and uploads run as one stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedveil.attacks.inversion.labels import known_or_inferred
+from fedveil.attacks.inversion.leakage import Restarts
+from fedveil.attacks.inversion.matching import candidate_gradients, cosine_distance, total_variation
+from fedveil.attacks.inversion.optimise import stacked_adam
+from fedveil.attacks.inversion.restarts import Clock, Named, best_of, make_rows
+from fedveil.attacks.registry import register_attack
+from fedveil.attacks.view import Finding, ServerView, Watch
+from fedveil.methods.fields import STRICT
+
+Steps = Annotated[int, Field(ge=1, description="steps of Adam")]
+Weight = Annotated[float, Field(ge=0)]
+
+
+@register_attack(
+    "inverting-gradients", "cosine distance of gradients and total variation, signed Adam in the pixel box"
+)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class InvertingGradients(Named):
+    steps: Steps = 1600
+    restarts: Restarts = 1
+    lr: Annotated[float, Field(gt=0)] = 0.1
+    tv: Weight = 1e-4
+    signed: bool = True
+
+    def __call__(self, view: ServerView, rng: np.random.Generator, watch: Watch | None = None) -> Finding:
+        clock = Clock()
+        labels, notes = known_or_inferred(view, rng)
+        rows = make_rows(view, self.restarts, labels)
+        distance = cosine_distance(rows.observed, view.adaptation)
+        image = len(view.input_shape) == 3
+
+        def objective(variables: Sequence[Tensor]) -> Tensor:
+            x = variables[0]
+            loss = distance(candidate_gradients(view, x, rows.labels))
+            return loss + self.tv * total_variation(x) if image and self.tv else loss
+
+        found = stacked_adam(
+            [rows.noise(rng)],
+            objective,
+            steps=self.steps,
+            lr=self.lr,
+            signed=self.signed,
+            box=view.box,
+            watch=watch,
+        )
+        return best_of(
+            self,
+            rows,
+            found.variables[0],
+            found.loss,
+            rows.labels,
+            found.path,
+            steps=self.steps,
+            clock=clock,
+            notes=notes,
+        )

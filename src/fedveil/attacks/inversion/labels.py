@@ -1,0 +1,70 @@
+"""Labels from a gradient: the last layer tells which classes were in the batch.
+
+Zhao, Mopuri, Bilen: iDLG: Improved Deep Leakage from Gradients. 2020 (one example). For more, the gradient of the
+last bias is `mean(p_c) - n_c / B`, and p is guessed from the model's answers to random images.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedveil.attacks.view import ServerView
+from fedveil.errors import InputError
+from fedveil.tree import with_axis
+
+
+def known_or_inferred(view: ServerView, rng: np.random.Generator) -> tuple[Tensor, tuple[str, ...]]:
+    """The labels `[T, B]` that the view holds, or those the gradient gives away; and how they were got."""
+    if view.labels is not None:
+        return view.labels, ("labels known",)
+    return infer_labels(view, rng), ("labels inferred from the last layer",)
+
+
+def infer_labels(view: ServerView, rng: np.random.Generator) -> Tensor:
+    """The labels of each upload, `[T, B]`, in ascending order: a gradient does not tell the order of a batch."""
+    pull = last_layer_pull(view)
+    if view.examples == 1:
+        return pull.argmin(1, keepdim=True)
+    counts = view.examples * (_expected_probabilities(view, rng) - pull)
+    return torch.stack([_whole(row, view.examples) for row in counts])
+
+
+def last_layer_pull(view: ServerView) -> Tensor:
+    """The gradient of the scores averaged over the batch, `[T, classes]`, or its sign where no bias tells it."""
+    linear = [(n, m) for n, m in view.task.module.named_modules() if isinstance(m, nn.Linear)]
+    if not linear or linear[-1][1].out_features != view.classes:
+        raise InputError(
+            "labels",
+            "inferred",
+            f"the model does not end in a linear layer of {view.classes} classes, so they cannot be inferred",
+            "Use known labels, or an attack that guesses them (dlg).",
+        )
+    name, layer = linear[-1]
+    prefix = f"{name}." if name else ""
+    if getattr(layer, "bias", None) is not None:
+        return view.observed[f"{prefix}bias"]
+    if view.examples > 1:
+        raise InputError(
+            "labels", "inferred", "a last layer without bias tells only one label", "Use known labels."
+        )
+    return view.observed[f"{prefix}weight"].sum(2)
+
+
+def _expected_probabilities(view: ServerView, rng: np.random.Generator) -> Tensor:
+    like = next(iter(view.params.values()))
+    noise = torch.from_numpy(rng.standard_normal((1, 64, *view.input_shape))).to(like)
+    with torch.no_grad():
+        return torch.softmax(view.task.outputs(with_axis(view.params), noise), dim=-1)[0].mean(0)
+
+
+def _whole(counts: Tensor, total: int) -> Tensor:
+    """Whole numbers nearest to `counts` that sum to `total`, written out as labels."""
+    floor = counts.clamp(min=0).floor()
+    while int(floor.sum()) > total:
+        over = torch.where(floor > 0, floor - counts, torch.full_like(counts, -torch.inf))
+        floor[over.argmax()] -= 1
+    for _ in range(total - int(floor.sum())):
+        floor[(counts - floor).argmax()] += 1
+    return torch.repeat_interleave(torch.arange(len(counts)), floor.long())

@@ -1,0 +1,162 @@
+"""How far a candidate's gradient is from what was observed, for many candidates at once.
+
+N candidates are rows of one stack, as clients are. The model is the same for all, so a row's gradient costs
+little more than a plain one: convolutions see one batch of N * B images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import ceil
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+
+from fedveil.attacks.view import Adaptation, LocalSteps, ServerView
+from fedveil.tree import Params
+
+Distance = Callable[[Params], Tensor]
+_WIDE = 20_000  # weights of convolutions above which grouped products are slower than one row after another
+
+
+def candidate_gradients(view: ServerView, x: Tensor, y: Tensor) -> Params:
+    """What a client with `x [N, B, ...]` would have sent, `[N, ...]`, differentiable in `x` and in soft labels.
+
+    `y` is `[N, B]` classes or `[N, B, C]` probabilities. A trained model is re-trained from the candidates, batch
+    by batch in their own order: the client's order is its secret.
+    """
+    size = _rows_at_once(view.task.module)
+    parts = [
+        _sent(view, x[start : start + size], y[start : start + size]) for start in range(0, x.shape[0], size)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _sent(view: ServerView, x: Tensor, y: Tensor) -> Params:
+    shared = {name: leaf.detach() for name, leaf in view.params.items()}
+    if view.local is None or _step_count(view.local, x.shape[1]) == 1:
+        return _gradients(view, shared, x, y, own=False)
+    local = view.local
+    w = {name: leaf.expand(x.shape[0], *leaf.shape) for name, leaf in shared.items()}
+    start, velocity = w, {name: torch.zeros_like(leaf) for name, leaf in w.items()}
+    for _ in range(local.epochs):
+        for first in range(0, x.shape[1], local.batch_size):
+            batch = slice(first, first + local.batch_size)
+            g = _gradients(view, w, x[:, batch], y[:, batch], own=True)
+            velocity = {
+                name: local.momentum * velocity[name] + g[name] + local.weight_decay * w[name] for name in w
+            }
+            w = {name: leaf - local.lr * velocity[name] for name, leaf in w.items()}
+    return {name: (start[name] - leaf) / local.lr for name, leaf in w.items()}
+
+
+def _step_count(local: LocalSteps, examples: int) -> int:
+    return local.epochs * ceil(examples / local.batch_size)
+
+
+def _gradients(view: ServerView, w: Params, x: Tensor, y: Tensor, *, own: bool) -> Params:
+    """The gradient of each row's mean loss; `own`: every row has its own model."""
+    module, example_loss = view.task.module, view.task.example_loss
+
+    def loss(leaves: Params, xs: Tensor, ys: Tensor) -> Tensor:
+        scores = functional_call(module, leaves, (xs,))
+        if ys.is_floating_point():
+            return -(ys * functional.log_softmax(scores, dim=-1)).sum(-1).mean()
+        return example_loss(scores, ys).mean()
+
+    if x.shape[0] > 1:
+        stacked: Params = vmap(grad(loss), in_dims=(0 if own else None, 0, 0))(w, x, y)
+        return stacked
+    leaves = {name: leaf[0] if own else leaf for name, leaf in w.items()}
+    leaves = {name: leaf if leaf.requires_grad else leaf.requires_grad_() for name, leaf in leaves.items()}
+    found = torch.autograd.grad(
+        loss(leaves, x[0], y[0]), list(leaves.values()), create_graph=True, materialize_grads=True
+    )
+    return {name: g.unsqueeze(0) for name, g in zip(leaves, found, strict=True)}
+
+
+def _rows_at_once(module: nn.Module) -> int:
+    wide = sum(
+        layer.weight.numel()
+        for layer in module.modules()
+        if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+    )
+    return 1 if wide > _WIDE else 64
+
+
+def cosine_distance(observed: Params, adaptation: Adaptation) -> Distance:
+    """`1 - cos(candidate, observed)` of each row, over all parameters as one vector."""
+    change, weights = _adapted(observed, adaptation)
+    if adaptation.kind == "sign":
+        observed = {name: leaf.sign() for name, leaf in observed.items()}
+    wanted = {name: leaf * weights[name] for name, leaf in observed.items()}
+    length = _norm(list(wanted.values()))
+
+    def distance(candidate: Params) -> Tensor:
+        seen = {name: change(leaf) * weights[name] for name, leaf in candidate.items()}
+        product = torch.stack([(seen[name] * wanted[name]).flatten(1).sum(1) for name in wanted]).sum(0)
+        return 1 - product / (_norm(list(seen.values())) * length).clamp(min=1e-30)
+
+    return distance
+
+
+def squared_distance(observed: Params, adaptation: Adaptation) -> Distance:
+    """`|candidate - observed|^2` of each row."""
+    change, weights = _adapted(observed, adaptation)
+    if adaptation.kind == "sign":
+        observed = {name: leaf.sign() for name, leaf in observed.items()}
+
+    def distance(candidate: Params) -> Tensor:
+        parts = [
+            ((change(candidate[name]) - leaf) * weights[name]).square().flatten(1).sum(1)
+            for name, leaf in observed.items()
+        ]
+        return torch.stack(parts).sum(0)
+
+    return distance
+
+
+def _norm(leaves: Sequence[Tensor]) -> Tensor:
+    return torch.stack([leaf.square().flatten(1).sum(1) for leaf in leaves]).sum(0).clamp(min=1e-30).sqrt()
+
+
+def _adapted(observed: Params, adaptation: Adaptation) -> tuple[Callable[[Tensor], Tensor], Params]:
+    """How candidates are changed before they are compared, and what each coordinate counts."""
+    ones = {name: torch.ones_like(leaf) for name, leaf in observed.items()}
+    if adaptation.kind == "mask":
+        return _unchanged, {name: (leaf != 0).to(leaf.dtype) for name, leaf in observed.items()}
+    if adaptation.kind == "sign":
+        return _soft_sign, ones
+    if adaptation.kind == "noise":
+        return _unchanged, {
+            name: one * _trust(observed[name], adaptation.noise) for name, one in ones.items()
+        }
+    return _unchanged, ones
+
+
+def _unchanged(leaf: Tensor) -> Tensor:
+    return leaf
+
+
+def _soft_sign(leaf: Tensor) -> Tensor:
+    """`g / (|g| + mean |g|)`: the sign where a coordinate is large, and a slope where it is not."""
+    size = leaf.detach().abs().flatten(1).mean(1).reshape(-1, *([1] * (leaf.dim() - 1)))
+    return leaf / (leaf.abs() + size + 1e-30)
+
+
+def _trust(leaf: Tensor, noise: float) -> Tensor:
+    """The share of a layer's energy that is not noise, for each row."""
+    energy = leaf.square().flatten(1).mean(1)
+    share = (1 - noise**2 / energy.clamp(min=1e-30)).clamp(min=0)
+    return share.reshape(-1, *([1] * (leaf.dim() - 1)))
+
+
+def total_variation(x: Tensor) -> Tensor:
+    """The mean absolute step between neighbouring pixels of each row, down plus across."""
+    down = (x[..., 1:, :] - x[..., :-1, :]).abs().flatten(1).mean(1)
+    across = (x[..., :, 1:] - x[..., :, :-1]).abs().flatten(1).mean(1)
+    return down + across

@@ -1,0 +1,137 @@
+"""Optimisers over a stack of candidates. Rows never influence each other: a stack gives what single runs give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedveil.attacks.view import Watch
+
+_SNAPSHOTS = 6
+_DECAYS = (3 / 8, 5 / 8, 7 / 8)  # of the steps: there the learning rate falls to a tenth
+
+
+@dataclass(frozen=True)
+class Optimised:
+    """The variables at the end, each row's loss `[N]`, and (step, first variable) on the way."""
+
+    variables: list[Tensor]
+    loss: Tensor
+    path: tuple[tuple[int, Tensor], ...]
+
+
+def snapshot_steps(steps: int) -> set[int]:
+    """When pictures are taken: at the start, at the end, and in equal parts between."""
+    return {round(part * steps / (_SNAPSHOTS - 1)) for part in range(_SNAPSHOTS)}
+
+
+def stacked_adam(
+    variables: Sequence[Tensor],
+    objective: Callable[[Sequence[Tensor]], Tensor],
+    *,
+    steps: int,
+    lr: float,
+    signed: bool = False,
+    box: tuple[Tensor, Tensor] | None = None,
+    decay: bool = True,
+    watch: Watch | None = None,
+) -> Optimised:
+    """Adam on every row; `signed` keeps only the signs of gradients; `box` bounds the first variable."""
+    leaves = [variable.detach().clone().requires_grad_() for variable in variables]
+    optimiser = torch.optim.Adam(leaves, lr=lr)
+    milestones = [int(steps * part) for part in _DECAYS] if decay else []
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones, gamma=0.1)
+    wanted = snapshot_steps(steps)
+    path = [(0, leaves[0].detach().clone())]
+    loss = torch.zeros(leaves[0].shape[0])
+    for step in range(1, steps + 1):
+        loss = objective(leaves)
+        # Rows do not share variables, so the gradient of the sum is each row's own.
+        found = torch.autograd.grad(loss.sum(), leaves)
+        for leaf, g in zip(leaves, found, strict=True):
+            leaf.grad = g.sign() if signed else g
+        optimiser.step()
+        schedule.step()
+        if box is not None:
+            with torch.no_grad():
+                leaves[0].clamp_(box[0], box[1])
+        if step in wanted:
+            path.append((step, leaves[0].detach().clone()))
+        if watch is not None:
+            watch(step, steps, float(loss.detach().min()))
+    return Optimised([leaf.detach() for leaf in leaves], objective(leaves).detach(), tuple(path))
+
+
+def stacked_lbfgs(
+    start: Tensor,
+    objective: Callable[[Tensor], Tensor],
+    *,
+    iterations: int,
+    lr: float = 1.0,
+    history: int = 100,
+    target: float = 0.0,
+    groups: int = 1,
+    watch: Watch | None = None,
+) -> Optimised:
+    """L-BFGS without line search on every row of `start [N, d]`; the best point of each row is kept.
+
+    Rows that leave the finite numbers stay where they were best. Ends early when in each group of `N / groups`
+    neighbouring rows one has a loss of at most `target`.
+    """
+    x = start.detach().clone()
+    best, best_loss = x.clone(), torch.full((x.shape[0],), torch.inf, dtype=x.dtype)
+    pairs: list[tuple[Tensor, Tensor, Tensor]] = []
+    scale = torch.ones(x.shape[0], 1, dtype=x.dtype)
+    before: Tensor | None = None
+    moved = torch.zeros_like(x)
+    wanted = snapshot_steps(iterations)
+    path = [(0, x.clone())]
+    for step in range(1, iterations + 1):
+        point = x.detach().requires_grad_()
+        loss = objective(point)
+        (g,) = torch.autograd.grad(loss.sum(), point)
+        loss = loss.detach()
+        alive = torch.isfinite(loss) & torch.isfinite(g).all(1)
+        better = alive & (loss < best_loss)
+        best = torch.where(better[:, None], x, best)
+        best_loss = torch.where(better, loss, best_loss)
+        if watch is not None:
+            watch(step, iterations, float(best_loss.min()))
+        if bool((best_loss.reshape(groups, -1).amin(1) <= target).all()):
+            break
+        g = torch.where(alive[:, None], g, torch.zeros_like(g))
+        if before is None:
+            length = lr * torch.minimum(torch.ones_like(loss), 1 / g.abs().sum(1).clamp(min=1e-30))
+        else:
+            change = g - before
+            product = (change * moved).sum(1, keepdim=True)
+            sound = alive[:, None] & (product > 1e-10)
+            inverse = torch.where(sound, 1 / product.clamp(min=1e-10), torch.zeros_like(product))
+            pairs = [*pairs[-history + 1 :], (moved, change, inverse)]
+            curvature = product / change.square().sum(1, keepdim=True).clamp(min=1e-30)
+            scale = torch.where(sound, curvature, scale)
+            length = torch.full_like(loss, lr)
+        direction = _two_loops(-g, pairs, scale)
+        moved = torch.where(alive[:, None], direction * length[:, None], torch.zeros_like(x))
+        before = g
+        x = x + moved
+        if step in wanted:
+            path.append((step, best.clone()))
+    return Optimised([best], best_loss, tuple(path))
+
+
+def _two_loops(direction: Tensor, pairs: Sequence[tuple[Tensor, Tensor, Tensor]], scale: Tensor) -> Tensor:
+    """The inverse Hessian of the pairs (step, change of gradient, 1 / their product) times the direction."""
+    factors = []
+    for moved, change, inverse in reversed(pairs):
+        factor = (moved * direction).sum(1, keepdim=True) * inverse
+        direction = direction - factor * change
+        factors.append(factor)
+    direction = direction * scale
+    for (moved, change, inverse), factor in zip(pairs, reversed(factors), strict=True):
+        back = (change * direction).sum(1, keepdim=True) * inverse
+        direction = direction + moved * (factor - back)
+    return direction

@@ -1,0 +1,97 @@
+"""T uploads times R restarts are rows of one stack: rows t*R .. t*R+R-1 belong to upload t."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedveil.attacks.view import Finding, ServerView
+from fedveil.tree import Params
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The stack of an attack: what each row is compared with, and its labels."""
+
+    view: ServerView
+    restarts: int
+    labels: Tensor
+
+    @property
+    def count(self) -> int:
+        return self.view.targets * self.restarts
+
+    @property
+    def observed(self) -> Params:
+        return {name: repeat(leaf, self.restarts) for name, leaf in self.view.observed.items()}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.count, self.view.examples, *self.view.input_shape)
+
+    def noise(self, rng: np.random.Generator) -> Tensor:
+        """A random start for each row, standard normal."""
+        like = next(iter(self.view.params.values()))
+        return torch.from_numpy(rng.standard_normal(self.shape)).to(like)
+
+
+def make_rows(view: ServerView, restarts: int, labels: Tensor) -> Rows:
+    return Rows(view, restarts, repeat(labels, restarts))
+
+
+def repeat(leaf: Tensor, restarts: int) -> Tensor:
+    return leaf.repeat_interleave(restarts, dim=0)
+
+
+class Clock:
+    """Seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+
+class Named:
+    """A name for `fedveil list attacks`; set when an attack is registered."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+
+def best_of(
+    attack: Named,
+    rows: Rows,
+    images: Tensor,
+    loss: Tensor,
+    labels: Tensor,
+    path: Sequence[tuple[int, Tensor]],
+    *,
+    steps: int,
+    clock: Clock,
+    notes: tuple[str, ...] = (),
+) -> Finding:
+    """The restart of least loss for each upload; a loss that is not a number never wins."""
+    table = torch.nan_to_num(loss, nan=torch.inf).reshape(rows.view.targets, rows.restarts)
+    pick = torch.arange(rows.view.targets) * rows.restarts + table.argmin(1)
+    return Finding(
+        attack.name,
+        images[pick].reshape(rows.view.targets, rows.view.examples, *rows.view.input_shape).float(),
+        labels[pick],
+        table,
+        tuple(
+            (step, x[pick].reshape(rows.view.targets, rows.view.examples, *rows.view.input_shape).float())
+            for step, x in path
+        ),
+        steps,
+        clock.seconds,
+        notes,
+    )

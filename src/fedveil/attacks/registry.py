@@ -1,0 +1,65 @@
+"""Attacks by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from pydantic import ValidationError
+
+from fedveil.attacks.view import Attack
+from fedveil.errors import InputError
+
+ATTACKS: dict[str, type[Attack]] = {}
+C = TypeVar("C")
+
+
+@dataclass(frozen=True)
+class AttackInfo:
+    name: str
+    summary: str
+    options: tuple[str, ...]
+
+
+def register_attack(name: str, summary: str) -> Callable[[type[C]], type[C]]:
+    """Make an attack known under its name."""
+
+    def add(attack: type[C]) -> type[C]:
+        known = cast(type[Attack], attack)
+        known.name, known.summary = name, summary
+        ATTACKS[name] = known
+        return attack
+
+    return add
+
+
+def attack_fields(attack: type[Attack]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(cast(Any, attack)))
+
+
+def list_attacks() -> list[AttackInfo]:
+    """Every attack with its settings."""
+    import fedveil.attacks.inversion.all  # noqa: F401  (registers them)
+
+    return [AttackInfo(name, cls.summary, attack_fields(cls)) for name, cls in sorted(ATTACKS.items())]
+
+
+def make_attack(name: str, settings: Mapping[str, Any] | None = None) -> Attack:
+    """The attack of this name with these settings, each checked."""
+    list_attacks()
+    if name not in ATTACKS:
+        near = difflib.get_close_matches(name, ATTACKS, n=2, cutoff=0.4)
+        hint = f"Did you mean {' or '.join(near)}? " if near else ""
+        raise InputError("attack", name, "no such attack", f"{hint}Known: {', '.join(sorted(ATTACKS))}.")
+    kind = ATTACKS[name]
+    try:
+        return kind(**dict(settings or {}))
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or name
+        raise InputError(
+            field, first["input"], first["msg"], f"Settings of {name}: {', '.join(attack_fields(kind))}."
+        ) from error

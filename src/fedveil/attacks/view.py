@@ -1,0 +1,132 @@
+"""What an attacker is given, and what it hands back.
+
+A view holds only what an honest-but-curious server has: the task, the model it sent, what clients answered, the
+public settings of the method. An attack never sees a client's data; scoring happens elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedveil.errors import InputError
+from fedveil.task import Task
+from fedveil.tree import Params
+
+Watch = Callable[[int, int, float], None]
+"""Called with the step, the number of steps, and the smallest loss so far."""
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """The local training behind an uploaded model, as the method's public configuration states it."""
+
+    lr: float
+    batch_size: int
+    epochs: int = 1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """What the attacker knows of the defence and makes use of.
+
+    mask   coordinates that were zeroed say nothing and are left out of the comparison
+    sign   only signs were sent: candidates are compared by soft signs
+    noise  layers that drown in noise of standard deviation `noise` count less, those below it nothing
+    """
+
+    kind: Literal["none", "mask", "sign", "noise"] = "none"
+    noise: float = 0.0
+
+
+@dataclass(frozen=True)
+class ServerView:
+    """T uploads that answer one broadcast. Leaves of `observed` are `[T, ...]`, those of `params` have no such axis.
+
+    `observed` is what was sent as a gradient, or `(sent model's start - sent model) / lr` for a trained model;
+    then `local` says how it was trained. `labels [T, B]` are there only if the server is taken to know them.
+    `public` are images `[n, ...]` of the same kind that anybody has.
+    """
+
+    task: Task
+    params: Params
+    observed: Params
+    examples: int
+    input_shape: tuple[int, ...]
+    classes: int
+    box: tuple[Tensor, Tensor] | None = None
+    labels: Tensor | None = None
+    local: LocalSteps | None = None
+    adaptation: Adaptation = Adaptation()
+    public: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.examples < 1:
+            raise InputError(
+                "examples", self.examples, "an upload stands for at least one example", "Use 1 or more."
+            )
+        missing = sorted(set(self.params) - set(self.observed))
+        if missing:
+            raise InputError("observed", missing, "these parameters have no gradient", "Give one for each.")
+        if self.labels is not None and tuple(self.labels.shape) != (self.targets, self.examples):
+            raise InputError(
+                "labels",
+                list(self.labels.shape),
+                f"there are {self.targets} uploads of {self.examples} examples",
+                f"Give labels of shape [{self.targets}, {self.examples}].",
+            )
+
+    @property
+    def targets(self) -> int:
+        return int(next(iter(self.observed.values())).shape[0])
+
+    def double(self) -> ServerView:
+        """The same view in double precision."""
+        return self._as(torch.float64)
+
+    def _as(self, dtype: torch.dtype) -> ServerView:
+        changed: dict[str, Any] = dict(self.__dict__)
+        changed["params"] = {name: leaf.to(dtype) for name, leaf in self.params.items()}
+        changed["observed"] = {name: leaf.to(dtype) for name, leaf in self.observed.items()}
+        if self.box is not None:
+            changed["box"] = (self.box[0].to(dtype), self.box[1].to(dtype))
+        return ServerView(**changed)
+
+
+def image_box(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[Tensor, Tensor]:
+    """The least and greatest value of a normalised pixel, `[C, 1, 1]`: black and white."""
+    m, s = torch.tensor(mean), torch.tensor(std)
+    return ((0 - m) / s).reshape(-1, 1, 1), ((1 - m) / s).reshape(-1, 1, 1)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What an attack found. `images [T, B, ...]` are the attacker's best guess by its own loss, never by the truth.
+
+    `losses [T, R]` are those of every restart; `path` holds (step, images) of the winning restart on its way.
+    """
+
+    attack: str
+    images: Tensor
+    labels: Tensor
+    losses: Tensor
+    path: tuple[tuple[int, Tensor], ...]
+    steps: int
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+
+class Attack(Protocol):
+    """An attack by name: a frozen, validated dataclass whose fields are its settings."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+    def __call__(self, view: ServerView, rng: np.random.Generator, watch: Watch | None = None) -> Finding: ...

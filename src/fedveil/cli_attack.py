@@ -1,0 +1,166 @@
+"""`fedveil attack`: what a curious server would have learnt from a recorded run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import Progress, TaskID
+from rich.table import Table
+
+from fedveil.attack_run import LabelMode, attack_exchange, describe, write_finding
+from fedveil.attacks.membership.all import list_membership_attacks
+from fedveil.attacks.membership.on_result import Target
+from fedveil.attacks.registry import make_attack
+from fedveil.attacks.view import Attack
+from fedveil.cli import AsJson, DataDir, app, notes, out
+from fedveil.cli_membership import attack_membership, parse_settings
+from fedveil.errors import InputError
+from fedveil.progress import progress_bar
+from fedveil.recorded import open_run
+
+
+@app.command("attack")
+def attack_command(
+    result: Annotated[
+        Path, typer.Argument(help="The folder of a run with a transcript: results/.../seed-0.")
+    ],
+    attack: Annotated[
+        str | None,
+        typer.Option(
+            help="Its name: see `fedveil list attacks`. Without it, every attack section of the configuration."
+        ),
+    ] = None,
+    round_: Annotated[
+        int | None, typer.Option("--round", min=1, help="Attack what was sent in this round (1).")
+    ] = None,
+    exchange: Annotated[int, typer.Option(min=0, help="And in this exchange of the round.")] = 0,
+    client: Annotated[
+        list[int] | None, typer.Option(help="Attack this client's upload. May be repeated: one stack.")
+    ] = None,
+    labels: Annotated[LabelMode, typer.Option(help="Whether the server knows the labels.")] = "known",
+    target: Annotated[
+        Target, typer.Option(help="Of a membership attack: the final model, or one client's upload.")
+    ] = "model",
+    examples: Annotated[
+        int | None,
+        typer.Option(
+            help="Images behind an upload that does not tell; members that a membership attack asks about."
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of the attack: --set steps=400. May be repeated."),
+    ] = None,
+    adaptive: Annotated[
+        bool, typer.Option(help="Whether the attacker makes use of knowing the defence.")
+    ] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Of the attacker's random starts.")] = 0,
+    data: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Reconstruct clients' data from what a run's server saw, or tell who was in it; writes a finding and a picture."""
+    if attack in {kind.name for kind in list_membership_attacks()}:
+        attack_membership(
+            result,
+            attack,
+            settings=parse_settings(settings or []),
+            target=target,
+            examples=examples,
+            round_=round_,
+            client=client[0] if client else None,
+            seed=seed,
+            data=data,
+            as_json=as_json,
+        )
+        return
+    run = open_run(result, data)
+    clients = client or [0]
+    if len(set(clients)) != len(clients):
+        raise InputError("client", clients, "names a client twice", "Name each client once.")
+    changes = parse_settings(settings or [])
+    if attack is not None:
+        planned = [(make_attack(attack, changes), round_ or 1)]
+    else:
+        planned = configured_attacks(run.config.attack, changes, round_)
+    found = []
+    for chosen, number in planned:
+        with progress_bar(notes) as progress:
+            bar = progress.add_task(f"{chosen.name} round {number}", total=None, status="")
+            recorded, scored = attack_exchange(
+                run,
+                chosen,
+                round=number,
+                clients=clients,
+                exchange=exchange,
+                labels=labels,
+                examples=examples,
+                adaptive=adaptive,
+                seed=seed,
+                watch=partial(_advance, progress, bar),
+            )
+        folder = write_finding(
+            run, chosen, recorded, clients, scored, labels=labels, adaptive=adaptive, seed=seed
+        )
+        content = describe(run, chosen, recorded, clients, scored, labels, seed)
+        found.append({"finding": str(folder), **content})
+        if not as_json:
+            out.print(_table(content))
+            notes.print(_verdict(content), highlight=False, markup=False)
+            out.print(f"finding in {folder}", markup=False, highlight=False)
+    if as_json:
+        print(json.dumps(found[0] if len(found) == 1 else {"findings": found}))
+
+
+def _advance(progress: Progress, bar: TaskID, step: int, steps: int, loss: float) -> None:
+    progress.update(bar, completed=step, total=steps, status=f"loss {loss:.3g}")
+
+
+def configured_attacks(
+    sections: Sequence[Mapping[str, Any]], changes: Mapping[str, Any], round_: int | None
+) -> list[tuple[Attack, int]]:
+    """The attacks that `[[attack]]` sections describe, each with its round; Inverting Gradients if there is none."""
+    planned = []
+    for section in sections or [{"name": "inverting-gradients"}]:
+        fields = dict(section) | dict(changes)
+        name, number = fields.pop("name", None), fields.pop("round", 1)
+        if not isinstance(name, str) or not isinstance(number, int):
+            raise InputError(
+                "attack",
+                dict(section),
+                "needs a name, and a round that is a number",
+                "Mend the [[attack]] section.",
+            )
+        planned.append((make_attack(name, fields), round_ or number))
+    return planned
+
+
+def _table(content: dict[str, Any]) -> Table:
+    table = Table(title=f"{content['attack']} against {content['method']}", title_justify="left")
+    for column in ("compared with", "MSE", "PSNR dB", "SSIM", "LPIPS", "KL"):
+        table.add_column(column, justify="left" if column == "compared with" else "right")
+    for name, key in (("x, the clients' data", "against_x"), ("x + delta, trained on", "against_trained_on")):
+        if content[key] is not None:
+            mean = content[key]["mean"]
+            table.add_row(name, *(_number(mean[score]) for score in ("mse", "psnr", "ssim", "lpips", "kl")))
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _verdict(content: dict[str, Any]) -> str:
+    gain = content["against_x"]["mean"]["psnr"] - content["mean_image_psnr"]
+    lines = [f"LPIPS: {content['against_x']['lpips_note']}; KL by {content['classifier']}."]
+    if gain <= 1:
+        lines.append(
+            "No better than showing the mean image. A failed attack proves nothing: a stronger one may succeed."
+        )
+    else:
+        lines.append(f"{gain:.1f} dB better than showing the mean image: the uploads give images away.")
+    return "\n".join(lines)

@@ -1,0 +1,131 @@
+"""`fedveil compare` and `fedveil report`: many runs, one table, one page."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedveil.cli import SUMMARY_KEYS, AsJson, Changes, DataDir, Results, app, notes, out
+from fedveil.compare import Cell, plan_cells, run_cells, total_rounds
+from fedveil.errors import InputError, ResultError
+from fedveil.privacy.releases import Plan
+from fedveil.progress import ShowProgress, progress_bar
+from fedveil.results import ResultFolder
+from fedveil.run import Observer
+
+
+@app.command()
+def compare(
+    configs: Annotated[list[Path], typer.Argument(metavar="CONFIG...", help="TOML files.")],
+    methods: Annotated[
+        str | None, typer.Option(help="Methods, separated by commas; without it each file's own.")
+    ] = None,
+    changes: Changes = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(help="Try every value: --grid method.noise_multiplier=0.5,1.0. May be repeated."),
+    ] = None,
+    seeds: Annotated[
+        list[int] | None, typer.Option("--seed", help="Run this seed only. May be repeated.", min=0)
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Runs at the same time; without it one per core.", min=1)
+    ] = None,
+    results: Results = Path("results"),
+    data: DataDir = None,
+    report: Annotated[Path | None, typer.Option(help="End with a report in this HTML file.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
+    latex: Annotated[bool, typer.Option("--latex", help="Print the table as LaTeX (booktabs).")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run several methods or settings on the same task; finished runs are not run again.
+
+    Fields that methods share keep the configuration's values. A --set or --grid of a method's field applies to
+    those methods that have it.
+    """
+    if markdown + latex + as_json > 1:
+        raise InputError("--json", True, "one format at a time", "Choose --markdown, --latex or --json.")
+    names = [name.strip() for name in (methods or "").split(",") if name.strip()]
+    if methods is not None and not names:
+        raise InputError("--methods", methods, "names no method", "Give names separated by commas.")
+    cells = plan_cells(configs, methods=names, changes=changes or (), grid=grid or (), seeds=seeds or ())
+    failed = _run(cells, results, data, jobs)
+    done = [folder for cell in cells if ResultFolder(folder := cell.folder(results)).finished]
+    if done:
+        _show(done, report, markdown=markdown, latex=latex, as_json=as_json)
+    if failed:
+        told = "; ".join(f"{title}: {reason}" for title, reason in failed.items())
+        raise ResultError(f"{len(failed)} of {len(cells)} runs failed: {told}")
+
+
+def _run(cells: Sequence[Cell], results: Path, data: Path | None, jobs: int | None) -> dict[str, str]:
+    with progress_bar(notes) as progress:
+        together: list[Any] = []
+
+        def watch(title: str, plan: Plan) -> list[Observer]:
+            return [ShowProgress(progress, title, plan.rounds)]
+
+        def tell(rounds: int, runs: int) -> None:
+            if not together:
+                together.append(progress.add_task("all rounds", total=total_rounds(cells), status=""))
+            progress.update(together[0], completed=rounds, status=f"{runs} of {len(cells)} runs done")
+
+        try:
+            return run_cells(cells, results, data_dir=data, jobs=jobs, watch=watch, tell=tell)
+        except KeyboardInterrupt as stop:
+            progress.stop()
+            print("fedveil: interrupted; the same command goes on from here.", file=sys.stderr)
+            raise typer.Exit(130) from stop
+
+
+def _show(
+    folders: Sequence[Path], report: Path | None, *, markdown: bool, latex: bool, as_json: bool
+) -> None:
+    from fedveil.report.html import write_report
+    from fedveil.report.reading import read_runs
+    from fedveil.report.settings import group
+    from fedveil.report.tables import comparison_table, latex_table, markdown_table
+
+    settings = group(read_runs(folders))
+    written = None if report is None else write_report(folders, report)
+    if as_json:
+        runs = []
+        for folder in folders:
+            summary = ResultFolder(folder).read().summary
+            runs.append(
+                {"result": str(folder)} | {key: summary[key] for key in ("method", "seed", *SUMMARY_KEYS)}
+            )
+        print(json.dumps({"runs": runs} | ({} if written is None else {"report": str(written)})))
+        return
+    if markdown or latex:
+        print(markdown_table(settings) if markdown else latex_table(settings), end="")
+    else:
+        out.print(comparison_table(settings))
+        for place in dict.fromkeys(folder.parents[1] for folder in folders):
+            out.print(f"results in {place}", markup=False, highlight=False)
+    if written is not None:
+        to = notes if markdown or latex else out
+        to.print(f"report in {written}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command("report")
+def report_command(
+    results: Annotated[list[Path], typer.Argument(metavar="RESULT...", help="Result folders, at any depth.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")] = Path(
+        "report.html"
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """Write one self-contained page about these runs; damaged ones are shown as far as they can be read."""
+    from fedveil.report.html import write_report
+
+    path = write_report(results, output)
+    if as_json:
+        print(json.dumps({"report": str(path)}))
+    else:
+        out.print(f"report in {path}", markup=False, highlight=False, soft_wrap=True)

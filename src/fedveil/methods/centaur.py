@@ -1,0 +1,144 @@
+"""CENTAUR: clients share a representation under user-level DP and keep their own heads.
+
+Shen, Ye, Kang, Hassani, Shokri: Share Your Representation Only: Guaranteed Improvement of the Privacy-Utility
+Tradeoff in Federated Learning. ICLR 2023, Algorithms 1 and 2.
+
+Symbols: theta_g the representation in `Server.params`, theta_l the client's state, C `clip`,
+sigma `noise_multiplier`, K `plan.cohort`.
+
+Deviations:
+- `head` counts the last layers that are personal; all before them are the representation.
+- The paper's analysis of linear models orthonormalises the noisy representation at the server. Deep networks have
+  no such constraint; `rank` keeps that many singular directions of every noisy weight matrix (None keeps all).
+- Noise is added by the clients as in UDP-FedAvg, which the trusted server completes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedveil.data.client_data import ClientData
+from fedveil.errors import InputError
+from fedveil.methods.fedavg import Server
+from fedveil.methods.fields import STRICT, Clip, Epochs, LocalTraining, NoiseMultiplier
+from fedveil.methods.method import At, Method, register
+from fedveil.methods.udp_fedavg import (
+    CohortModel,
+    NoiseScope,
+    NoisyModel,
+    clip_and_noise,
+    private_mean,
+    upload_and_mean,
+    upload_multiplier,
+)
+from fedveil.privacy.releases import Plan, Release
+from fedveil.streams import ClientStreams, ServerStreams
+from fedveil.task import Task
+from fedveil.tree import Params, State, add, expand, with_axis
+
+
+@register(
+    "centaur",
+    "user-level DP on a shared representation; each client keeps its own head",
+    server=Server,
+    down=CohortModel,
+    up=NoisyModel,
+)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Centaur(LocalTraining, Method[Server, CohortModel, NoisyModel]):
+    head: Annotated[int, Field(ge=1, description="how many of the last layers are personal")] = 1
+    head_epochs: Epochs = 1
+    rank: Annotated[int, Field(ge=1)] | None = None
+    clip: Clip = 1.0
+    noise_multiplier: NoiseMultiplier = 1.0
+    noise_scope: NoiseScope = "shared"
+    server_lr: Annotated[float, Field(gt=0)] = 1.0
+
+    def init_server(self, params: Params, plan: Plan) -> Server:
+        self.head_of(params)
+        return Server(params)
+
+    def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
+        start = task.init(rng.seed)
+        head = {name: start[name] for name in self.head_of(start)}
+        return {name: leaf.expand(data.count, *leaf.shape).clone() for name, leaf in head.items()}
+
+    def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> CohortModel:
+        head = self.head_of(server.params)
+        shared = {name: leaf for name, leaf in server.params.items() if name not in head}
+        return CohortModel(with_axis(shared), len(clients))
+
+    def client_update(
+        self, task: Task, at: At, down: CohortModel, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[NoisyModel, State]:
+        shared = expand(down.params, data.count)
+        start = {**shared, **state}
+        tuned = self.train(task, at, start, data, rng, epochs=self.head_epochs, trainable=set(state)).params
+        trained = self.train(task, at, tuned, data, rng, trainable=set(shared)).params
+        delta = {name: trained[name] - leaf for name, leaf in shared.items()}
+        multiplier = upload_multiplier(self.noise_multiplier, self.noise_scope, at.plan, down.cohort)
+        noisy = clip_and_noise(delta, self.clip, multiplier, rng.noise())
+        up = NoisyModel(add(shared, noisy, scale=self.server_lr), down.cohort)
+        return up, {name: tuned[name] for name in state}
+
+    def server_update(
+        self,
+        task: Task,
+        at: At,
+        server: Server,
+        clients: Sequence[int],
+        up: NoisyModel | None,
+        rng: ServerStreams,
+    ) -> Server:
+        head = self.head_of(server.params)
+        shared = private_mean(
+            {name: leaf for name, leaf in server.params.items() if name not in head},
+            None if up is None else up.params,
+            len(clients),
+            at,
+            clip=self.clip,
+            sigma=self.noise_multiplier,
+            scope=self.noise_scope,
+            server_lr=self.server_lr,
+            rng=rng,
+            cohort=0 if up is None else up.cohort,
+        )
+        own = {name: server.params[name] for name in head}
+        found = own | {name: _truncate(leaf, self.rank) for name, leaf in shared.items()}
+        return Server({name: found[name] for name in server.params})
+
+    def head_of(self, params: Params) -> list[str]:
+        """The names of the personal parameters."""
+        layers = list(dict.fromkeys(name.rpartition(".")[0] for name in params))
+        if self.head >= len(layers):
+            raise InputError(
+                "head", self.head, "leaves no representation to share", f"Use 1 to {len(layers) - 1}."
+            )
+        return [name for name in params if name.rpartition(".")[0] in layers[-self.head :]]
+
+    def model(self, server: Server) -> Params:
+        return server.params
+
+    def personal_model(self, server: Server, state: State) -> Params:
+        clients = next(iter(state.values())).shape[0]
+        whole = expand(with_axis(server.params), clients)
+        return {name: state.get(name, leaf) for name, leaf in whole.items()}
+
+    def releases(self, plan: Plan) -> Sequence[Release]:
+        return upload_and_mean(self.noise_multiplier, self.noise_scope, self.clip, plan)
+
+
+def _truncate(leaf: Tensor, rank: int | None) -> Tensor:
+    """The weight matrix with its `rank` largest singular values only; vectors are left alone."""
+    matrix = leaf.flatten(1) if leaf.dim() > 1 else None
+    if rank is None or matrix is None or rank >= min(matrix.shape):
+        return leaf
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    kept: Tensor = (left[:, :rank] * values[:rank]) @ right[:rank]
+    return kept.reshape(leaf.shape)

@@ -1,0 +1,156 @@
+"""DSC: one synthetic set, condensed class by class with siamese augmentation, that a model is trained on.
+
+Zhao, Bilen: Dataset Condensation with Differentiable Siamese Augmentation. ICML 2021, Algorithm 1.
+
+Symbols: K `trajectories` (each from a new random network), T `max_steps`, S `images` and `labels`, varsigma_S
+`image_updates`, varsigma_theta `model_updates`, eta_S `image_lr`, eta_theta `lr`, B `batch_size` per class.
+
+Deviations:
+- Written for many clients: each condenses its own data and the server trains on the union, weighted by size. One
+  client that holds everything is the centralised setting of the paper.
+- Images start from noise, not from real images.
+- A class of which a client holds no example keeps its first images; use `labels = "own"` to leave it out.
+- One-shot means one round. In every further round all sets are made anew and the model is trained on them from its
+  first parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass as record
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedveil.data.client_data import ClientData
+from fedveil.messages import Message
+from fedveil.methods.fedavg import averaging_weights
+from fedveil.methods.fields import STRICT, LearningRate, NonNegative
+from fedveil.methods.method import At, Method, register, unprotected
+from fedveil.methods.psg import Nothing, Server, train_on_sets
+from fedveil.methods.synthetic import Count, SyntheticImages, random_starts
+from fedveil.privacy.releases import Plan, Release
+from fedveil.streams import ClientStreams, ServerStreams
+from fedveil.task import Task
+from fedveil.training.augmentation import CHANGES, Change, draw_view
+from fedveil.training.gradient_matching import Distance, weighted_gradient
+from fedveil.training.surrogate import class_batch, image_gradient, set_weights
+from fedveil.tree import Params, State, add
+
+
+@record(frozen=True)
+class SizedSet(Message):
+    images: Tensor
+    labels: Tensor
+    size: Tensor
+
+
+@register(
+    "dsc",
+    "one-shot: clients condense their data class by class, the server trains on the images",
+    server=Server,
+    down=Nothing,
+    up=SizedSet,
+)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class DSC(SyntheticImages, Method[Server, Nothing, SizedSet]):
+    ipc: Count = 50
+    trajectories: Count = 1000
+    max_steps: Count = 50
+    image_updates: Count = 1
+    model_updates: Annotated[int, Field(ge=0)] = 10
+    image_lr: LearningRate = 0.1
+    augment: tuple[Change, ...] = CHANGES
+    squared_weight: NonNegative = 0.0
+    reduce: Literal["sum", "mean"] = "sum"
+    lr: LearningRate = 0.01
+    server_steps: Count = 1000
+
+    def init_server(self, params: Params, plan: Plan) -> Server:
+        return Server(params, params)
+
+    def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
+        return self.init_images(task, data, rng)
+
+    def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> Nothing:
+        return Nothing()
+
+    def client_update(
+        self, task: Task, at: At, down: Nothing, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[SizedSet, State]:
+        images, labels = self.begin(task, random_starts(task, rng)(0), data, state, rng)
+        made = [
+            self._condense(task, data.rows([k]), images[k : k + 1], labels[k : k + 1], rng.rows([k]))
+            for k in range(data.count)
+        ]
+        images = torch.cat(made)
+        return SizedSet(images, labels, data.sizes), {} if self.reinit else {"images": images}
+
+    def _condense(
+        self, task: Task, data: ClientData, images: Tensor, labels: Tensor, rng: ClientStreams
+    ) -> Tensor:
+        """One client's images `[1, n, ...]` after all networks (lines 2-9)."""
+        starts = random_starts(task, rng)
+        draws, views = rng.of_exchange("real-batches")[0], rng.of_exchange("augmentation")[0]
+        y, weights = set_weights(labels, images.dtype)
+        images, velocity = images.clone(), torch.zeros_like(images)
+        for trajectory in range(self.trajectories):
+            w = starts(trajectory)
+            for _ in range(self.max_steps):
+                for label in sorted(set(labels[labels >= 0].tolist())):
+                    self._match(task, w, data, images, velocity, labels, label, draws, views)
+                for _ in range(self.model_updates):
+                    w = add(w, weighted_gradient(task, w, images, y, weights), scale=-self.lr)
+        return images
+
+    def _match(
+        self,
+        task: Task,
+        w: Params,
+        data: ClientData,
+        images: Tensor,
+        velocity: Tensor,
+        labels: Tensor,
+        label: int,
+        draws: np.random.Generator,
+        views: np.random.Generator,
+    ) -> None:
+        """Update the images of one class, in place, towards the gradient of a real batch of that class."""
+        view = draw_view(self.augment, views)
+        batch = class_batch(data, label, self.batch_size, draws)
+        if batch is None:
+            return
+        even = batch.weights(batch.x.dtype)
+        real = weighted_gradient(task, w, view(batch.x[0]).unsqueeze(0), batch.y, even)
+        place = (labels[0] == label).nonzero()[:, 0]
+        x, v, y = images[:, place], velocity[:, place], labels[:, place]
+        weights = x.new_full(y.shape, 1 / len(place))
+        distance = Distance(self.squared_weight, self.reduce)
+        for _ in range(self.image_updates):
+            v = self.image_momentum * v + image_gradient(task, w, real, x, y, weights, distance, [view])
+            x = x - self.image_lr * v
+        images[:, place], velocity[:, place] = x, v
+
+    def server_update(
+        self,
+        task: Task,
+        at: At,
+        server: Server,
+        clients: Sequence[int],
+        up: SizedSet | None,
+        rng: ServerStreams,
+    ) -> Server:
+        if up is None:
+            return server
+        shares = averaging_weights(up.size, "size")
+        return train_on_sets(task, server, up.images, up.labels, shares, self.lr, self.server_steps)
+
+    def model(self, server: Server) -> Params:
+        return server.params
+
+    def releases(self, plan: Plan) -> Sequence[Release]:
+        return unprotected("the synthetic images and the size of each client", "no noise is added")

@@ -1,0 +1,239 @@
+"""FedCEO: clients collaborate through a low-rank tensor, under user-level differential privacy.
+
+Li et al.: Clients Collaborate: Flexible Differentially Private Federated Learning with Guaranteed Improvement of
+Utility-Privacy Trade-off. ICML 2025, Algorithm 2.
+
+Symbols: C `clip`, sigma `noise_multiplier`, K `plan.cohort`, I `interval`, lambda `lam`, theta `theta`, eta `lr`,
+w' `Server.params`, w_hat_k `Server.personal`, W_N the stack of uploads, t the round.
+
+Deviations:
+- As UDP-FedAvg (Algorithm 1): `server_lr` in place of line 10's second eta, `noise_scope`, Poisson cohorts.
+- `lam = "auto"`, `layers`, `biases`: see smoothing.py.
+- A personal model belongs to a slot of the cohort, for its client is rarely drawn twice in a row. A slot without
+  predecessor starts from w'. After smoothing, the mean moves from w' by the clients' updates, which is line 17
+  where cohorts are whole and of one size.
+- `personal = false`: every client goes on from the mean of the smoothed models. That mean is the shrunken mean of
+  the uploads, so no single upload leaves the server, and others see no more than of UDP-FedAvg.
+- `unit = "record"`: DP-SGD inside each client and no noise on its update, as the authors' code does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass as record
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedveil.data.client_data import ClientData
+from fedveil.messages import Message, Record
+from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
+from fedveil.methods.method import At, Method, register
+from fedveil.methods.smoothing import Smoothing
+from fedveil.methods.udp_fedavg import (
+    NoiseScope,
+    clip_and_noise,
+    gaussian_or_nothing,
+    private_mean,
+    upload_and_mean,
+    upload_multiplier,
+)
+from fedveil.privacy.releases import ADVERSARIES, Plan, PostProcessing, Release
+from fedveil.streams import ClientStreams, ServerStreams
+from fedveil.task import Task
+from fedveil.training.private_sgd import accumulated_noise, private_sgd, private_steps
+from fedveil.tree import (
+    Params,
+    State,
+    add,
+    concatenate,
+    expand,
+    mean,
+    rows,
+    sub,
+    tree_map,
+    with_axis,
+    without_axis,
+)
+
+
+@record(frozen=True)
+class Server(Record):
+    params: Params
+    personal: Params
+    """One model per slot after a smoothing round; empty after any other."""
+
+
+@record(frozen=True)
+class Start(Message):
+    params: Params
+    slot: Tensor
+    """Whose smoothed model this is: 0 for the shared one, j + 1 for slot j."""
+    cohort: int = 0
+    """How many were asked to take part in this round."""
+
+
+@record(frozen=True)
+class NoisyModel(Message):
+    params: Params
+    slot: Tensor
+    cohort: int = 0
+    """Among how many the client shared the noise, if that was announced to it."""
+
+
+@register(
+    "fedceo",
+    "user-level DP; every few rounds the server smooths the clients' models across a low-rank tensor",
+    server=Server,
+    down=Start,
+    up=NoisyModel,
+)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
+    clip: Clip = 1.0
+    noise_multiplier: NoiseMultiplier = 1.0
+    noise_scope: NoiseScope = "shared"
+    unit: Literal["client", "record"] = "client"
+    server_lr: Annotated[float, Field(gt=0)] = 1.0
+    personal: bool = True
+
+    def init_server(self, params: Params, plan: Plan) -> Server:
+        self.smoothed_layers(params)  # refuses unknown names before anything starts
+        return Server(params, {})
+
+    def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> Start:
+        held = _slots(server.personal)
+        if held == 0:
+            return Start(with_axis(server.params), torch.zeros(1, dtype=torch.long), len(clients))  # line 8
+        slot = torch.tensor([j + 1 if j < held else 0 for j in range(len(clients))], dtype=torch.long)
+        return Start(_starts(server, slot), slot, len(clients))  # line 6
+
+    def client_update(
+        self, task: Task, at: At, down: Start, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[NoisyModel, State]:
+        start = expand(down.params, data.count)
+        slot = down.slot.expand(data.count)
+        if self.unit == "record":
+            trained = private_sgd(
+                task,
+                start,
+                data,
+                rng,
+                lr=self.lr_at(at),
+                batch_size=self.batch_size,
+                epochs=self.epochs,
+                momentum=self.momentum,
+                weight_decay=self.weight_decay,
+                clip=self.clip,
+                multiplier=self.noise_multiplier,
+            )
+            return NoisyModel(add(start, sub(trained, start), scale=self.server_lr), slot), state
+        delta = sub(self.train(task, at, start, data, rng).params, start)
+        multiplier = upload_multiplier(self.noise_multiplier, self.noise_scope, at.plan, down.cohort)
+        noisy = clip_and_noise(delta, self.clip, multiplier, rng.noise())  # Algorithm 1, lines 8-10
+        return NoisyModel(add(start, noisy, scale=self.server_lr), slot, down.cohort), state
+
+    def server_update(
+        self,
+        task: Task,
+        at: At,
+        server: Server,
+        clients: Sequence[int],
+        up: NoisyModel | None,
+        rng: ServerStreams,
+    ) -> Server:
+        smoothing = at.round % self.interval == 0
+        if smoothing and self.personal:
+            if up is None:
+                return Server(server.params, {})
+            smooth = self.smooth(up.params, at.round, self.noise_std(at, up.cohort))  # lines 12-14
+            return Server(mean(smooth), smooth)
+        relative = None
+        if up is not None:
+            relative = add(sub(up.params, _starts(server, up.slot)), with_axis(server.params))
+        shared = private_mean(  # line 17
+            server.params,
+            relative,
+            len(clients),
+            at,
+            clip=self.clip,
+            sigma=self.noise_multiplier if self.unit == "client" else 0.0,
+            scope=self.noise_scope,
+            server_lr=self.server_lr,
+            rng=rng,
+            cohort=0 if up is None else up.cohort,
+        )
+        if smoothing:
+            shared = without_axis(
+                self.smooth(with_axis(shared), at.round, self.noise_std(at), of=at.plan.cohort)
+            )
+        return Server(shared, {})
+
+    def noise_std(self, at: At, cohort: int = 0) -> float:
+        """The standard deviation of the noise in each entry of one upload, in a cohort of this announced size."""
+        if self.unit == "client":
+            if math.isinf(self.clip):
+                return 0.0
+            multiplier = upload_multiplier(self.noise_multiplier, self.noise_scope, at.plan, cohort)
+            return self.server_lr * multiplier * self.clip
+        noise = accumulated_noise(
+            self.lr_at(at), self.batch_size, self.epochs, self.momentum, at.plan.records_per_client
+        )
+        return self.server_lr * noise * self.noise_multiplier * self.clip if math.isfinite(self.clip) else 0.0
+
+    def with_model(self, server: Server, params: Params) -> Server:
+        moved = sub(params, server.params)
+        return Server(params, tree_map(torch.add, server.personal, with_axis(moved)))
+
+    def model(self, server: Server) -> Params:
+        return server.params
+
+    def releases(self, plan: Plan) -> Sequence[Release]:
+        if self.unit == "record":
+            sizes = (plan.records_per_client, plan.largest_client)
+            steps, rate = private_steps(*sizes, self.batch_size, self.epochs)
+            return (
+                Release(
+                    "each client's noisy model",
+                    "record",
+                    ADVERSARIES,
+                    gaussian_or_nothing(self.noise_multiplier, self.clip),
+                    accesses=steps,
+                    rate=rate,
+                ),
+                Release(
+                    "the smoothed and averaged models",
+                    "record",
+                    ADVERSARIES,
+                    PostProcessing("computed from the noisy models"),
+                ),
+            )
+        upload, averaged = upload_and_mean(self.noise_multiplier, self.noise_scope, self.clip, plan)
+        if not self.personal:
+            return upload, averaged
+        smoothed = replace(
+            upload,
+            what="the smoothed personal models, which carry single uploads",
+            visible_to=("observer", "client"),
+            every=self.interval,
+        )
+        return upload, smoothed, replace(averaged, except_every=self.interval)
+
+    def paper_claim(self, plan: Plan) -> str | None:
+        return "user-level (epsilon, delta)-DP, epsilon = c2 K sqrt(T log(1/delta)) / (N sigma), c2 not given"
+
+
+def _slots(personal: Params) -> int:
+    return next(iter(personal.values())).shape[0] if personal else 0
+
+
+def _starts(server: Server, slot: Tensor) -> Params:
+    """The models that these slots started from."""
+    if not server.personal:
+        return expand(with_axis(server.params), len(slot))
+    return rows(concatenate([with_axis(server.params), server.personal]), slot.tolist())

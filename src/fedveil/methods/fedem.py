@@ -1,0 +1,195 @@
+"""FedEM: clients train on inputs that they perturb so as to lower the loss, and send those gradients.
+
+FedEM: A Privacy-Preserving Framework for Concurrent Utility Preservation in Federated Learning. Algorithm 1.
+
+Symbols: eta `lr`, alpha_u `perturbation_lr`, N `perturbation_steps`, rho_u^min `rho_min`, rho_u^max `rho_max`,
+delta_k the state `delta`, theta_u a copy of the model that only the perturbation is learnt on.
+
+Deviations:
+- Line 4 lets the server draw the first delta_k and send it; here the client draws it, so that the server does
+  not know it. It is drawn anew in every round, as the paper's line 4 is inside its loop over rounds.
+- `delta` holds one perturbation for each place in a batch and the norm is taken example by example.
+- Line 16 averages over clients; the default weighs by the examples in the batch, the same where all have as many.
+- theta_u's update after the last perturbation step (line 12, n = N) is left out: nothing reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, model_validator
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedveil.data.client_data import ClientData
+from fedveil.errors import InputError
+from fedveil.methods.fedavg import Model, Server, averaging_weights
+from fedveil.methods.fedsgd import Gradient, batch_in_step, batches_per_round
+from fedveil.methods.fields import STRICT, BatchSize, LearningRate, NonNegative
+from fedveil.methods.method import At, Method, register, unprotected
+from fedveil.privacy.releases import Plan, Release
+from fedveil.streams import ClientStreams, ServerStreams, normal
+from fedveil.task import Batch, Task
+from fedveil.training.local_sgd import Schedule, scheduled_lr
+from fedveil.tree import Params, State, add, expand, weighted_sum, with_axis
+
+Norm = Literal["l2", "linf"]
+Directions = Callable[[], Tensor]
+
+
+def example_norm(delta: Tensor, norm: Norm) -> Tensor:
+    """The norm of every example `[K, B]`, in float64."""
+    flat = delta.flatten(2).double()
+    return flat.norm(dim=2) if norm == "l2" else flat.abs().amax(2)
+
+
+def project_to_shell(
+    delta: Tensor, rho_min: float, rho_max: float, norm: Norm, directions: Directions
+) -> Tensor:
+    """Every example of `delta [K, B, ...]` moved along its own ray into `rho_min <= |delta| <= rho_max`.
+
+    Under "linf" the upper bound clamps coordinate by coordinate, as projected gradient descent does. An example
+    that is zero and must not be takes the direction that `directions` gives it.
+    """
+    size = example_norm(delta, norm)
+    lowest = 1e-12
+    if rho_min > 0 and bool((size < lowest).any()):
+        fallback = directions()
+        lost = _per_example(size < lowest, delta)
+        delta = torch.where(lost, fallback, delta)
+        size = torch.where(size < lowest, example_norm(fallback, norm), size)
+    if norm == "linf":
+        delta = delta.clamp(-rho_max, rho_max)
+        size = size.clamp(max=rho_max)
+    if bool(((size >= rho_min) & (size <= rho_max)).all()):
+        return delta
+    target = size.clamp(min=rho_min, max=rho_max)
+    factor = torch.where(size > 0, target / size.clamp(min=lowest), torch.zeros_like(size))
+    return (delta.double() * _per_example(factor, delta)).to(delta.dtype)
+
+
+def _per_example(values: Tensor, like: Tensor) -> Tensor:
+    return values.reshape(*values.shape, *([1] * (like.dim() - 2)))
+
+
+@register(
+    "fedem",
+    "clients train on inputs perturbed to lower the loss, against gradient inversion",
+    server=Server,
+    down=Model,
+    up=Gradient,
+)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class FedEM(Method[Server, Model, Gradient]):
+    lr: LearningRate = 0.1
+    batch_size: BatchSize = 8
+    lr_schedule: Schedule = "constant"
+    weighting: Literal["size", "uniform"] = "size"
+    perturbation_steps: Annotated[int, Field(ge=0, description="perturbation steps per batch")] = 15
+    perturbation_lr: Annotated[float, Field(gt=0, description="step size of the perturbation")] = 0.1
+    rho_min: NonNegative = 0.0
+    rho_max: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 8 / 255
+    norm: Norm = "l2"
+
+    @model_validator(mode="after")
+    def _possible(self) -> FedEM:
+        if self.rho_min > self.rho_max:
+            raise InputError(
+                "method.rho_min",
+                self.rho_min,
+                f"is above rho_max = {self.rho_max:g}, so no perturbation fits",
+                "Use 0 <= rho_min <= rho_max.",
+            )
+        return self
+
+    def exchanges(self, plan: Plan) -> int:
+        return batches_per_round(plan, self.batch_size)
+
+    def init_server(self, params: Params, plan: Plan) -> Server:
+        return Server(params)
+
+    def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
+        return {"delta": data.x.new_zeros(data.count, self.batch_size, *data.x.shape[2:])}
+
+    def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> Model:
+        return Model(with_axis(server.params))
+
+    def client_update(
+        self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[Gradient, State]:
+        theta = expand(down.params, data.count)
+        batch = batch_in_step(data, self.batch_size, at.exchange, rng)  # line 8
+        sizes = torch.full_like(data.sizes, batch.y.shape[1]) if batch.mask is None else batch.mask.sum(1)
+        if self.rho_max == 0:  # x + 0 is x: the rest is FedSGD
+            return Gradient(task.grad(theta, batch, rng.of_exchange("dropout")), sizes), state
+        delta = self._first_delta(state["delta"], rng) if at.exchange == 0 else state["delta"]  # line 4
+        width = batch.y.shape[1]
+        learnt = self._perturb(task, at, theta, batch, delta[:, :width], rng)
+        if batch.mask is not None:  # padding keeps its perturbation, whoever shares the stack
+            learnt = torch.where(_per_example(batch.mask, learnt), learnt, delta[:, :width])
+        seen = Batch(batch.x + learnt, batch.y, batch.mask)
+        gradient = task.grad(theta, seen, rng.of_exchange("dropout"))  # line 14
+        return Gradient(gradient, sizes), {"delta": torch.cat([learnt, delta[:, width:]], dim=1)}
+
+    def _first_delta(self, like: Tensor, rng: ClientStreams) -> Tensor:
+        """A random point of the shell for each place in a batch."""
+        drawn = normal(rng.of_round("perturbation"), like.shape[1:], like)
+        radius = torch.stack(
+            [torch.from_numpy(s.random(self.batch_size)) for s in rng.of_round("perturbation radius")]
+        ).to(like)
+        wanted = self.rho_min + (self.rho_max - self.rho_min) * radius
+        unit = wanted / example_norm(drawn, self.norm).to(like).clamp(min=1e-12)
+        return self._project(drawn * _per_example(unit, drawn), rng)
+
+    def _perturb(
+        self, task: Task, at: At, theta: Params, batch: Batch, delta: Tensor, rng: ClientStreams
+    ) -> Tensor:
+        theta_u = theta  # line 8; never edited in place, so theta stays what it is
+        for step in range(self.perturbation_steps):
+            ascent = task.input_grad(theta_u, Batch(batch.x + delta, batch.y, batch.mask))
+            delta = self._project(delta - self.perturbation_lr * ascent.sign(), rng)  # lines 10, 11
+            if step + 1 < self.perturbation_steps:
+                seen = Batch(batch.x + delta, batch.y, batch.mask)
+                theta_u = add(theta_u, task.grad(theta_u, seen), scale=-self._lr(at))  # line 12
+        return delta
+
+    def _project(self, delta: Tensor, rng: ClientStreams) -> Tensor:
+        def directions() -> Tensor:
+            full = (self.batch_size, *delta.shape[2:])
+            return normal(rng.of_exchange("direction"), full, delta)[:, : delta.shape[1]]
+
+        return project_to_shell(delta, self.rho_min, self.rho_max, self.norm, directions)
+
+    def server_update(
+        self,
+        task: Task,
+        at: At,
+        server: Server,
+        clients: Sequence[int],
+        up: Gradient | None,
+        rng: ServerStreams,
+    ) -> Server:
+        if up is None:
+            return server
+        step = weighted_sum(up.gradient, averaging_weights(up.size, self.weighting))
+        return Server(add(server.params, step, scale=-self._lr(at)))  # line 16
+
+    def _lr(self, at: At) -> float:
+        return scheduled_lr(self.lr, self.lr_schedule, at.round, at.plan.rounds)
+
+    def model(self, server: Server) -> Params:
+        return server.params
+
+    def releases(self, plan: Plan) -> Sequence[Release]:
+        return unprotected(
+            "the gradient of each client's perturbed batch",
+            "the perturbation is a function of the data without noise of known scale; attacks alone can measure it",
+        )
+
+    def paper_claim(self, plan: Plan) -> str | None:
+        return (
+            "no epsilon of differential privacy; a reconstruction score epsilon_p that is bounded once the "
+            "perturbation exceeds a threshold (Lemmas 1 and 2)"
+        )

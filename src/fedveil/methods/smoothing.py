@@ -1,0 +1,92 @@
+"""FedCEO's smoothing as fields of a method: when, how strongly, and which layers (Eq. 2, Theorem 3.1).
+
+Layers are folded into stacks `[K, d, h]`: a linear weight as it is, a convolution as o x (i kh kw). Vectors have no
+matrix structure: they are averaged, or folded as n x 1. Layers that are not chosen are averaged.
+
+`lam = "auto"` sets the threshold of each layer to the edge of its noise. With noise of standard deviation s in every
+entry of an upload, the DFT over K slots adds K of them, so that the entries of every frequency slice have variance
+K s^2, and the singular values of such a d x h matrix end at (sqrt(d) + sqrt(h)) s sqrt(K).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Literal
+
+from pydantic.dataclasses import dataclass
+
+from fedveil.errors import InputError
+from fedveil.linalg import t_tsvd
+from fedveil.methods.fields import STRICT
+from fedveil.tree import Params
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Smoothing:
+    """Symbols: I `interval`, lambda `lam`, theta `theta`, t the round."""
+
+    interval: int = 10
+    lam: float | Literal["auto"] = "auto"
+    theta: float = 1.0
+    layers: str | list[str] = "all"
+    biases: Literal["average", "fold"] = "average"
+
+    def __post_init__(self) -> None:
+        if self.interval < 1:
+            raise InputError("interval", self.interval, "counts rounds", "Use 1 to smooth in every round.")
+        if self.lam != "auto" and not (math.isfinite(self.lam) and self.lam > 0):
+            raise InputError(
+                "lam", self.lam, "must be positive and finite", 'Use "auto", or more for less smoothing.'
+            )
+        if not (math.isfinite(self.theta) and self.theta >= 1):
+            raise InputError("theta", self.theta, "must be at least 1", "Use 1 for a constant threshold.")
+        if isinstance(self.layers, str) and not re.fullmatch(r"all|last:[1-9]\d*", self.layers):
+            raise InputError(
+                "layers", self.layers, "selects no layer", 'Use "all", "last:2" or a list of layer names.'
+            )
+
+    def smooth(self, stack: Params, round: int, noise_std: float, of: int | None = None) -> Params:
+        """The minimiser of Eq. 2 layer by layer: one model per slot of the stack `[K, ...]`.
+
+        A stack of one stands for the mean of `of` uploads and gives the mean of their minimiser: frequency 0, the
+        sum of the stack, is all that this mean depends on.
+        """
+        chosen = self.smoothed_layers(stack)
+        slots = of or len(next(iter(stack.values())))
+        out: Params = {}
+        for name, leaf in stack.items():
+            vector = leaf.dim() <= 2
+            if name not in chosen or (vector and self.biases == "average"):
+                out[name] = leaf.mean(0, keepdim=True).expand_as(leaf).contiguous()
+                continue
+            folded = leaf.reshape(len(leaf), -1, 1) if vector else leaf.flatten(2)
+            threshold = self.threshold(round, noise_std, slots, *folded.shape[1:]) * len(leaf) / slots
+            out[name] = t_tsvd(folded, threshold).reshape(leaf.shape)
+        return out
+
+    def threshold(self, round: int, noise_std: float, slots: int, d: int, h: int) -> float:
+        """`1 / (2 tau)` with `tau = lambda / theta^(t/I)`; the noise's edge stands for `1 / (2 lambda)` in "auto"."""
+        growth: float = self.theta ** (round / self.interval)
+        if self.lam != "auto":
+            return growth / (2 * self.lam)
+        return growth * (math.sqrt(d) + math.sqrt(h)) * noise_std * math.sqrt(slots)
+
+    def smoothed_layers(self, params: Params) -> set[str]:
+        """The names of the parameters in the chosen layers."""
+        wanted = list(dict.fromkeys(_layer(name) for name in params))
+        if isinstance(self.layers, list):
+            unknown = [name for name in self.layers if name not in wanted]
+            if unknown or not self.layers:
+                raise InputError(
+                    "layers", self.layers, "the model has other layers", f"Use some of {', '.join(wanted)}."
+                )
+            wanted = self.layers
+        elif self.layers != "all":
+            wanted = wanted[-int(self.layers.removeprefix("last:")) :]
+        return {name for name in params if _layer(name) in wanted}
+
+
+def _layer(name: str) -> str:
+    """The layer a parameter belongs to: `fc1` of `fc1.weight`."""
+    return name.rpartition(".")[0] or name

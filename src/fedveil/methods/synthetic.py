@@ -1,0 +1,197 @@
+"""What methods that share synthetic examples have in common: their fields, their message and its price."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass as record
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedveil.data.client_data import ClientData
+from fedveil.errors import InputError
+from fedveil.messages import Message
+from fedveil.methods.fields import STRICT, BatchSize, Fraction, LearningRate, NonNegative
+from fedveil.methods.method import At
+from fedveil.methods.udp_fedavg import gaussian_or_nothing
+from fedveil.privacy.releases import ADVERSARIES, Plan, PostProcessing, Release
+from fedveil.streams import ClientStreams
+from fedveil.task import Task
+from fedveil.training.augmentation import Change, check_images
+from fedveil.training.gradient_matching import Distance
+from fedveil.training.local_sgd import Schedule, scheduled_lr
+from fedveil.training.surrogate import Loops, class_count, noise_images, own_classes, synthetic_labels
+from fedveil.tree import Params, State, concatenate, with_axis
+
+Count = Annotated[int, Field(ge=1)]
+Labels = Literal["all", "own"] | tuple[tuple[int, ...], ...]
+
+
+@record(frozen=True)
+class SyntheticSet(Message):
+    """Images `[K, n, ...]` and labels `[K, n]`; rows of label -1 are padding."""
+
+    images: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class SyntheticImages:
+    """How a client makes its synthetic set."""
+
+    ipc: Annotated[int, Field(ge=1, description="synthetic images per class")] = 10
+    labels: Labels = "all"
+    classes_per_client: Count | None = None
+    reinit: bool = True
+    image_lr: LearningRate = 100.0
+    image_momentum: Fraction = 0.5
+    image_updates: Count = 5
+    batch_size: BatchSize = 256
+    augment: tuple[Change, ...] = ()
+
+    def label_sets(self, classes: int, data: ClientData, clients: Sequence[int]) -> tuple[Tensor, int]:
+        """The labels `[K, slots * ipc]` of these clients, and the number of slots.
+
+        Slots are as many for every client, so that all sets have one shape: all classes, `classes_per_client`,
+        or the longest list that is declared.
+        """
+        if self.labels == "all":
+            return synthetic_labels([range(classes)] * data.count, self.ipc, classes), classes
+        held = own_classes(data)
+        if self.labels == "own":
+            slots = min(classes, self.classes_per_client or classes)
+            for client, own in zip(clients, held, strict=True):
+                if len(own) > slots:
+                    raise InputError(
+                        "method.classes_per_client",
+                        self.classes_per_client,
+                        f"client {client} holds {len(own)} classes",
+                        f"Use at least {len(own)}, or leave it out.",
+                    )
+            return synthetic_labels(held, self.ipc, slots), slots
+        declared = [self._declared(client, classes, own) for client, own in zip(clients, held, strict=True)]
+        slots = max(len(group) for group in self.labels)
+        return synthetic_labels(declared, self.ipc, slots), slots
+
+    def _declared(self, client: int, classes: int, own: Sequence[int]) -> tuple[int, ...]:
+        """The classes declared for this client, which must hold every one of them."""
+        if client >= len(self.labels):
+            raise InputError(
+                "method.labels",
+                self.labels,
+                f"declares nothing for client {client}",
+                "Give one list per client.",
+            )
+        group = tuple(int(label) for label in self.labels[client])
+        if not group or len(set(group)) != len(group) or not all(0 <= label < classes for label in group):
+            raise InputError(
+                "method.labels",
+                group,
+                f"is not a set of classes for client {client}",
+                f"Use classes from 0 to {classes - 1}.",
+            )
+        if own and not set(group) <= set(own):
+            missing = sorted(set(group) - set(own))[0]
+            raise InputError(
+                "method.labels",
+                group,
+                f"client {client} holds no example of class {missing}",
+                'Declare only classes it holds, or use labels = "all".',
+            )
+        return group
+
+    def first_images(self, data: ClientData, slots: int, rng: ClientStreams) -> Tensor:
+        return noise_images(rng.of_exchange("images"), slots * self.ipc, data)
+
+    def init_images(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
+        """What a client remembers: its images, where they are not made anew in every round."""
+        if self.reinit:
+            return {}
+        classes = class_count(task, with_axis(task.init(0)), data)
+        return {"images": self.first_images(data, self.label_sets(classes, data, rng.clients)[1], rng)}
+
+    def begin(
+        self, task: Task, w: Params, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[Tensor, Tensor]:
+        """The images that a round starts from, and their labels."""
+        check_images(self.augment, data.x.shape[2:])
+        labels, slots = self.label_sets(class_count(task, w, data), data, rng.clients)
+        images = self.first_images(data, slots, rng) if self.reinit else state["images"]
+        return images, labels.to(images.device)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Matching(SyntheticImages):
+    """How synthetic gradients are matched to real ones, and how both halves walk."""
+
+    trajectories: Count = 1
+    max_steps: Count = 5
+    real_batches: Count = 10
+    model_updates: Annotated[int, Field(ge=0)] = 0
+    radius: Annotated[float, Field(gt=0, description="largest distance from the start of a round")] = 10.0
+    squared_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
+    reduce: Literal["sum", "mean"] = "sum"
+    include_vectors: bool = False
+    lr: LearningRate = 0.1
+    lr_schedule: Schedule = "cosine"
+    lr_floor: NonNegative = 0.0
+    server_steps: Count = 100
+
+    def lr_at(self, at: At) -> float:
+        return scheduled_lr(self.lr, self.lr_schedule, at.round, at.plan.rounds, self.lr_floor)
+
+    def loops(self, at: At, radius: float, *, clip: float = math.inf, noise_multiplier: float = 0.0) -> Loops:
+        return Loops(
+            trajectories=self.trajectories,
+            max_steps=self.max_steps,
+            real_batches=self.real_batches,
+            image_updates=self.image_updates,
+            model_updates=self.model_updates,
+            radius=radius,
+            batch_size=self.batch_size,
+            lr=self.lr_at(at),
+            image_lr=self.image_lr,
+            image_momentum=self.image_momentum,
+            distance=Distance(self.squared_weight, self.reduce, self.include_vectors),
+            augment=self.augment,
+            clip=clip,
+            noise_multiplier=noise_multiplier,
+        )
+
+
+def random_starts(task: Task, rng: ClientStreams) -> Callable[[int], Params]:
+    """Random networks `[K, ...]` by number, each client's own; drawn without looking at any data."""
+
+    def start(number: int) -> Params:
+        seeds = [int(stream.integers(2**31)) for stream in rng.of_exchange(f"network-{number}")]
+        return concatenate([with_axis(task.init(seed)) for seed in seeds])
+
+    return start
+
+
+def noisy_gradients(
+    fields: Matching, plan: Plan, clip: float, noise_multiplier: float
+) -> tuple[Release, Release]:
+    """The price of a private synthetic set: every real batch that may be read, whether or not it is.
+
+    Images and models are computed from the noisy gradients and public values.
+    """
+    return (
+        Release(
+            "the noisy gradients behind each client's synthetic images",
+            "record",
+            ADVERSARIES,
+            gaussian_or_nothing(noise_multiplier, clip),
+            accesses=fields.trajectories * fields.max_steps * fields.real_batches,
+            rate=min(1.0, fields.batch_size / plan.records_per_client),
+        ),
+        Release(
+            "the synthetic images and the models trained on them",
+            "record",
+            ADVERSARIES,
+            PostProcessing("computed from the noisy gradients, which are charged in full"),
+        ),
+    )

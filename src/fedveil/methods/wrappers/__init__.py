@@ -1,0 +1,6 @@
+"""Every registered wrapper; importing this package makes their names known."""
+
+from fedveil.methods.wrappers import averaging, defences, denoising
+from fedveil.methods.wrappers.wrapper import WRAPPERS, Rule, WrappedMethod, Wrapper
+
+__all__ = ["WRAPPERS", "Rule", "WrappedMethod", "Wrapper", "averaging", "defences", "denoising"]

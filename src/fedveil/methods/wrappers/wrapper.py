@@ -1,0 +1,169 @@
+"""Post-processing of the released model, usable with any method: `[[wrap]]` in a configuration.
+
+A rule reads the model that a method has after each round and answers with the model to release in its place, and
+perhaps with one to go on training from. It is given nothing else, so it discloses nothing else: the releases, and
+with them every epsilon, are those of the method inside.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar, cast
+
+from torch import Tensor
+
+from fedveil.data.client_data import ClientData
+from fedveil.messages import Message, Record
+from fedveil.methods.method import AnyMethod, At, Method
+from fedveil.privacy.releases import Plan, Release
+from fedveil.streams import ClientStreams, ServerStreams
+from fedveil.task import Task
+from fedveil.tree import Params, State
+
+Memory = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a rule makes of a round: what it remembers, what is released, where training goes on (None: as it was)."""
+
+    memory: Memory
+    released: Params
+    resume: Params | None = None
+
+
+class Wrapper(ABC):
+    """What a `[[wrap]]` section names: a frozen, validated dataclass whose fields are its configuration."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+    @abstractmethod
+    def around(self, method: AnyMethod) -> AnyMethod:
+        """The method with this wrapped around it; a method that it does not fit is refused."""
+
+
+class Rule(Wrapper):
+    """One kind of post-processing."""
+
+    def around(self, method: AnyMethod) -> AnyMethod:
+        return WrappedMethod(method, self)
+
+    @abstractmethod
+    def start(self, params: Params) -> Memory:
+        """What is remembered before the first round, from the public starting model."""
+
+    @abstractmethod
+    def step(self, round: int, memory: Memory, before: Params, after: Params) -> Step:
+        """Round 1..: `before` is the model released last (at first the public start), `after` the method's new one."""
+
+
+@dataclass(frozen=True)
+class Wrapped(Record):
+    """The inner method's server as flat tensors and their head, the rule's memory and the released model."""
+
+    inner: dict[str, Tensor]
+    inner_head: str
+    memory: Memory
+    params: Params
+
+
+@dataclass(frozen=True)
+class WrappedMethod(Method[Wrapped, Message, Message]):
+    """A method whose released model goes through a rule. Everything else is the method's own."""
+
+    inner: AnyMethod
+    rule: Rule
+
+    def __post_init__(self) -> None:
+        own: dict[str, Any] = {
+            "name": f"{self.inner.name}+{self.rule.name}",
+            "summary": f"{self.inner.summary}; {self.rule.summary}",
+            "server_type": Wrapped,
+            "down_type": self.inner.down_type,
+            "up_type": self.inner.up_type,
+        }
+        for field, value in own.items():
+            object.__setattr__(self, field, value)
+
+    def exchanges(self, plan: Plan) -> int:
+        return self.inner.exchanges(plan)
+
+    def init_server(self, params: Params, plan: Plan) -> Wrapped:
+        return self._wrap(self.inner.init_server(params, plan), self.rule.start(params), params)
+
+    def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
+        return self.inner.init_client(task, data, rng)
+
+    def broadcast(self, at: At, server: Wrapped, clients: Sequence[int]) -> Message:
+        return cast(Message, self.inner.broadcast(at, self._unwrap(server), clients))
+
+    def client_update(
+        self, task: Task, at: At, down: Message, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[Message, State]:
+        return self.inner.client_update(task, at, down, data, state, rng)
+
+    def server_update(
+        self,
+        task: Task,
+        at: At,
+        server: Wrapped,
+        clients: Sequence[int],
+        up: Message | None,
+        rng: ServerStreams,
+    ) -> Wrapped:
+        inner = self.inner.server_update(task, at, self._unwrap(server), clients, up, rng)
+        if at.exchange + 1 < self.inner.exchanges(at.plan):
+            return self._wrap(inner, server.memory, server.params)
+        done = self.rule.step(at.round, server.memory, server.params, self.inner.model(inner))
+        if done.resume is not None:
+            inner = self.inner.with_model(inner, done.resume)
+        return self._wrap(inner, done.memory, done.released)
+
+    def model(self, server: Wrapped) -> Params:
+        return server.params
+
+    def with_model(self, server: Wrapped, params: Params) -> Wrapped:
+        inner = self.inner.with_model(self._unwrap(server), params)
+        return self._wrap(inner, server.memory, params)
+
+    def personal_model(self, server: Wrapped, state: State) -> Params | None:
+        """The clients' own models around the released one."""
+        return self.inner.personal_model(self.inner.with_model(self._unwrap(server), server.params), state)
+
+    def releases(self, plan: Plan) -> Sequence[Release]:
+        return self.inner.releases(plan)
+
+    def paper_claim(self, plan: Plan) -> str | None:
+        return self.inner.paper_claim(plan)
+
+    def _wrap(self, inner: Record, memory: Memory, params: Params) -> Wrapped:
+        return Wrapped(inner.tensors(), json.dumps(inner.head()), memory, params)
+
+    def _unwrap(self, server: Wrapped) -> Any:
+        return self.inner.server_type.assemble(json.loads(server.inner_head), server.inner)
+
+
+WRAPPERS: dict[str, type[Wrapper]] = {}
+C = TypeVar("C")
+
+
+def wrapper(name: str, summary: str) -> Callable[[type[C]], type[C]]:
+    """Make a wrapper known under its name."""
+
+    def add(kind: type[C]) -> type[C]:
+        assert issubclass(kind, Wrapper)
+        kind.name, kind.summary = name, summary
+        WRAPPERS[name] = kind
+        return kind
+
+    return add
+
+
+def wrapper_fields(wrapper: Wrapper | type[Wrapper]) -> list[str]:
+    """The names of a wrapper's configuration, in their order."""
+    return [field.name for field in dataclasses.fields(cast(Any, wrapper))]

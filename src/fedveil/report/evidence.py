@@ -1,0 +1,136 @@
+"""The parts of the page about what attacks achieved, what a method left to look at, and how to make it again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from html import escape
+from itertools import groupby, pairwise
+
+from fedveil.report import charts
+from fedveil.report.charts import Curve
+from fedveil.report.markup import named, picture, section
+from fedveil.report.reading import Attack, Run
+from fedveil.report.settings import Setting
+
+
+def attacks(settings: Sequence[Setting]) -> str:
+    found = [(attack, s, run) for s in settings for run in s.runs for attack in run.attacks]
+    found.sort(key=lambda item: item[0].name)  # one attack on every setting, side by side
+    cards = ""
+    for name, members in groupby(found, key=lambda item: item[0].name):
+        shown = "".join(_attack(s, run, attack) for attack, s, run in members)
+        cards += f'<h3>{escape(name)}</h3><div class="cards">{shown}</div>'
+    curves = [
+        Curve(f"{s.name}: {attack.name}, seed {run.seed}", s.look, attack.roc[0], *[attack.roc[1]] * 3)
+        for attack, s, run in found
+        if attack.roc is not None
+    ]
+    roc = ""
+    if curves:
+        areas = ". ".join(f"{c.name}: area {_area(c.x, c.y):.3f}" for c in curves)
+        chart = charts.line_chart(
+            curves,
+            label=f"Membership attacks: true against false positive rate. {areas}.",
+            x_label="false positive rate",
+            y_label="true positive rate",
+            percent=False,
+            rates=True,
+        )
+        items = "".join(
+            f"<li>{charts.swatch(c.look)}<span>{escape(c.name)} <small>area {_area(c.x, c.y):.3f}</small></span></li>"
+            for c in curves
+        )
+        roc = (
+            "<figure><figcaption>Membership: can one tell who was in the data? The diagonal is guessing."
+            f'</figcaption><ul class="legend">{items}</ul>{chart}</figure>'
+        )
+    lead = "What attacks on these runs achieved. A failed attack proves nothing; a good one refutes."
+    return section("attacks", "Attacks", cards, roc, lead=lead)
+
+
+def _attack(setting: Setting, run: Run, attack: Attack) -> str:
+    facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in attack.facts)
+    ordered = sorted(
+        attack.pictures, key=lambda p: not any(w in p.name for w in ("original", "truth", "target"))
+    )
+    shown = "".join(
+        picture(item, f"{item.name}, {attack.name} on {setting.name}", kind="tile") for item in ordered
+    )
+    return (
+        f'<article class="card"><h4>{named(setting)}</h4><p class="note">seed {run.seed}</p>'
+        f"{f'<div class=tiles>{shown}</div>' if shown else ''}"
+        f"{f'<dl>{facts}</dl>' if facts else ''}</article>"
+    )
+
+
+def _area(x: Sequence[float], y: Sequence[float]) -> float:
+    pairs = list(zip(x, y, strict=True))
+    return sum((b - a) * (c + d) / 2 for (a, c), (b, d) in pairwise(pairs))
+
+
+def pictures(settings: Sequence[Setting]) -> str:
+    """Synthetic examples, and every figure that a method left: spectra, smoothness and the like."""
+    out = []
+    for anchor, title, lead in (
+        (
+            "synthetic",
+            "Synthetic examples",
+            "Made by the method in place of clients' data, and sent or shown.",
+        ),
+        ("figures", "Spectra, smoothness and other figures", "Left in the result folder by the method."),
+    ):
+        parts = []
+        for s in settings:
+            for run in s.runs:
+                parts += [
+                    picture(item, f"{item.name}, {s.name}, seed {run.seed}", kind="plate", caption=True)
+                    for item in getattr(run, anchor)
+                ]
+        body = f'<div class="plates">{"".join(parts)}</div>' if parts else ""
+        out.append(section(anchor, title, body, lead=lead))
+    return "".join(out)
+
+
+def reproduce(settings: Sequence[Setting]) -> str:
+    first = settings[0].first
+    facts = dict(first.environment)
+    machine = [f"{facts.pop(key)}" for key in ("system", "machine") if key in facts]
+    if "cores" in facts:
+        machine.append(f"{facts.pop('cores')} cores")
+    listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
+    if machine:
+        listed += f"<dt>hardware</dt><dd>{escape(', '.join(machine))}</dd>"
+    if first.parameters is not None:
+        listed += f"<dt>parameters of the model</dt><dd>{first.parameters:,}</dd>"
+    different = (
+        len({tuple(sorted(run.environment.items())) for s in settings for run in s.runs if run.environment})
+        > 1
+    )
+    note = (
+        '<p class="note">The runs were made in different environments; this is the first one&#39;s.</p>'
+        if different
+        else ""
+    )
+    parts = [f'<dl class="facts">{listed}</dl>{note}' if listed else ""]
+    parts += [
+        f"<details><summary>{escape(s.name)}: configuration and command</summary>"
+        f"<p>Save the configuration as <code>{escape(_file(s))}</code>, then:</p>"
+        f"<pre><code>{escape(command(s))}</code></pre>"
+        f"<pre><code>{escape(s.first.config_text.strip())}</code></pre></details>"
+        for s in settings
+        if s.first.config_text
+    ]
+    lead = "Same configuration, same seed, same version, same kind of machine: same result."
+    return section("reproduce", "Make it again", *parts, lead=lead)
+
+
+def _file(setting: Setting) -> str:
+    return f"{setting.first.experiment or 'experiment'}.toml"
+
+
+def command(setting: Setting) -> str:
+    """The shell command that makes these runs again from their configuration."""
+    seeds = [run.seed for run in setting.runs if run.seed is not None]
+    listed = f" --set {shlex.quote(f'run.seeds={seeds}')}" if seeds else ""
+    return f"fedveil run {shlex.quote(_file(setting))}{listed}"

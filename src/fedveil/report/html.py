@@ -1,0 +1,123 @@
+"""The report: one HTML file that needs nothing but itself.
+
+It fetches nothing (its own policy forbids the browser to), reads in light and dark, on paper and on a phone, and with
+keyboard and screen reader. Everything that comes from result folders is escaped.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+from html import escape
+from importlib import metadata, resources
+from pathlib import Path
+
+from fedveil.checkpoint import write_atomically
+from fedveil.errors import InputError
+from fedveil.report import evidence, sections, style
+from fedveil.report.reading import Run, read_runs, run_folders
+from fedveil.report.settings import Setting, group, mixed
+from fedveil.results import Result
+
+_TITLES = re.compile(r'<section id="([a-z-]+)"[^>]*><h2[^>]*>(.*?)</h2>')
+
+
+def write_report(results: Sequence[Path | str | Result], path: Path | str) -> Path:
+    """Write the report on these runs (result folders, or folders of them) and return its path.
+
+    Unfinished and damaged runs are shown as far as they can be read; the report says what is missing.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise InputError("-o", str(target), "is a folder", "Give the path of a file, such as report.html.")
+    body = render(read_runs(results), _empty(results))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(target, body.encode())
+    except OSError as error:
+        raise InputError(
+            "-o", str(target), f"cannot be written: {error.strerror}", "Choose another."
+        ) from error
+    return target
+
+
+def _empty(results: Sequence[Path | str | Result]) -> list[str]:
+    """Folders among these that hold no run."""
+    places = [Path(item) for item in results if not isinstance(item, Result)]
+    return [f"There is no run in {place}." for place in places if not run_folders(place)]
+
+
+def render(runs: Sequence[Run], notes: Sequence[str] = ()) -> str:
+    """The page."""
+    settings = group(runs)
+    body = "".join(
+        (
+            sections.problems(runs, [*notes, *mixed(settings)]),
+            sections.results(settings),
+            sections.privacy(settings),
+            sections.learning(settings),
+            sections.tradeoff(settings),
+            sections.per_class(settings),
+            sections.per_client(settings),
+            sections.partition(settings),
+            evidence.attacks(settings),
+            evidence.pictures(settings),
+            evidence.reproduce(settings),
+        )
+    )
+    links = "".join(f'<li><a href="#{anchor}">{title}</a></li>' for anchor, title in _TITLES.findall(body))
+    title = " and ".join(dict.fromkeys(run.experiment for run in runs if run.experiment)) or "Report"
+    content = (
+        '<a class="skip" href="#main">Skip to the report</a>'
+        f'<header><p class="kicker">fedveil report</p><h1>{escape(title)}</h1>{_outline(settings)}</header>'
+        f'<main id="main">{sections.verdict(settings)}'
+        f'<nav aria-label="Contents"><ul>{links}</ul></nav>{body}</main>'
+        f"<footer><p>Made by fedveil {escape(metadata.version('fedveil'))} from the result folders alone.</p></footer>"
+        '<div class="tip" role="status" aria-live="polite" hidden></div>'
+    )
+    return document(f"{title}: fedveil report", content, asset("page.js"))
+
+
+def document(title: str, content: str, script: str, *, connect: str = "'none'") -> str:
+    """A page with the project's look that may run this script only and load nothing."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+        f"connect-src {connect}; base-uri 'none'; form-action 'none'"
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<link rel="icon" href="data:,">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{style.css()}{_series_css()}{asset('page.css')}</style></head>\n"
+        f"<body>{content}<script>{script}</script></body></html>\n"
+    )
+
+
+def asset(name: str) -> str:
+    return resources.files("fedveil.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _series_css() -> str:
+    return (
+        "".join(f".s{n}{{stroke:var(--s{n})}}.f{n}{{fill:var(--s{n})}}" for n in range(len(style.LOOKS)))
+        + "\n"
+    )
+
+
+def _outline(settings: Sequence[Setting]) -> str:
+    first = settings[0].first
+    facts = [("data", first.dataset), ("model", first.model)]
+    plan = first.plan
+    if plan:
+        facts += [
+            ("clients", plan.get("clients", "")),
+            ("in a round", plan.get("cohort", "")),
+            ("rounds", plan.get("rounds", "")),
+            ("sampler", plan.get("sampler", "")),
+        ]
+    cells = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in facts if value)
+    return f'<dl class="outline">{cells}</dl>' if cells else ""

@@ -1,0 +1,506 @@
+"""What result folders tell: read with distrust, so that a damaged file costs what it held and nothing more.
+
+Every value is checked on the way in. What is missing or cannot be read is written down in `Run.problems`, in words
+for the reader of the report; the rest is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedveil.errors import InputError, ResultError
+from fedveil.results import Result
+
+MARKS = ("summary.json", "rounds.jsonl", "config.toml")
+_PNG = b"\x89PNG\r\n\x1a\n"
+_LARGEST_PICTURE = 4 << 20
+_MOST_PICTURES = 48
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What is proven for one unit against one adversary; epsilon None: nothing, for `reason`."""
+
+    unit: str
+    adversary: str
+    epsilon: float | None
+    delta: float | None
+    adjacency: str
+    sampler: str
+    theorem: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Point:
+    """A round on record; bytes are those sent in both directions up to and including it."""
+
+    round: int
+    accuracy: float | None
+    loss: float | None
+    epsilon: float | None
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The published number that a run re-makes."""
+
+    source: str
+    where: str
+    expected: float | None
+    metric: str
+    tolerance: float | None
+    scale: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    name: str
+    png: bytes
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What one attack left behind: facts, pictures and, of a membership attack, its ROC curve."""
+
+    name: str
+    facts: tuple[tuple[str, str], ...]
+    pictures: tuple[Picture, ...]
+    roc: tuple[tuple[float, ...], tuple[float, ...]] | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, as far as its folder tells."""
+
+    name: str
+    finished: bool
+    experiment: str = ""
+    method: str = "unknown method"
+    seed: int | None = None
+    dataset: str = ""
+    model: str = ""
+    accuracy: float | None = None
+    loss: float | None = None
+    rounds: int = 0
+    planned: int | None = None
+    seconds: float | None = None
+    bytes_up: float | None = None
+    bytes_down: float | None = None
+    stopped: str = ""
+    claim: str | float = "none"
+    proven: tuple[Proof, ...] = ()
+    audits: tuple[Mapping[str, Any], ...] = ()
+    words: str = ""
+    classes: tuple[str, ...] = ()
+    per_class: tuple[float | None, ...] = ()
+    per_client: tuple[float | None, ...] = ()
+    per_client_on: str = ""
+    partition: tuple[tuple[int, ...], ...] = ()
+    plan: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    parameters: int | None = None
+    paper: Paper | None = None
+    history: tuple[Point, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    config_text: str = ""
+    attacks: tuple[Attack, ...] = ()
+    synthetic: tuple[Picture, ...] = ()
+    figures: tuple[Picture, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @property
+    def budget(self) -> float | None:
+        section = self.config.get("privacy")
+        return number(section.get("budget")) if isinstance(section, Mapping) else None
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def read_runs(results: Sequence[Path | str | Result]) -> list[Run]:
+    """Every run in these folders (at any depth) and results, in the order given.
+
+    A path that does not exist is refused, and so is a collection without a single run.
+    """
+    runs: list[Run] = []
+    seen: set[Path] = set()
+    for item in results:
+        if isinstance(item, Result) and item.folder is None:
+            runs.append(_from_memory(item))
+            continue
+        place = item.folder if isinstance(item, Result) else Path(item)
+        assert place is not None
+        folders = [folder for folder in run_folders(place) if folder.resolve() not in seen]
+        seen.update(folder.resolve() for folder in folders)
+        found = [read_folder(folder) for folder in folders]
+        # Folders below one another are named by hashes: order them by what they are.
+        runs += sorted(
+            found, key=lambda run: _natural(f"{run.experiment} {run.method} {run.config_text}{run.name}")
+        )
+    if not runs:
+        given = ", ".join(str(item) for item in results) or "nothing"
+        raise ResultError(f"no run in {given}. Give result folders, such as results/demo.")
+    return runs
+
+
+def run_folders(place: Path) -> list[Path]:
+    """The folders of runs at or below this one."""
+    if not place.exists():
+        raise InputError("RESULT", str(place), "no such folder", "Give a folder that `fedveil run` wrote.")
+    if place.is_file():
+        if place.name not in MARKS:
+            raise InputError("RESULT", str(place), "is a file", "Give a folder that `fedveil run` wrote.")
+        place = place.parent
+    if any((place / mark).exists() for mark in MARKS):
+        return [place]
+    found = {path.parent for mark in MARKS for path in place.rglob(mark)}
+    return sorted(found, key=_natural)
+
+
+def read_folder(folder: Path) -> Run:
+    """One run, whatever state its folder is in."""
+    problems: list[str] = []
+    config_text = _text(folder / "config.toml", problems)
+    config = _toml(config_text, problems)
+    history = _history(folder / "rounds.jsonl", problems)
+    summary: Mapping[str, Any] | None = None
+    if (folder / "summary.json").exists():
+        loaded = _json(folder / "summary.json", problems)
+        if isinstance(loaded, Mapping):
+            summary = loaded
+        elif loaded is not None:
+            problems.append("summary.json is not an object")
+    else:
+        problems.append(_unfinished(history, config))
+    attacks = tuple(_attack(place, problems) for place in _subfolders(folder / "attacks"))
+    audits = [
+        found
+        for path in sorted((folder / "audits").glob("**/*.json"), key=_natural)
+        if isinstance(found := _json(path, problems), Mapping)
+    ]
+    return _build(
+        "/".join(folder.resolve().parts[-3:]),
+        summary,
+        history,
+        config,
+        config_text,
+        audits,
+        problems,
+        attacks=attacks,
+        synthetic=_pictures(folder / "synthetic", problems),
+        figures=_pictures(folder / "figures", problems),
+    )
+
+
+def _from_memory(result: Result) -> Run:
+    problems: list[str] = []
+    name = f"{result.summary.get('method', 'run')}, seed {result.summary.get('seed', '?')}"
+    return _build(name, result.summary, _points(result.history), {}, "", [], problems)
+
+
+def _build(
+    name: str,
+    found: Mapping[str, Any] | None,
+    history: tuple[Point, ...],
+    config: Mapping[str, Any],
+    config_text: str,
+    audits: Sequence[Mapping[str, Any]],
+    problems: list[str],
+    **pictures: Any,
+) -> Run:
+    summary: Mapping[str, Any] = found or {}
+    told = _Fields(summary, problems if found is not None else [])
+    privacy = _Fields(told.mapping("privacy"), told.problems, "privacy.")
+    audit = privacy.mapping("audit", required=False)
+    method, plan, run = (_section(config, key) for key in ("method", "plan", "run"))
+    plan = told.mapping("plan", required=False)
+    last = history[-1] if history else None
+    seed = told.number("seed", required=False)
+    match = re.search(r"seed-(\d+)$", name)
+    return Run(
+        name=name,
+        finished=found is not None,
+        experiment=told.text("experiment", required=False) or (name.split("/")[0] if "/" in name else ""),
+        method=told.text("method") or str(method.get("name", "unknown method")),
+        seed=int(seed) if seed is not None else int(match[1]) if match else None,
+        dataset=told.text("dataset", required=False) or str(_section(config, "task").get("dataset", "")),
+        model=told.text("model", required=False) or str(_section(config, "task").get("model", "")),
+        accuracy=told.number("accuracy", required=False),
+        loss=told.number("loss", required=False),
+        rounds=int(told.number("rounds") or (last.round if last else 0)),
+        planned=_whole(plan.get("rounds")) or _whole(run.get("rounds")),
+        seconds=told.number("seconds", required=False),
+        bytes_up=told.number("bytes_up", required=False),
+        bytes_down=told.number("bytes_down", required=False),
+        stopped=told.text("stopped", required=False),
+        claim=_claim(privacy.values.get("paper_claim")),
+        proven=_proofs(privacy),
+        audits=(*([audit] if audit else []), *audits),
+        words=told.text("privacy_in_words"),
+        classes=tuple(str(item) for item in told.items("classes", required=False)),
+        per_class=tuple(number(item) for item in told.items("per_class", required=False)),
+        per_client=tuple(number(item) for item in told.items("per_client", required=False)),
+        per_client_on=told.text("per_client_on", required=False),
+        partition=_counts(told),
+        plan={str(key): str(value) for key, value in plan.items()},
+        environment={
+            str(key): str(value) for key, value in told.mapping("environment", required=False).items()
+        },
+        parameters=_whole(summary.get("parameters")),
+        paper=_paper(told.mapping("paper", required=False) or _section(config, "paper")),
+        history=history,
+        config=config,
+        config_text=config_text,
+        problems=tuple(dict.fromkeys(problem for problem in problems if problem)),
+        **pictures,
+    )
+
+
+class _Fields:
+    """Values by name and kind; one of the wrong kind is a problem, and so is a missing one that is required."""
+
+    def __init__(self, values: Mapping[str, Any], problems: list[str], prefix: str = "") -> None:
+        self.values = values
+        self.problems = problems
+        self._prefix = prefix
+
+    def number(self, name: str, *, required: bool = True) -> float | None:
+        value = number(self.values.get(name))
+        return value if self._fits(name, value is not None, required) else None
+
+    def text(self, name: str, *, required: bool = True) -> str:
+        value = self.values.get(name)
+        return str(value) if self._fits(name, isinstance(value, str), required) else ""
+
+    def mapping(self, name: str, *, required: bool = True) -> Mapping[str, Any]:
+        value = self.values.get(name)
+        return value if self._fits(name, isinstance(value, Mapping), required) and value else {}
+
+    def items(self, name: str, *, required: bool = True) -> list[Any]:
+        value = self.values.get(name)
+        return list(value) if self._fits(name, isinstance(value, list), required) and value else []
+
+    def _fits(self, name: str, right: bool, required: bool) -> bool:
+        if right:
+            return True
+        if self.values.get(name) is not None:
+            self.problems.append(f"summary.json: {self._prefix}{name} cannot be read")
+        elif required:
+            self.problems.append(f"summary.json: {self._prefix}{name} is missing")
+        return False
+
+
+def _proofs(privacy: _Fields) -> tuple[Proof, ...]:
+    rows = []
+    for row in privacy.items("proven"):
+        if not isinstance(row, Mapping) or not row.get("adversary"):
+            privacy.problems.append("summary.json: a row of privacy.proven cannot be read")
+            continue
+        rows.append(
+            Proof(
+                unit=str(row.get("unit", "unknown")),
+                adversary=str(row["adversary"]),
+                epsilon=number(row.get("epsilon")),
+                delta=number(row.get("delta")),
+                adjacency=str(row.get("adjacency", "")),
+                sampler=str(row.get("sampler", "")),
+                theorem=str(row.get("theorem", "")),
+                reason=str(row.get("reason", "")),
+            )
+        )
+    return tuple(rows)
+
+
+def _counts(told: _Fields) -> tuple[tuple[int, ...], ...]:
+    rows = told.items("partition", required=False)
+    counts = [[_whole(item) for item in row] if isinstance(row, list) else [None] for row in rows]
+    if any(len(row) != len(counts[0]) or None in row for row in counts):
+        told.problems.append("summary.json: partition is not a table of counts")
+        return ()
+    return tuple(tuple(item or 0 for item in row) for row in counts)
+
+
+def _paper(section: Mapping[str, Any]) -> Paper | None:
+    if not section:
+        return None
+    where = ", ".join(str(section[key]) for key in ("table", "row") if section.get(key))
+    return Paper(
+        str(section.get("source", "")),
+        where,
+        number(section.get("expected")),
+        str(section.get("metric", "accuracy")),
+        number(section.get("tolerance")),
+        str(section.get("scale", "full")),
+    )
+
+
+def _claim(value: Any) -> str | float:
+    found = number(value)
+    return found if found is not None else str(value or "none")
+
+
+def _whole(value: Any) -> int | None:
+    found = number(value)
+    return int(found) if found is not None and found >= 0 else None
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = config.get(name)
+    return section if isinstance(section, Mapping) else {}
+
+
+def _unfinished(history: Sequence[Point], config: Mapping[str, Any]) -> str:
+    done = history[-1].round if history else 0
+    planned = _whole(_section(config, "run").get("rounds"))
+    of = f" of {planned}" if planned else ""
+    return (
+        f"not finished: {done}{of} rounds are on record, summary.json is missing; "
+        "the same command goes on from there"
+    )
+
+
+def _history(path: Path, problems: list[str]) -> tuple[Point, ...]:
+    lines: list[Any] = []
+    for place, line in enumerate(_text(path, problems).splitlines(), start=1):
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            problems.append(f"rounds.jsonl: line {place} is cut off or damaged")
+    points = _points(lines)
+    if len(points) < len(lines):
+        problems.append(f"rounds.jsonl: {len(lines) - len(points)} lines have no round")
+    return points
+
+
+def _points(lines: Iterable[Any]) -> tuple[Point, ...]:
+    points: list[Point] = []
+    sent = 0.0
+    for line in lines:
+        if not isinstance(line, Mapping) or (at := _whole(line.get("round"))) is None:
+            continue
+        sent += (number(line.get("bytes_up")) or 0) + (number(line.get("bytes_down")) or 0)
+        accuracy, loss, epsilon = (number(line.get(key)) for key in ("accuracy", "loss", "epsilon"))
+        points.append(Point(at, accuracy, loss, epsilon, sent))
+    return tuple(points)
+
+
+def _attack(folder: Path, problems: list[str]) -> Attack:
+    found = _json(folder / "finding.json", problems, within=f"attacks/{folder.name}/")
+    facts = tuple(_flat(found)) if isinstance(found, Mapping) else ()
+    roc = None
+    if (folder / "roc.json").exists():
+        roc = _roc(_json(folder / "roc.json", problems, within=f"attacks/{folder.name}/"))
+        if roc is None:
+            problems.append(f"attacks/{folder.name}/roc.json holds no curve")
+    return Attack(folder.name, facts, _pictures(folder, problems, deep=True), roc)
+
+
+def _roc(found: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    if not isinstance(found, Mapping):
+        return None
+    false, true = found.get("fpr"), found.get("tpr")
+    if not isinstance(false, list) or not isinstance(true, list) or not 1 < len(false) == len(true):
+        return None
+    pairs = [(number(a), number(b)) for a, b in zip(false, true, strict=True)]
+    whole = sorted((a, b) for a, b in pairs if a is not None and b is not None)
+    if len(whole) != len(pairs):
+        return None
+    return tuple(a for a, _ in whole), tuple(b for _, b in whole)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
+    """Facts as name and text; long lists and what is nested deep are not facts."""
+    for key, value in values.items():
+        name = f"{prefix}{key}".replace("_", " ")
+        if isinstance(value, Mapping) and not prefix:
+            inner = "" if key in ("metrics", "facts", "summary") else f"{key} "
+            yield from _flat(value, inner) if inner else _flat(value)
+        elif isinstance(value, bool) or value is None:
+            yield name, {True: "yes", False: "no", None: "none"}[value]
+        elif isinstance(value, int | float):
+            yield name, f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+        elif isinstance(value, str):
+            yield name, value if len(value) <= 400 else value[:399] + "…"
+        elif isinstance(value, list) and 0 < len(value) <= 8 and all(number(v) is not None for v in value):
+            yield name, ", ".join(f"{v:.4g}" for v in value)
+
+
+def _pictures(folder: Path, problems: list[str], *, deep: bool = False) -> tuple[Picture, ...]:
+    if not folder.is_dir():
+        return ()
+    paths = sorted((folder.rglob if deep else folder.glob)("*.png"), key=_natural)
+    pictures = []
+    for path in paths[:_MOST_PICTURES]:
+        try:
+            body = path.read_bytes() if path.stat().st_size <= _LARGEST_PICTURE else b""
+        except OSError as error:
+            problems.append(f"{folder.name}/{path.name} cannot be read: {error.strerror}")
+            continue
+        if not body.startswith(_PNG):
+            why = "is no PNG picture" if body else f"is larger than {_LARGEST_PICTURE >> 20} MiB"
+            problems.append(f"{folder.name}/{path.name} {why}")
+            continue
+        pictures.append(Picture(path.relative_to(folder).with_suffix("").as_posix(), body))
+    if len(paths) > _MOST_PICTURES:
+        problems.append(f"{folder.name}: the first {_MOST_PICTURES} of {len(paths)} pictures are shown")
+    return tuple(pictures)
+
+
+def _text(path: Path, problems: list[str]) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        problems.append(f"{path.name} is missing")
+    except (OSError, UnicodeDecodeError) as error:
+        problems.append(f"{path.name} cannot be read: {_why(error)}")
+    return ""
+
+
+def _json(path: Path, problems: list[str], within: str = "") -> Any:
+    text = _text(path, problems)
+    if not text:
+        return None
+    try:
+        return json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        problems.append(f"{within}{path.name} is damaged: {_why(error)}")
+        return None
+
+
+def _toml(text: str, problems: list[str]) -> Mapping[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        problems.append(f"config.toml is damaged: {error}")
+        return {}
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or "unknown reason"
+    return "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    return (
+        sorted((path for path in folder.iterdir() if path.is_dir()), key=_natural) if folder.is_dir() else []
+    )
+
+
+def _natural(path: Path | str) -> list[tuple[int, int, str]]:
+    """Sort seed-2 before seed-10."""
+    parts = re.split(r"(\d+)", str(path))
+    return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts]

@@ -1,0 +1,412 @@
+"""The parts of the page. Each returns HTML, or nothing where the runs have nothing to show for it.
+
+Text from result folders enters the page through `escape` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from fedveil.privacy.statement import show
+from fedveil.report import charts
+from fedveil.report.charts import Curve, Dot, Mark, Row
+from fedveil.report.markup import NOTHING, Cell, legend, named, section, table
+from fedveil.report.reading import Proof, Run, number
+from fedveil.report.settings import ADVERSARIES, WHO, WHOM, Setting, Spread
+from fedveil.report.verdict import headline, lines, percent, small, strength
+
+_MOST_CLIENTS = 200  # rows of the per-client table and columns of the partition picture
+_MOST_VERDICTS = 6
+_SHORT = {"observer": "published", "server": "server", "client": "participant"}
+_MOST_ROUNDS = 12  # rows of the table below the curves
+
+
+def verdict(settings: Sequence[Setting]) -> str:
+    said = headline(settings)
+    items = []
+    for setting in settings:
+        inner = "".join(f'<p class="{line.level}">{escape(line.text)}</p>' for line in lines(setting))
+        items.append(f"<li><h3>{named(setting)}</h3>{inner}</li>")
+    return (
+        f'<p class="verdict {said.level}">{escape(said.text)}</p><ul class="verdicts">{"".join(items)}</ul>'
+    )
+
+
+def problems(runs: Sequence[Run], notes: Sequence[str]) -> str:
+    """What is missing, damaged or not comparable; nothing if all is well."""
+    items = [f"<li>{escape(note)}</li>" for note in notes]
+    for run in runs:
+        items += [f"<li><strong>{escape(run.name)}</strong>: {escape(text)}</li>" for text in run.problems]
+    if not items:
+        return ""
+    return (
+        '<aside class="problems" aria-labelledby="problems-title"><h2 id="problems-title">What is missing</h2>'
+        f"<p>The rest of this page shows what could be read.</p><ul>{''.join(items)}</ul></aside>"
+    )
+
+
+def results(settings: Sequence[Setting]) -> str:
+    heads = [
+        "method",
+        "seeds",
+        "accuracy",
+        "ε published",
+        "ε server",
+        "audit: ε ≥",
+        "sent up",
+        "sent down",
+        "seconds",
+    ]
+    with_paper = any(s.first.paper is not None and s.first.paper.expected is not None for s in settings)
+    if with_paper:
+        heads.append("paper")
+    if not any(s.audited() for s in settings):
+        heads.remove("audit: ε ≥")
+    best = max((s.accuracy.mean for s in settings if s.accuracy), default=None)
+    rows = []
+    for s in settings:
+        spread = s.accuracy
+        told = percent(spread)
+        if spread is not None and spread.mean == best and len(settings) > 1:
+            told = f"<strong>{told}</strong>"
+        row: list[Cell] = [
+            named(s),
+            (_seeds(s), float(len(s.runs))),
+            (told, None if spread is None else spread.mean),
+        ]
+        for adversary in ("observer", "server"):
+            proof = s.proof(adversary)
+            if proof is None or proof.epsilon is None:
+                row.append(("none", float("inf")))
+            else:
+                row.append((f"{show(proof.epsilon)} <small>{escape(proof.unit)}</small>", proof.epsilon))
+        if "audit: ε ≥" in heads:
+            bounds = [number(audit.get("lower_bound")) for audit in s.audited()]
+            bound = max((b for b in bounds if b is not None), default=None)
+            row.append((NOTHING if bound is None else show(bound), bound))
+        for values in ([r.bytes_up for r in s.runs], [r.bytes_down for r in s.runs]):
+            sent = Spread.of(values)
+            row.append(
+                (
+                    NOTHING if sent is None else f"{sent.mean / 1e6:.2f} MB",
+                    None if sent is None else sent.mean,
+                )
+            )
+        time = Spread.of([r.seconds for r in s.runs])
+        row.append((NOTHING if time is None else f"{time.mean:.1f}", None if time is None else time.mean))
+        if with_paper:
+            expected = s.first.paper.expected if s.first.paper else None
+            row.append(
+                (
+                    NOTHING if expected is None else f"{expected if expected > 1 else 100 * expected:.2f} %",
+                    expected,
+                )
+            )
+        rows.append(row)
+    note = (
+        "Accuracy on the test set: mean and sample deviation over seeds. ε: proven, for the unit named; "
+        "bytes and seconds: mean of a run."
+    )
+    return section("results", "Results", table("Results by method", heads, rows), lead=note)
+
+
+def _seeds(setting: Setting) -> str:
+    seeds = [str(run.seed) for run in setting.runs if run.seed is not None]
+    return escape(", ".join(seeds)) if 0 < len(seeds) <= 4 else str(len(setting.runs))
+
+
+def privacy(settings: Sequence[Setting]) -> str:
+    rows = [row for setting in settings for row in _privacy_rows(setting)]
+    chart = ""
+    if rows:
+        label = "Epsilon on a logarithmic scale. " + ". ".join(
+            mark.note for row in rows for mark in row.marks if mark.value is not None
+        )
+        key = (
+            '<ul class="legend"><li><svg class="key" viewBox="0 0 12 12" aria-hidden="true"><circle class="fink" '
+            'cx="6" cy="6" r="5"/></svg>proven for one client&#39;s whole data</li>'
+            '<li><svg class="key" viewBox="0 0 12 12" aria-hidden="true"><circle class="hollow sink" cx="6" cy="6" '
+            'r="4.5"/></svg>proven for a single record</li>'
+            '<li><svg class="key" viewBox="0 0 16 12" aria-hidden="true"><path class="audit" d="M2 0V12M2 6h12m-4 '
+            '-4l4 4l-4 4"/></svg>an audit showed at least this</li>'
+            '<li><svg class="key" viewBox="0 0 14 14" aria-hidden="true"><path class="hollow claim" d="M7 1l6 6l-6 6'
+            'l-6 -6Z"/></svg>the paper&#39;s own claim</li></ul>'
+        )
+        chart = key + charts.privacy_chart(rows, label=label)
+    words = "".join(_words(setting, opened=len(settings) == 1) for setting in settings)
+    lead = (
+        "Three things that never stand in for one another: what a paper claims, what is proven for these very runs, "
+        "and what an audit measured. Epsilon bounds how much anything that is seen can tell about one person's data."
+    )
+    return section("privacy", "Privacy statement", chart, words, lead=lead)
+
+
+def _privacy_rows(setting: Setting) -> list[Row]:
+    proofs = setting.proofs()
+    if proofs and all(proof.epsilon is None for proof in proofs):
+        mark = Mark("client", None, f"{setting.name}: nothing is proven against anybody")
+        rows = [("anybody", "anybody", [mark])]
+    else:
+        rows = [
+            (WHO[adversary].removeprefix("the "), _SHORT[adversary], marks)
+            for adversary in ADVERSARIES
+            if (marks := [_mark(setting, proof) for proof in proofs if proof.adversary == adversary])
+        ]
+    if other := _other_marks(setting):
+        kinds = " and ".join(dict.fromkeys(mark.kind for mark in other))
+        rows.append((kinds, kinds, other))
+    return [Row(setting.name if place == 0 else "", setting.look, *row) for place, row in enumerate(rows)]
+
+
+def _mark(setting: Setting, proof: Proof) -> Mark:
+    said = "nothing proven" if proof.epsilon is None else f"epsilon {show(proof.epsilon)} proven"
+    whom = f"{WHOM.get(proof.unit, proof.unit)} against {WHO[proof.adversary]}"
+    kind = "record" if proof.unit == "record" else "client"
+    return Mark(kind, proof.epsilon, f"{setting.name}, {whom}: {said}")
+
+
+def _other_marks(setting: Setting) -> list[Mark]:
+    marks = []
+    for audit in setting.audited():
+        bound = number(audit.get("lower_bound"))
+        if bound is not None:
+            marks.append(
+                Mark("audit", bound, f"{setting.name}: an audit showed epsilon of at least {show(bound)}")
+            )
+    claim = setting.first.claim
+    if isinstance(claim, float):
+        marks.append(Mark("claim", claim, f"{setting.name}: the paper claims epsilon {show(claim)}"))
+    return marks
+
+
+def _words(setting: Setting, *, opened: bool) -> str:
+    run = setting.first
+    rows: list[list[Cell]] = [
+        [
+            escape(WHO.get(proof.adversary, proof.adversary)),
+            escape(WHOM.get(proof.unit, proof.unit)),
+            (
+                "none" if proof.epsilon is None else show(proof.epsilon),
+                float("inf") if proof.epsilon is None else proof.epsilon,
+            ),
+            NOTHING if proof.delta is None else small(proof.delta),
+            escape(strength(proof.epsilon)),
+            escape(proof.theorem if proof.epsilon is not None else proof.reason),
+        ]
+        for proof in setting.proofs()
+    ]
+    parts = []
+    if rows:
+        heads = ["against", "protects", "ε", "δ", "meaning", "by"]
+        parts.append(table(f"Proven for {setting.name}", heads, rows, sortable=False, numeric_from=9))
+    if run.words:
+        parts.append(f'<div class="words">{_paragraphs(run.words)}</div>')
+    parts += [_audit(audit) for audit in setting.audited()]
+    if not parts:
+        parts = ["<p>This run has no statement yet: it is written when a run ends.</p>"]
+    state = " open" if opened else ""
+    return f"<details{state}><summary>In words: {escape(setting.name)}</summary>{''.join(parts)}</details>"
+
+
+def _audit(audit: Mapping[str, Any]) -> str:
+    told = {
+        str(key).replace("_", " "): f"{value:.4g}" if isinstance(value, float) else str(value)
+        for key, value in audit.items()
+        if not isinstance(value, Mapping | list)
+    }
+    facts = "".join(f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>" for key, value in told.items())
+    return f"<h4>Audit</h4><dl>{facts}</dl>"
+
+
+def _paragraphs(text: str) -> str:
+    out = []
+    for block in text.split("\n\n"):
+        items: list[str] = []
+        for line in block.splitlines():
+            if line.startswith("  "):
+                items.append(f"<li>{escape(line.strip())}</li>")
+                continue
+            if items:
+                out.append(f"<ul>{''.join(items)}</ul>")
+                items = []
+            out.append(f"<p>{escape(line)}</p>")
+        if items:
+            out.append(f"<ul>{''.join(items)}</ul>")
+    return "".join(out)
+
+
+def learning(settings: Sequence[Setting]) -> str:
+    curves = [Curve(s.name, s.look, *s.curve("round", "accuracy")) for s in settings]
+    drawn = [curve for curve in curves if curve.x]
+    if not drawn:
+        return ""
+    ends = ". ".join(f"{curve.name} ends at {100 * curve.y[-1]:.1f} percent" for curve in drawn)
+    chart = charts.line_chart(
+        drawn, label=f"Accuracy over rounds. {ends}.", x_label="round", y_label="test accuracy, %"
+    )
+    bands = any(list(curve.low) != list(curve.high) for curve in drawn)
+    lead = (
+        "Mean over seeds; the band reaches from the worst seed to the best."
+        if bands
+        else "One seed per line."
+    )
+    return section("learning", "Accuracy over rounds", legend(settings), chart, _values(drawn), lead=lead)
+
+
+def _values(curves: Sequence[Curve]) -> str:
+    longest = max(curves, key=lambda curve: len(curve.x))
+    step = max(1, -(-len(longest.x) // _MOST_ROUNDS))
+    shown = sorted({*list(longest.x)[::step], longest.x[-1]})
+    rows = []
+    for at in shown:
+        cells: list[Cell] = [f"{at:g}"]
+        for curve in curves:
+            known = dict(zip(curve.x, curve.y, strict=True)).get(at)
+            cells.append(NOTHING if known is None else f"{100 * known:.2f}")
+        rows.append(cells)
+    body = table("Accuracy in percent", ["round", *(curve.name for curve in curves)], rows, sortable=False)
+    return f"<details><summary>The values as a table</summary>{body}</details>"
+
+
+def tradeoff(settings: Sequence[Setting]) -> str:
+    done = [s for s in settings if s.accuracy is not None]
+    if not done:
+        return ""
+    parts = []
+    for adversary in ("observer", "server"):
+        dots = []
+        for s in done:
+            spread, proof = s.accuracy, s.proof(adversary)
+            assert spread is not None
+            epsilon = None if proof is None else proof.epsilon
+            said = "nothing proven" if epsilon is None else f"epsilon {show(epsilon)}"
+            dots.append(
+                Dot(
+                    s.name,
+                    s.look,
+                    epsilon,
+                    spread.mean,
+                    spread.deviation,
+                    f"{s.name}: {percent(spread)}, {said}",
+                )
+            )
+        if all(dot.x is None for dot in dots):
+            continue
+        same = [
+            [i for i, s in enumerate(done) if s.method == method]
+            for method in dict.fromkeys(s.method for s in done)
+        ]
+        chart = charts.plane_chart(
+            dots,
+            label=f"Accuracy against proven epsilon ({WHO[adversary]}). "
+            + ". ".join(dot.note for dot in dots),
+            x_label=f"ε proven against {WHO[adversary]} (logarithmic)",
+            y_label="test accuracy, %",
+            log=True,
+            joined=same,
+        )
+        parts.append(
+            f"<figure><figcaption>Accuracy and what is proven against {WHO[adversary]}</figcaption>{chart}</figure>"
+        )
+    if parts:
+        parts = [f'<div class="pair">{"".join(parts)}</div>']
+    sent = [Curve(s.name, s.look, *_in_megabytes(s.curve("bytes", "accuracy"))) for s in settings]
+    sent = [curve for curve in sent if curve.x]
+    if sent:
+        chart = charts.line_chart(
+            sent,
+            label="Accuracy against megabytes sent. "
+            + ". ".join(f"{c.name}: {c.x[-1]:.2f} megabytes" for c in sent),
+            x_label="megabytes sent, up and down, all clients",
+            y_label="test accuracy, %",
+        )
+        parts.append(f"<figure><figcaption>Accuracy and traffic</figcaption>{chart}</figure>")
+    if not parts:
+        return ""
+    lead = "Up is better; left is more private, or cheaper. Bars are one sample deviation over seeds."
+    return section("trade-off", "What privacy and traffic buy", legend(settings), *parts, lead=lead)
+
+
+def _in_megabytes(
+    curve: tuple[list[float], list[float], list[float], list[float]],
+) -> tuple[list[float], list[float], list[float], list[float]]:
+    return [x / 1e6 for x in curve[0]], *curve[1:]
+
+
+def per_class(settings: Sequence[Setting]) -> str:
+    known = [s for s in settings if s.first.per_class]
+    if not known:
+        return ""
+    count = max(len(s.first.per_class) for s in known)
+    names = max((s.first.classes for s in known), key=len)
+    rows = []
+    for label in range(count):
+        cells: list[Cell] = [escape(names[label]) if label < len(names) else str(label)]
+        for s in known:
+            values = [run.per_class[label] for run in s.runs if label < len(run.per_class)]
+            cells.append(_bar(Spread.of(values)))
+        rows.append(cells)
+    heads = ["class", *(s.name for s in known)]
+    return section("classes", "Per class", table("Test accuracy per class, in percent", heads, rows))
+
+
+def per_client(settings: Sequence[Setting]) -> str:
+    known = [s for s in settings if s.first.per_client]
+    if not known:
+        return ""
+    count = max(len(s.first.per_client) for s in known)
+    sizes = [sum(row) for row in known[0].first.partition]
+    rows = []
+    for client in range(min(count, _MOST_CLIENTS)):
+        size = sizes[client] if client < len(sizes) else None
+        cells: list[Cell] = [
+            (str(client), float(client)),
+            (NOTHING if size is None else str(size), size),
+        ]
+        for s in known:
+            values = [run.per_client[client] for run in s.runs if client < len(run.per_client)]
+            cells.append(_bar(Spread.of(values)))
+        rows.append(cells)
+    on = known[0].first.per_client_on or "their examples"
+    heads = ["client", "examples", *(s.name for s in known)]
+    caption = f"Accuracy of the shared model on each client's {on}, in percent"
+    extremes = []
+    for s in known:
+        scores = [score for score in s.first.per_client if score is not None]
+        if scores:
+            extremes.append(f"{s.name}: {100 * min(scores):.1f} to {100 * max(scores):.1f} %")
+    cut = f" The first {_MOST_CLIENTS} of {count} clients." if count > _MOST_CLIENTS else ""
+    lead = f"From the worst-served client to the best. {'; '.join(extremes)}.{cut}"
+    body = f"<details><summary>All clients</summary>{table(caption, heads, rows)}</details>"
+    return section("clients", "Per client", body, lead=lead)
+
+
+def _bar(spread: Spread | None) -> tuple[str, float | None]:
+    if spread is None:
+        return NOTHING, None
+    deviation = "" if spread.deviation is None else f" <small>± {100 * spread.deviation:.1f}</small>"
+    share = min(1.0, max(0.0, spread.mean))
+    return (
+        f'<span class="bar" style="--share:{share:.3f}">{100 * spread.mean:.1f}{deviation}</span>',
+        spread.mean,
+    )
+
+
+def partition(settings: Sequence[Setting]) -> str:
+    known = next((s.first for s in settings if s.first.partition and s.first.partition[0]), None)
+    if known is None:
+        return ""
+    counts = known.partition[:_MOST_CLIENTS]
+    sizes = [sum(row) for row in known.partition]
+    cut = f" The first {_MOST_CLIENTS} are shown." if len(known.partition) > _MOST_CLIENTS else ""
+    said = (
+        f"{len(sizes)} clients share {sum(sizes):,} examples of {len(counts[0])} classes; "
+        f"the smallest has {min(sizes)}, the largest {max(sizes)} (seed {known.seed}).{cut}"
+    )
+    chart = charts.partition_chart(counts, known.classes, label=f"Who holds what. {said}")
+    note = (
+        "Bars: examples of a client. Dots: examples of a class; their area is the count. Hover for numbers."
+    )
+    return section("partition", "Who holds what", chart, f'<p class="note">{note}</p>', lead=said)

@@ -1,0 +1,191 @@
+"""What the numbers amount to, in sentences that claim no more than was proven."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedveil.privacy.statement import show
+from fedveil.report.reading import number
+from fedveil.report.settings import WHO, WHOM, Setting, Spread
+
+Level = Literal["good", "fair", "weak", "bad"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    level: Level
+    text: str
+
+
+def percent(spread: Spread | None) -> str:
+    """Accuracy with its deviation over seeds: "84.96 ± 0.40 %"."""
+    if spread is None:
+        return "no result"
+    deviation = "" if spread.deviation is None else f" ± {100 * spread.deviation:.2f}"
+    return f"{100 * spread.mean:.2f}{deviation} %"
+
+
+def small(value: float) -> str:
+    """A delta: powers of ten as such, which no line break cuts in two."""
+    power = round(math.log10(value)) if value > 0 else 0
+    if power <= -3 and math.isclose(value, 10.0**power):
+        return "10" + str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"{value:g}"
+
+
+def level(epsilon: float | None) -> Level:
+    """The same limits as the privacy statement's words."""
+    if epsilon is None:
+        return "bad"
+    return "good" if epsilon <= 1 else "fair" if epsilon <= 10 else "weak"
+
+
+def strength(epsilon: float | None) -> str:
+    return {
+        "good": "strong protection",
+        "fair": "a meaningful limit",
+        "weak": "too large to be called protection",
+        "bad": "nothing proven",
+    }[level(epsilon)]
+
+
+def headline(settings: Sequence[Setting]) -> Verdict:
+    """The whole report in one or two sentences."""
+    broken = [setting for setting in settings if contradictions(setting)]
+    if broken:
+        return Verdict(
+            "bad", f"An audit contradicts what is proven for {_listed(broken)}: do not rely on it."
+        )
+    done = [setting for setting in settings if setting.accuracy is not None]
+    if not done:
+        return Verdict("bad", "No run here is finished: nothing can be said yet.")
+    best = max(done, key=_accuracy)
+    proven = [setting for setting in done if setting.proof("observer") is not None]
+    limited = [setting for setting in proven if _epsilon(setting) <= 10]
+    if limited:
+        pick = max(limited, key=_accuracy)
+        row = pick.proof("observer")
+        assert row is not None
+        text = (
+            f"{pick.name} reaches {percent(pick.accuracy)} with epsilon {show(_epsilon(pick))} proven "
+            f"for {WHOM.get(row.unit, row.unit)} against {WHO['observer']}: {strength(row.epsilon)}."
+        )
+        return Verdict(level(row.epsilon), text + _useless(pick) + _gap(best, pick))
+    if proven:
+        pick = min(proven, key=_epsilon)
+        text = (
+            f"No run here proves a meaningful limit. The smallest epsilon is {show(_epsilon(pick))}, "
+            f"of {pick.name} at {percent(pick.accuracy)}: {strength(_epsilon(pick))}."
+        )
+        return Verdict("weak", text + _useless(pick) + _gap(best, pick))
+    other = [s for s in done if s.proof("server") or s.proof("client")]
+    if other:
+        return Verdict("weak", f"Nothing is proven against {WHO['observer']}; see the privacy statement.")
+    name = f"{best.name} reaches {percent(best.accuracy)}"
+    return Verdict("bad", f"{name}, and proves no privacy at all: nothing hides what clients send.")
+
+
+def lines(setting: Setting) -> list[Verdict]:
+    """A sentence per setting, and one for each paper, budget and audit that bears on it."""
+    out = [Verdict(_level(setting), _line(setting))]
+    out += [
+        Verdict("weak", f"Seed {run.seed} stopped after round {run.rounds}: {run.stopped}.")
+        for run in setting.runs
+        if run.stopped
+    ]
+    if (paper := against_paper(setting)) is not None:
+        out.append(paper)
+    out.extend(Verdict("bad", text) for text in contradictions(setting))
+    return out
+
+
+def _line(setting: Setting) -> str:
+    spread = setting.accuracy
+    if spread is None:
+        return "Not finished: no accuracy yet."
+    seeds = f" over {spread.count} seeds" if spread.count > 1 else ""
+    text = f"{percent(spread)} accuracy{seeds}. "
+    rows = [row for row in (setting.proof(adversary) for adversary in ("observer", "server")) if row]
+    if not rows:
+        return text + "Nothing is proven against anybody."
+    said = ", ".join(
+        f"epsilon {show(row.epsilon or 0)} against {WHO[row.adversary]} ({strength(row.epsilon)})"
+        for row in rows
+    )
+    whom = WHOM.get(rows[0].unit, rows[0].unit)
+    delta = "" if rows[0].delta is None else f" at delta {small(rows[0].delta)}"
+    missing = [WHO[a] for a in ("observer", "server") if setting.proof(a) is None]
+    nothing = f"; nothing against {' or '.join(missing)}" if missing else ""
+    return text + f"Proven for {whom}{delta}: {said}{nothing}."
+
+
+def against_paper(setting: Setting) -> Verdict | None:
+    """The mean beside the published number; None where the configuration names none."""
+    paper = setting.first.paper
+    spread = setting.accuracy
+    if paper is None or paper.expected is None or spread is None or paper.metric != "accuracy":
+        return None
+    measured = 100 * spread.mean
+    expected = paper.expected if paper.expected > 1 else 100 * paper.expected
+    reduced = "" if paper.scale == "full" else f" The run is reduced: {paper.scale}."
+    said = f"The paper ({paper.source}{', ' + paper.where if paper.where else ''}) states {expected:.2f} %"
+    gap = measured - expected
+    if paper.tolerance is None:
+        return Verdict("fair", f"{said}; this is {gap:+.2f} points from it.{reduced}")
+    tolerance = paper.tolerance if paper.expected > 1 else 100 * paper.tolerance
+    if abs(gap) <= tolerance:
+        return Verdict("good", f"{said}: met within {tolerance:g} points ({gap:+.2f}).{reduced}")
+    return Verdict("weak", f"{said}: missed by {gap:+.2f} points, {tolerance:g} were allowed.{reduced}")
+
+
+def contradictions(setting: Setting) -> list[str]:
+    """Audits that refute: a lower bound above every epsilon proven, or a mechanism that is not the declared one."""
+    proven = [row.epsilon for row in setting.proofs() if row.epsilon is not None]
+    found = []
+    for audit in setting.audited():
+        bound = number(audit.get("lower_bound"))
+        if bound is not None and proven and bound > max(proven):
+            found.append(
+                f"BROKEN: an audit shows epsilon of at least {show(bound)}, {show(max(proven))} was proven."
+            )
+        p_value, confidence = (number(audit.get(key)) for key in ("p_value", "confidence"))
+        if p_value is not None and confidence is not None and p_value < 1 - confidence:
+            found.append(f"BROKEN: an audit shows that noise is not as declared (p = {p_value:.1g}).")
+    return found
+
+
+def _useless(setting: Setting) -> str:
+    """Privacy is easy for a model that knows nothing, so say so."""
+    classes = len(setting.first.classes) or len(setting.first.per_class)
+    if not classes or setting.accuracy is None or setting.accuracy.mean >= 2 / classes:
+        return ""
+    return f" But that is little better than guessing among {classes} classes."
+
+
+def _gap(best: Setting, pick: Setting) -> str:
+    if best is pick or best.accuracy is None or pick.accuracy is None:
+        return ""
+    proof = best.proof("observer")
+    without = "without any proof" if proof is None else f"with epsilon {show(_epsilon(best))}"
+    return f" {best.name} reaches {percent(best.accuracy)} {without}."
+
+
+def _level(setting: Setting) -> Level:
+    row = setting.proof("observer")
+    return level(None if row is None else row.epsilon)
+
+
+def _accuracy(setting: Setting) -> float:
+    return -1.0 if setting.accuracy is None else setting.accuracy.mean
+
+
+def _epsilon(setting: Setting) -> float:
+    row = setting.proof("observer")
+    return float("inf") if row is None or row.epsilon is None else row.epsilon
+
+
+def _listed(settings: Sequence[Setting]) -> str:
+    return " and ".join(setting.name for setting in settings)

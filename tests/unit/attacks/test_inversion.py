@@ -1,0 +1,263 @@
+"""The parts of inversion attacks: rows that do not touch each other, labels, local steps, known defences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedveil.attacks.inversion.labels import infer_labels
+from fedveil.attacks.inversion.matching import (
+    candidate_gradients,
+    cosine_distance,
+    squared_distance,
+    total_variation,
+)
+from fedveil.attacks.inversion.optimise import stacked_adam, stacked_lbfgs
+from fedveil.attacks.registry import list_attacks, make_attack
+from fedveil.attacks.view import Adaptation, LocalSteps, ServerView, image_box
+from fedveil.data.client_data import ArrayClients
+from fedveil.errors import InputError
+from fedveil.models.registry import make_model
+from fedveil.streams import ClientStreams, named_stream
+from fedveil.task import Batch, Task
+from fedveil.training.local_sgd import local_sgd
+from fedveil.tree import Params, expand, with_axis, without_axis
+
+SHAPE = (1, 8, 8)
+
+
+def make_view(model: str = "lenet-zhu", targets: int = 2, examples: int = 1, **options: Any) -> ServerView:
+    task = Task(lambda: make_model(model, SHAPE, 4, **options))
+    params = {name: leaf.double() for name, leaf in task.init(1).items()}
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(targets, examples, *SHAPE, generator=generator, dtype=torch.float64)
+    y = torch.randint(4, (targets, examples), generator=generator)
+    observed = task.grad(expand(with_axis(params), targets), Batch(x, y))
+    low, high = image_box((0.0,), (1.0,))
+    return ServerView(task, params, observed, examples, SHAPE, 4, (low - 9, high + 9), y)
+
+
+def random_images(rows: int, examples: int) -> Tensor:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(rows, examples, *SHAPE, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("model", ["lenet-zhu", "lenet-5", "logistic"])
+def test_candidate_gradients_equal_the_tasks_own(model: str) -> None:
+    view = make_view(model, examples=3)
+    x = random_images(2, 3)
+    assert view.labels is not None
+    expected = view.task.grad(expand(with_axis(view.params), 2), Batch(x, view.labels))
+    for rows in (slice(0, 2), slice(0, 1)):
+        found = candidate_gradients(view, x[rows], view.labels[rows])
+        for name, leaf in expected.items():
+            torch.testing.assert_close(found[name].detach(), leaf[rows], rtol=1e-9, atol=1e-12)
+
+
+def test_second_derivatives_of_a_stack_equal_those_of_single_rows() -> None:
+    view = make_view(targets=3)
+    assert view.labels is not None
+    distance = cosine_distance(view.observed, Adaptation())
+    x = random_images(3, 1).requires_grad_()
+    (together,) = torch.autograd.grad(distance(candidate_gradients(view, x, view.labels)).sum(), x)
+    for t in range(3):
+        one = cosine_distance({name: leaf[t : t + 1] for name, leaf in view.observed.items()}, Adaptation())
+        row = x[t : t + 1].detach().requires_grad_()
+        (alone,) = torch.autograd.grad(one(candidate_gradients(view, row, view.labels[t : t + 1])).sum(), row)
+        torch.testing.assert_close(together[t], alone[0], rtol=1e-8, atol=1e-12)
+
+
+def test_simulated_local_steps_equal_local_training() -> None:
+    view = make_view(examples=4, targets=1)
+    data = ArrayClients.from_arrays([(random_images(1, 4)[0], torch.tensor([0, 1, 2, 3]))]).load([0])
+    local = LocalSteps(lr=0.3, batch_size=4, epochs=3, momentum=0.5, weight_decay=0.01)
+    trained = local_sgd(
+        view.task,
+        with_axis(view.params),
+        data,
+        ClientStreams(0, 1, (0,)),
+        lr=0.3,
+        batch_size=4,
+        epochs=3,
+        momentum=0.5,
+        weight_decay=0.01,
+    )
+    found = candidate_gradients(replace(view, local=local), data.x, data.y)
+    for name, leaf in without_axis(trained.params).items():
+        expected = (view.params[name] - leaf) / 0.3
+        torch.testing.assert_close(found[name][0].detach(), expected, rtol=1e-7, atol=1e-10)
+
+
+def test_a_trained_model_can_be_inverted() -> None:
+    view = make_view("logistic", targets=1)
+    assert view.labels is not None
+    local = LocalSteps(lr=0.1, batch_size=1, epochs=3)
+    x = torch.rand(1, 1, *SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    sent = {
+        name: leaf.detach()
+        for name, leaf in candidate_gradients(replace(view, local=local), x, view.labels).items()
+    }
+    attacked = replace(view, local=local, observed=sent)
+    finding = make_attack("idlg", {"steps": 200, "restarts": 2})(attacked, named_stream(0, "attack"))
+    assert float((finding.images - x).abs().max()) < 1e-3
+
+
+def test_lbfgs_rows_are_independent_and_find_the_minimum() -> None:
+    generator = torch.Generator().manual_seed(0)
+    curvature = torch.rand(4, 6, generator=generator, dtype=torch.float64) * 5 + 0.1
+    centre = torch.randn(4, 6, generator=generator, dtype=torch.float64)
+    start = torch.randn(4, 6, generator=generator, dtype=torch.float64)
+
+    def objective(rows: slice) -> object:
+        return lambda x: (
+            (curvature[rows] * (x - centre[rows]).square()).sum(1) + (x - centre[rows]).pow(4).sum(1)
+        )
+
+    together = stacked_lbfgs(start, objective(slice(0, 4)), iterations=40)  # type: ignore[arg-type]
+    torch.testing.assert_close(together.variables[0], centre, rtol=0, atol=1e-5)
+    for k in range(4):
+        rows = slice(k, k + 1)
+        alone = stacked_lbfgs(start[rows], objective(rows), iterations=40)  # type: ignore[arg-type]
+        torch.testing.assert_close(together.variables[0][rows], alone.variables[0], rtol=1e-7, atol=1e-9)
+
+
+def test_lbfgs_survives_a_row_that_leaves_the_numbers() -> None:
+    start = torch.tensor([[1.0], [1.0]], dtype=torch.float64)
+
+    def objective(x: Tensor) -> Tensor:
+        return torch.stack([(x[0, 0] - 3).square(), torch.log(x[1, 0] * 0)])
+
+    found = stacked_lbfgs(start, objective, iterations=30)
+    assert float(found.variables[0][0]) == pytest.approx(3.0)
+    assert float(found.loss[1]) == float("inf")
+
+
+def test_adam_keeps_the_box_and_takes_pictures() -> None:
+    low, high = torch.tensor(-0.5), torch.tensor(0.5)
+    found = stacked_adam(
+        [torch.zeros(2, 3)],
+        lambda variables: (variables[0] - 2).square().sum(1),
+        steps=50,
+        lr=0.1,
+        signed=True,
+        box=(low, high),
+    )
+    assert float(found.variables[0].max()) == 0.5
+    assert [step for step, _ in found.path] == [0, 10, 20, 30, 40, 50]
+
+
+def test_total_variation_by_hand() -> None:
+    x = torch.tensor([[[[0.0, 1.0], [2.0, 5.0]]]])
+    assert total_variation(x).tolist() == [(2 + 4) / 2 + (1 + 3) / 2]
+
+
+@pytest.mark.parametrize("model", ["lenet-zhu", "logistic"])
+def test_label_of_one_example_is_read_off(model: str) -> None:
+    view = make_view(model, targets=8)
+    assert view.labels is not None
+    assert torch.equal(infer_labels(replace(view, labels=None), named_stream(0, "x")), view.labels)
+
+
+def test_labels_of_a_batch_are_counted() -> None:
+    view = make_view("logistic", targets=5, examples=6)
+    assert view.labels is not None
+    found = infer_labels(replace(view, labels=None), named_stream(0, "x"))
+    assert found.shape == view.labels.shape
+    right = (found == view.labels.sort(1).values).double().mean()
+    assert float(right) > 0.6  # a quarter of them would be luck
+
+
+def test_labels_cannot_be_inferred_without_a_last_linear_layer_of_that_size() -> None:
+    with pytest.raises(InputError, match="cannot be inferred"):
+        infer_labels(replace(make_view(), labels=None, classes=7), named_stream(0, "x"))
+    without_bias = make_view("mlp-2", examples=3)
+    with pytest.raises(InputError, match="one label"):
+        infer_labels(replace(without_bias, labels=None), named_stream(0, "x"))
+
+
+def test_labels_of_another_number_than_the_examples_are_refused() -> None:
+    view = make_view(examples=2)
+    with pytest.raises(InputError, match="labels"):
+        replace(view, labels=torch.zeros(2, 5, dtype=torch.long))
+
+
+def toy() -> tuple[Params, Params]:
+    generator = torch.Generator().manual_seed(0)
+    observed = {"a": torch.randn(1, 50, generator=generator), "b": torch.randn(1, 40, generator=generator)}
+    return observed, {name: leaf.clone() for name, leaf in observed.items()}
+
+
+def test_known_masks_signs_and_noise_are_made_use_of() -> None:
+    observed, true = toy()
+    masked = {name: leaf * (torch.arange(leaf.shape[1]) % 2) for name, leaf in observed.items()}
+    assert float(cosine_distance(masked, Adaptation("mask"))(true)) == pytest.approx(0, abs=1e-6)
+    assert float(cosine_distance(masked, Adaptation())(true)) > 0.1
+    assert float(squared_distance(masked, Adaptation("mask"))(true)) == pytest.approx(0, abs=1e-9)
+    signs = {name: 0.01 * leaf.sign() for name, leaf in observed.items()}
+    adaptive = float(cosine_distance(signs, Adaptation("sign"))(true))
+    assert adaptive < float(cosine_distance(signs, Adaptation())(true))
+    drowned = {"a": observed["a"], "b": 100 * torch.randn(1, 40, generator=torch.Generator().manual_seed(1))}
+    weighed = float(cosine_distance(drowned, Adaptation("noise", 120.0))({"a": true["a"], "b": true["b"]}))
+    assert weighed == pytest.approx(1.0)  # everything is below the noise: nothing is believed
+    drowned["a"] = 1000 * observed["a"]
+    assert float(cosine_distance(drowned, Adaptation("noise", 120.0))(true)) == pytest.approx(0, abs=0.02)
+
+
+def test_restarts_as_a_stack_equal_single_runs() -> None:
+    view = make_view()
+    stacked = make_attack("inverting-gradients", {"steps": 20, "restarts": 3})(view, named_stream(0, "a"))
+    rng = named_stream(0, "a")
+    starts = rng.standard_normal((2 * 3, 1, *SHAPE))
+
+    class Given:
+        """A stream that deals out the rows of the stacked run."""
+
+        def __init__(self, rows: np.ndarray) -> None:
+            self.rows = rows
+
+        def standard_normal(self, size: tuple[int, ...]) -> np.ndarray:
+            return self.rows.reshape(size)
+
+    one = make_attack("inverting-gradients", {"steps": 20})
+    for t in range(2):
+        single = replace(
+            view,
+            observed={name: leaf[t : t + 1] for name, leaf in view.observed.items()},
+            labels=None if view.labels is None else view.labels[t : t + 1],
+        )
+        losses = [
+            float(one(single, Given(starts[3 * t + r : 3 * t + r + 1])).losses)  # type: ignore[arg-type]
+            for r in range(3)
+        ]
+        assert stacked.losses[t].tolist() == pytest.approx(losses, rel=1e-5)
+
+
+def test_analytic_needs_a_first_linear_layer_and_one_example() -> None:
+    with pytest.raises(InputError, match="does not begin with a linear layer"):
+        make_attack("analytic")(make_view(), named_stream(0, "a"))
+    with pytest.raises(InputError, match="mixes"):
+        make_attack("analytic")(make_view("logistic", examples=2), named_stream(0, "a"))
+
+
+def test_gias_needs_public_images_of_the_right_shape() -> None:
+    with pytest.raises(InputError, match="public"):
+        make_attack("gias")(make_view(), named_stream(0, "a"))
+    wrong = replace(make_view(), public=torch.zeros(5, 1, 4, 4))
+    with pytest.raises(InputError, match="shape"):
+        make_attack("gias")(wrong, named_stream(0, "a"))
+
+
+def test_every_attack_is_listed_and_unknown_ones_are_refused() -> None:
+    names = [info.name for info in list_attacks()]
+    assert names == ["analytic", "dlg", "gias", "gradinversion", "idlg", "inverting-gradients"]
+    with pytest.raises(InputError, match="Did you mean"):
+        make_attack("inverting-gradient")
+    with pytest.raises(InputError, match="Settings of idlg"):
+        make_attack("idlg", {"stepz": 3})
+    with pytest.raises(InputError, match="steps"):
+        make_attack("idlg", {"steps": 0})

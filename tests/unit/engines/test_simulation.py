@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass as record
+
+import pytest
+import torch
+from torch import nn
+
+from fedveil import At, Task
+from fedveil.data.client_data import ClientData
+from fedveil.engines.arena import Arena, Leaf, layout
+from fedveil.engines.simulation import Simulation
+from fedveil.errors import FedveilError
+from fedveil.methods.fedavg import FedAvg, Model, TrainedModel
+from fedveil.streams import ClientStreams
+from fedveil.tree import State
+from tests.contract.federation import SIZES, distance, make_clients, make_plan, make_task
+
+
+@record(frozen=True)
+class Failing(FedAvg):
+    how: str = "error"
+
+    def client_update(
+        self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[TrainedModel, State]:
+        if 3 in rng.clients:
+            if self.how == "error":
+                raise FedveilError("client 3 has a problem")
+            if self.how == "crash":
+                raise ZeroDivisionError("a bug")
+            os._exit(9)
+        return FedAvg.client_update(self, task, at, down, data, state, rng)
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "text"),
+    [
+        ("error", FedveilError, "client 3 has a problem"),
+        ("crash", RuntimeError, "ZeroDivisionError: a bug"),
+        ("die", FedveilError, "ended unexpectedly"),
+    ],
+)
+def test_what_goes_wrong_in_a_worker_is_told(how: str, kind: type[Exception], text: str) -> None:
+    task, plan = make_task(), make_plan(cohort=5)
+    method = Failing(batch_size=4)
+    object.__setattr__(method, "how", how)
+    engine = Simulation(task, make_clients(), method, plan, seed=0, workers=2)
+    at = At(plan, 1)
+    down = method.broadcast(at, method.init_server(task.init(0), plan), range(5))
+    try:
+        with pytest.raises(kind, match=text):
+            engine.exchange(range(5), down, at)
+    finally:
+        engine.close()
+
+
+def test_what_the_server_keeps_is_not_overwritten_by_the_next_exchange() -> None:
+    task, plan, method = make_task(), make_plan(cohort=5), FedAvg(batch_size=4)
+    engine = Simulation(task, make_clients(), method, plan, seed=0, workers=2)
+    server = method.init_server(task.init(0), plan)
+    try:
+        up = engine.exchange(range(5), method.broadcast(At(plan, 1), server, range(5)), At(plan, 1)).up
+        assert isinstance(up, TrainedModel)
+        kept = engine.own(up)
+        copy = {name: leaf.clone() for name, leaf in up.params.items()}
+        engine.exchange(range(5), method.broadcast(At(plan, 2), server, range(5)), At(plan, 2))
+        assert distance(kept.params, copy) == 0
+        assert distance(up.params, copy) > 0
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("memory", [1, 10_000, None])
+def test_memory_limits_the_chunks_and_not_the_result(memory: int | None) -> None:
+    task, plan, method = make_task(), make_plan(cohort=5), FedAvg(batch_size=4)
+    results = []
+    for limit in (None, memory):
+        engine = Simulation(
+            task, make_clients(), method, plan, seed=0, workers=1, execution="stacked", max_memory=limit
+        )
+        down = method.broadcast(At(plan, 1), method.init_server(task.init(0), plan), range(5))
+        up = engine.exchange(range(5), down, At(plan, 1)).up
+        assert isinstance(up, TrainedModel)
+        results.append(up)
+    assert distance(results[0].params, results[1].params) < 1e-12
+    assert results[0].size.tolist() == list(SIZES)
+
+
+def test_convolutions_run_one_by_one_and_agree_with_the_stack() -> None:
+    def net() -> nn.Module:
+        return nn.Sequential(
+            nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 2, 2), nn.Dropout(0.3), nn.Flatten(), nn.Linear(4, 3)
+        ).double()
+
+    task, plan, method = Task(net), make_plan(cohort=5), FedAvg(batch_size=4, epochs=2)
+    ups = []
+    executions: Sequence[str] = ("auto", "stacked")
+    for execution in executions:
+        engine = Simulation(
+            task,
+            make_clients(),
+            method,
+            plan,
+            seed=0,
+            workers=1,
+            execution="auto" if execution == "auto" else "stacked",
+        )
+        down = method.broadcast(At(plan, 1), method.init_server(task.init(0), plan), range(5))
+        up = engine.exchange(range(5), down, At(plan, 1)).up
+        assert isinstance(up, TrainedModel)
+        ups.append(up)
+    assert distance(ups[0].params, ups[1].params) < 1e-12
+
+
+def test_an_arena_holds_tables_of_any_kind() -> None:
+    arena = Arena(1 << 16)
+    tensors = {
+        "a": torch.arange(6).reshape(3, 2),
+        "b": torch.tensor([True, False, True]),
+        "c": torch.randn(3, 4, dtype=torch.float64),
+        "d": torch.zeros(3, 0),
+    }
+    leaves = [Leaf.from_json(leaf.to_json()) for leaf in layout(tensors)]
+    assert arena.fits(leaves)
+    for leaf in leaves:
+        arena.view(leaf).copy_(tensors[leaf.name])
+    assert all(torch.equal(arena.view(leaf), tensors[leaf.name]) for leaf in leaves)
+    assert arena.holds(arena.view(leaves[2]))
+    assert not arena.holds(tensors["c"])
+    assert not arena.fits(layout({"big": torch.zeros(1 << 17)}))

@@ -1,0 +1,181 @@
+"""FedEM: the projection, the inner steps, and that it is FedSGD when there is no perturbation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedveil.data.client_data import ArrayClients, ClientData
+from fedveil.errors import InputError
+from fedveil.methods.fedavg import Model
+from fedveil.methods.fedem import FedEM, Norm, example_norm, project_to_shell
+from fedveil.methods.fedsgd import FedSGD, batch_in_step
+from fedveil.methods.method import AnyMethod, At
+from fedveil.models.registry import make_model
+from fedveil.privacy.releases import Plan
+from fedveil.streams import ClientStreams, ServerStreams
+from fedveil.task import Batch, Task
+from fedveil.tree import Params, expand, with_axis
+
+SHAPE = (1, 8, 8)
+
+
+def make_task(model: str = "lenet-zhu") -> Task:
+    return Task(lambda: make_model(model, SHAPE, 4))
+
+
+def make_data(sizes: list[int], dtype: torch.dtype = torch.float64) -> ClientData:
+    generator = torch.Generator().manual_seed(0)
+    pairs = [
+        (
+            torch.randn(n, *SHAPE, generator=generator, dtype=dtype),
+            torch.randint(4, (n,), generator=generator),
+        )
+        for n in sizes
+    ]
+    return ArrayClients.from_arrays(pairs).load(range(len(sizes)))
+
+
+def start(task: Task) -> Params:
+    return {name: leaf.double() for name, leaf in task.init(3).items()}
+
+
+def one_round(
+    method: AnyMethod, task: Task, data: ClientData, rounds: int = 1
+) -> tuple[Params, Tensor | None]:
+    plan = Plan(data.count, data.count, "all", rounds, int(data.sizes.min()), int(data.sizes.max()))
+    server = method.init_server(start(task), plan)
+    ids = tuple(range(data.count))
+    state = method.init_client(task, data, ClientStreams(0, 0, ids))
+    for number in range(1, rounds + 1):
+        for exchange in range(method.exchanges(plan)):
+            at = At(plan, number, exchange)
+            down = method.broadcast(at, server, ids)
+            up, state = method.client_update(
+                task, at, down, data, state, ClientStreams(0, number, ids, exchange)
+            )
+            server = method.server_update(task, at, server, ids, up, ServerStreams(0, number, exchange))
+    return method.model(server), state.get("delta")
+
+
+@given(
+    low=st.just(0.0) | st.floats(1e-6, 2),
+    width=st.floats(0, 3),
+    scale=st.sampled_from([0.0, 1e-30, 1e-6, 1.0, 1e6]),
+    norm=st.sampled_from(["l2", "linf"]),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=60, deadline=None)
+def test_projection_lands_in_the_shell(low: float, width: float, scale: float, norm: Norm, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    delta = scale * torch.randn(2, 3, 1, 4, 4, generator=generator)
+    high = low + width
+    found = project_to_shell(delta, low, high, norm, lambda: torch.randn(2, 3, 1, 4, 4, generator=generator))
+    size = example_norm(found, norm)
+    assert bool((size >= low * (1 - 1e-6)).all())
+    assert bool((size <= high * (1 + 1e-6) + 1e-12).all())
+
+
+def test_projection_leaves_what_is_inside() -> None:
+    delta = torch.full((1, 2, 1, 2, 2), 0.25)
+    assert torch.equal(project_to_shell(delta, 0.1, 1.0, "l2", lambda: delta), delta)
+
+
+@pytest.mark.parametrize("model", ["lenet-zhu", "logistic"])
+@pytest.mark.parametrize("sizes", [[8, 8], [9, 3, 1]])
+def test_no_perturbation_is_fedsgd_bit_for_bit(model: str, sizes: list[int]) -> None:
+    task, data = make_task(model), make_data(sizes)
+    ours, _ = one_round(FedEM(batch_size=4, perturbation_steps=0, rho_max=0), task, data)
+    plain, _ = one_round(FedSGD(batch_size=4), task, data)
+    assert all(torch.equal(ours[name], plain[name]) for name in plain)
+
+
+def test_one_client_whole_batch_is_one_gradient_step_on_the_perturbed_data() -> None:
+    task, data = make_task(), make_data([6])
+    method = FedEM(batch_size=6, perturbation_steps=3, rho_max=0.5, lr=0.2)
+    found, delta = one_round(method, task, data)
+    assert delta is not None
+    batch = batch_in_step(data, 6, 0, ClientStreams(0, 1, (0,)))
+    seen = Batch(batch.x + delta, batch.y)
+    gradient = task.grad(with_axis(start(task)), seen)
+    for name, leaf in start(task).items():
+        torch.testing.assert_close(found[name], leaf - 0.2 * gradient[name][0], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("model", ["lenet-zhu", "mlp-2", "logistic"])
+def test_input_gradient_against_finite_differences(model: str) -> None:
+    task, data = make_task(model), make_data([3, 2])
+    batch = data.everything()
+    w = expand(with_axis(start(task)), 2)
+    found = task.input_grad(w, batch)
+    step = 1e-6
+    for place in [(0, 1, 0, 2, 3), (1, 0, 0, 7, 0)]:
+        up, down = batch.x.clone(), batch.x.clone()
+        up[place] += step
+        down[place] -= step
+        rise = task.loss(w, Batch(up, batch.y, batch.mask)) - task.loss(w, Batch(down, batch.y, batch.mask))
+        assert float(found[place]) == pytest.approx(float(rise[place[0]]) / (2 * step), rel=1e-5, abs=1e-10)
+    assert float(found[1, 2].abs().max()) == 0.0  # padding
+
+
+def test_stacked_equals_one_by_one() -> None:
+    task, data = make_task(), make_data([5, 3, 1])
+    method = FedEM(batch_size=4, perturbation_steps=3, rho_min=0.1, rho_max=0.4)
+    plan = Plan(3, 3, "all", 1, 1, 5)
+    down = Model(with_axis(start(task)))
+    state = method.init_client(task, data, ClientStreams(0, 0, (0, 1, 2)))
+    alone = {k: {name: leaf[k : k + 1] for name, leaf in state.items()} for k in range(3)}
+    for exchange in range(2):
+        at = At(plan, 1, exchange)
+        up, state = method.client_update(
+            task, at, down, data, state, ClientStreams(0, 1, (0, 1, 2), exchange)
+        )
+        for k in range(3):
+            one, alone[k] = method.client_update(
+                task, at, down, data.rows([k]), alone[k], ClientStreams(0, 1, (k,), exchange)
+            )
+            for name, leaf in one.gradient.items():
+                torch.testing.assert_close(up.gradient[name][k], leaf[0], rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(state["delta"][k], alone[k]["delta"][0], rtol=1e-9, atol=1e-12)
+
+
+def test_inner_steps_leave_the_model_alone_and_lower_the_loss() -> None:
+    task, data = make_task(), make_data([6])
+    theta = with_axis(start(task))
+    before = {name: leaf.clone() for name, leaf in theta.items()}
+    method = FedEM(batch_size=6, perturbation_steps=20, perturbation_lr=0.01, rho_max=2.0, lr=1e-6)
+    plan = Plan(1, 1, "all", 1, 6, 6)
+    streams = ClientStreams(0, 1, (0,))
+    state = method.init_client(task, data, streams)
+    _, after = method.client_update(task, At(plan, 1), Model(theta), data, state, streams)
+    assert all(torch.equal(theta[name], before[name]) for name in theta)
+    batch = batch_in_step(data, 6, 0, streams)
+    perturbed = task.loss(theta, Batch(batch.x + after["delta"], batch.y))
+    assert float(perturbed) < float(task.loss(theta, batch))
+
+
+def test_perturbation_is_kept_between_batches_and_drawn_anew_in_a_round() -> None:
+    task, data = make_task(), make_data([4])
+    method = FedEM(batch_size=2, perturbation_steps=0, rho_max=0.5)
+    plan = Plan(1, 1, "all", 2, 4, 4)
+    down = Model(with_axis(start(task)))
+    first = method.init_client(task, data, ClientStreams(0, 0, (0,)))
+    _, second = method.client_update(task, At(plan, 1, 0), down, data, first, ClientStreams(0, 1, (0,), 0))
+    _, third = method.client_update(task, At(plan, 1, 1), down, data, second, ClientStreams(0, 1, (0,), 1))
+    _, fourth = method.client_update(task, At(plan, 2, 0), down, data, third, ClientStreams(0, 2, (0,), 0))
+    assert not torch.equal(first["delta"], second["delta"])
+    assert torch.equal(second["delta"], third["delta"])
+    assert not torch.equal(third["delta"], fourth["delta"])
+
+
+def test_rho_min_above_rho_max_is_refused() -> None:
+    with pytest.raises(InputError, match="rho_min"):
+        FedEM(rho_min=1.0, rho_max=0.5)
+
+
+def test_nothing_is_proven() -> None:
+    releases = FedEM().releases(Plan(4, 4, "all", 30, 100, 100))
+    assert {release.protection.kind for release in releases} == {"unprotected"}

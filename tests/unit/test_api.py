@@ -1,0 +1,263 @@
+"""A run from Python: results on disk, resuming, refusing, stopping."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedveil import ArrayClients, LazyClients, PrivacySettings, Result, Task, run
+from fedveil.errors import DataError, DivergedError, InputError, ResultError
+from fedveil.methods.fedavg import FedAvg
+from fedveil.methods.udp_fedavg import UDPFedAvg
+from fedveil.results import ResultFolder
+from fedveil.run import Observer, RoundEnd
+from tests.contract.federation import distance, make_clients, make_task
+
+METHOD = UDPFedAvg(epochs=1, batch_size=4, noise_multiplier=2.0)
+
+
+def go(folder: Path | None = None, **options: Any) -> Result:
+    settings: dict[str, Any] = {"rounds": 4, "cohort": 3, "workers": 1, "checkpoint_every": 1} | options
+    return run(make_task(), make_clients(), settings.pop("method", METHOD), results=folder, **settings)
+
+
+def test_the_folder_holds_what_the_design_says(tmp_path: Path) -> None:
+    result = go(tmp_path / "r", transcript=True)
+    names = {path.name for path in (tmp_path / "r").iterdir() if not path.name.startswith(".")}
+    assert names >= {
+        "config.toml",
+        "rounds.jsonl",
+        "ledger.jsonl",
+        "model.safetensors",
+        "checkpoint",
+        "transcript",
+        "summary.json",
+    }
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert summary["rounds"] == 4
+    assert {row["adversary"] for row in summary["privacy"]["proven"]} == {"server", "observer", "client"}
+    assert len((tmp_path / "r" / "rounds.jsonl").read_text().splitlines()) == 4
+    up = result.history[0]["bytes_up"]
+    parameters = sum(leaf.numel() * leaf.element_size() for leaf in result.model.values())
+    assert up == 3 * parameters
+
+
+def test_a_finished_run_is_read_back_and_never_overwritten(tmp_path: Path) -> None:
+    first = go(tmp_path / "r")
+    before = {
+        p: p.stat().st_mtime_ns for p in (tmp_path / "r").rglob("*") if p.name != ".lock" and p.is_file()
+    }
+    again = go(tmp_path / "r")
+    assert distance(first.model, again.model) == 0
+    assert again.summary == json.loads(json.dumps(first.summary))
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in before.items())
+
+
+class Breaks(Observer):
+    def __init__(self, round: int) -> None:
+        self.round = round
+
+    def round_ends(self, end: RoundEnd) -> None:
+        if end.at.round == self.round:
+            raise RuntimeError("power cut")
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "none"])
+def test_a_damaged_checkpoint_is_not_believed(tmp_path: Path, damage: str) -> None:
+    whole = go(tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="power cut"):
+        go(tmp_path / "r", observers=[Breaks(3)])
+    newest = max((tmp_path / "r" / "checkpoint").glob("*.ckpt"))
+    data = newest.read_bytes()
+    newest.write_bytes(
+        {"cut": data[:-10], "flip": data[:60] + b"?" + data[61:], "empty": b"", "none": data}[damage]
+    )
+    assert distance(go(tmp_path / "r").model, whole.model) == 0
+
+
+def test_a_torn_line_of_rounds_is_replayed(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="power cut"):
+        go(tmp_path / "r", observers=[Breaks(2)])
+    with (tmp_path / "r" / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 3, "byt')
+    assert [line["round"] for line in go(tmp_path / "r").history] == [1, 2, 3, 4]
+
+
+def test_another_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="power cut"):
+        go(tmp_path / "r", observers=[Breaks(2)])
+    with pytest.raises(ResultError, match="another configuration"):
+        go(tmp_path / "r", seed=1)
+
+
+def _hold(folder: str, seconds: float) -> None:
+    with ResultFolder(Path(folder)).held():
+        time.sleep(seconds)
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
+    other = multiprocessing.get_context("fork").Process(target=_hold, args=(str(tmp_path / "r"), 20.0))
+    other.start()
+    deadline = time.monotonic() + 10
+    while not (tmp_path / "r" / ".lock").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    try:
+        with pytest.raises(ResultError, match="in use by another process"):
+            go(tmp_path / "r")
+    finally:
+        other.kill()
+        other.join()
+    assert go(tmp_path / "r").summary["rounds"] == 4
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResultError, match="cannot write results to"):
+        go(tmp_path / "file" / "r")
+
+
+class Explodes(torch.nn.Module):
+    """Finite until the weights have moved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(6, 3)
+        torch.nn.init.zeros_(self.layer.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x) * (1e30 * self.layer.weight.square().sum() + 1)
+        return out
+
+
+def test_divergence_names_round_client_and_layer_and_keeps_the_checkpoint(tmp_path: Path) -> None:
+    clients = make_clients()
+    clients.x = clients.x.float()
+    with pytest.raises(DivergedError, match=r"round \d+: the upload of client \d+ .*layer.weight"):
+        run(
+            Task(Explodes),
+            clients,
+            FedAvg(lr=10.0, batch_size=4),
+            rounds=50,
+            cohort=3,
+            results=tmp_path / "r",
+            workers=1,
+            checkpoint_every=1,
+        )
+    assert not (tmp_path / "r" / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [({"cohort": 6}, "run.cohort"), ({"cohort": 0}, "run.cohort"), ({"rounds": 0}, "run.rounds")],
+)
+def test_impossible_plans_are_refused_before_anything_is_written(
+    tmp_path: Path, options: dict[str, int], field: str
+) -> None:
+    with pytest.raises(InputError, match=field):
+        go(tmp_path / "r", **options)
+    assert not (tmp_path / "r").exists()
+
+
+def test_no_clients_are_refused() -> None:
+    with pytest.raises(InputError, match="no client"):
+        run(make_task(), [], METHOD, rounds=1)
+
+
+def test_pairs_of_arrays_are_clients_too() -> None:
+    clients = make_clients()
+    pairs = [(clients.x[part], clients.y[part]) for part in clients.parts]
+    options: dict[str, Any] = {"rounds": 2, "cohort": 2, "workers": 1}
+    assert (
+        distance(
+            run(make_task(), pairs, METHOD, **options).model,
+            run(make_task(), clients, METHOD, **options).model,
+        )
+        == 0
+    )
+
+
+def test_clients_made_on_demand_are_made_only_when_they_take_part() -> None:
+    made: list[int] = []
+    clients = make_clients()
+
+    def make(client: int) -> tuple[torch.Tensor, torch.Tensor]:
+        made.append(client)
+        part = clients.parts[client % 5]
+        return clients.x[part], clients.y[part]
+
+    sizes = [len(clients.parts[k % 5]) for k in range(100_000)]
+    result = run(
+        make_task(),
+        LazyClients(sizes, make),
+        FedAvg(batch_size=4),
+        rounds=3,
+        cohort=4,
+        workers=1,
+        score_clients=False,
+    )
+    assert result.summary["rounds"] == 3
+    assert len(made) == 1 + 3 * 4  # one is looked at to see whether the model can read it
+
+
+def test_the_budget_stops_before_it_is_exceeded(tmp_path: Path) -> None:
+    settings = PrivacySettings(delta=1e-5, budget=12.0, budget_adversary="server")
+    result = go(tmp_path / "r", rounds=50, privacy=settings)
+    spent = next(row for row in result.privacy["proven"] if row["adversary"] == "server")
+    assert 0 < result.summary["rounds"] < 50
+    assert spent["epsilon"] <= 12.0
+    assert "budget" in result.summary["stopped"]
+
+
+def test_evaluation_scores_the_model(tmp_path: Path) -> None:
+    clients = make_clients()
+    result = go(
+        tmp_path / "r",
+        method=FedAvg(lr=0.5, batch_size=4),
+        rounds=20,
+        test=(clients.x, clients.y),
+        evaluate_every=7,
+    )
+    assert result.accuracy is not None
+    assert result.accuracy > 0.6
+    assert [line["round"] for line in result.history if "accuracy" in line] == [7, 14, 20]
+    assert len(result.summary["per_class"]) == 3
+    assert len(result.summary["per_client"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c.y.fill_(3), "label 3 has no output"),
+        (lambda c: c.y.fill_(-1), "label -1 has no output"),
+        (lambda c: setattr(c, "x", c.x.float()), "cannot read examples of shape"),
+        (lambda c: setattr(c, "x", c.x[:, :4]), "cannot read examples of shape"),
+    ],
+)
+def test_data_that_does_not_fit_the_model_is_refused(
+    change: Callable[[ArrayClients], Any], words: str
+) -> None:
+    clients = make_clients()
+    change(clients)
+    with pytest.raises(DataError, match=words):
+        run(make_task(), clients, METHOD, rounds=1)
+
+
+def test_nan_is_refused_where_it_enters() -> None:
+    clients = make_clients()
+    clients.x[3, 2] = float("nan")
+    with pytest.raises(DataError, match="example 3 holds NaN"):
+        ArrayClients(clients.x, clients.y, clients.parts)
+
+
+def test_too_few_answers_count_as_none() -> None:
+    with pytest.raises(InputError, match=r"run.min_clients = 4"):
+        go(min_clients=4)
+    assert go(min_clients=3).history[0]["answered"] == 3

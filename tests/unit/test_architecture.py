@@ -1,0 +1,81 @@
+"""Imports point one way, and nothing reads what it must not."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "fedveil"
+
+# From the words everything is written in, to the command line. A module imports from its own layer or above.
+LAYERS = [
+    ["errors", "streams", "tree", "messages", "linalg", "chain", "task"],
+    ["data"],
+    ["partition"],
+    ["models"],
+    ["privacy"],
+    ["training"],
+    ["sampling"],
+    ["methods"],
+    ["engines"],
+    ["run"],
+    ["checkpoint", "results", "guard"],
+    ["evaluation"],
+    ["api"],
+    ["attacks"],
+    ["audits"],
+    ["report"],
+    ["config"],
+    ["experiment"],
+    ["recorded", "attack_run", "compare"],
+    ["progress"],
+    ["cli"],
+]
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+
+
+def layer(module: str) -> int | None:
+    first = module.split(".")[0]
+    return RANK["cli"] if first.startswith("cli") or first == "__main__" else RANK.get(first)
+
+
+def imports(path: Path) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedveil."):
+            found.append((node.module or "").removeprefix("fedveil."))
+        elif isinstance(node, ast.Import):
+            found += [a.name.removeprefix("fedveil.") for a in node.names if a.name.startswith("fedveil.")]
+    return found
+
+
+FILES = sorted(path for path in SOURCE.rglob("*.py") if path.relative_to(SOURCE).as_posix() != "__init__.py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(SOURCE).as_posix())
+def test_imports_point_upwards(path: Path) -> None:
+    own = layer(path.relative_to(SOURCE).with_suffix("").as_posix().replace("/", "."))
+    assert own is not None, f"give {path.name} a layer"
+    for module in imports(path):
+        theirs = layer(module)
+        assert theirs is not None, f"give {module} a layer"
+        assert theirs <= own, f"{path.name} imports {module} from further down"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(SOURCE).as_posix())
+def test_files_stay_readable(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 600
+
+
+def test_pickle_is_only_read_through_a_restricted_unpickler() -> None:
+    for path in FILES:
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                called = ast.unparse(node.func)
+                assert called not in ("pickle.load", "pickle.loads", "torch.load", "joblib.load"), path
+                if called in ("np.load", "numpy.load"):
+                    allowed = {k.arg: ast.unparse(k.value) for k in node.keywords}
+                    assert allowed.get("allow_pickle") == "False", path

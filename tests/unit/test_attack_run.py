@@ -1,0 +1,177 @@
+"""From a run's folder to a finding: what is seen, what is refused, what is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fedveil.cli_attack
+from fedveil.attack_run import attack_exchange
+from fedveil.attacks.knowledge import adaptation_to
+from fedveil.attacks.registry import make_attack
+from fedveil.cli import app
+from fedveil.config import make_config
+from fedveil.errors import InputError, ResultError
+from fedveil.experiment import run_seed
+from fedveil.methods.method import At
+from fedveil.privacy.releases import Plan
+from fedveil.recorded import RecordedRun, open_run, read_exchange, server_view, truth
+
+QUICK = {"steps": 3}
+
+
+def finished(tmp_path: Path, method: dict[str, Any], **more: Any) -> Path:
+    config = make_config(
+        {
+            "task": {"dataset": "digits", "model": "logistic"} | more.pop("task", {}),
+            "partition": more.pop("partition", {"kind": "iid", "clients": 300}),
+            "method": method,
+            "run": {"rounds": 2, "cohort": 2, "transcript": True} | more.pop("run", {}),
+            **more,
+        }
+    )
+    result = run_seed(config, 0, experiment="unit", results=tmp_path)
+    assert result.folder is not None
+    return result.folder
+
+
+@pytest.fixture(scope="module")
+def fedem(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
+    method = {"name": "fedem", "batch_size": 2, "perturbation_steps": 2, "rho_max": 0.5}
+    return open_run(finished(tmp_path_factory.mktemp("fedem"), method))
+
+
+def test_the_truth_is_what_the_client_sent_the_gradient_of(fedem: RecordedRun) -> None:
+    from fedveil.task import Batch
+    from fedveil.tree import with_axis
+
+    exchange = read_exchange(fedem, 2, 1)
+    client = exchange.clients[1]
+    held = truth(fedem, exchange, [client])
+    assert held.delta is not None
+    assert float(held.delta.abs().max()) > 0
+    view = server_view(fedem, exchange, [client])
+    again = fedem.prepared.task.grad(with_axis(view.params), Batch(held.x + held.delta, held.y))
+    for name, leaf in again.items():
+        torch.testing.assert_close(leaf, view.observed[name], rtol=1e-5, atol=1e-7)
+
+
+def test_finding_is_written_with_scores_against_both(fedem: RecordedRun) -> None:
+    client = read_exchange(fedem, 1).clients[0]
+    assert fedveil.cli_attack.attack_command is not None
+    arguments = ["attack", str(fedem.folder), "--attack", "inverting-gradients", "--client", str(client)]
+    result = CliRunner().invoke(app, [*arguments, "--set", "steps=3", "--json"], catch_exceptions=False)
+    content = json.loads(result.stdout)
+    assert content["method"] == "fedem"
+    assert content["against_x"]["mean"]["psnr"] != content["against_trained_on"]["mean"]["psnr"]
+    assert content["against_x"]["mean"]["lpips"] is None
+    assert "unavailable" in content["against_x"]["lpips_note"]
+    folder = Path(content["finding"])
+    assert json.loads((folder / "finding.json").read_text())["clients"] == [client]
+    assert (folder / "picture.png").stat().st_size > 5000
+    shown = CliRunner().invoke(app, [*arguments, "--set", "steps=3"], catch_exceptions=False)
+    assert "trained on" in shown.stdout
+
+
+def test_rounds_exchanges_and_clients_that_were_not_recorded_are_refused(fedem: RecordedRun) -> None:
+    with pytest.raises(InputError, match="rounds 1 to 2"):
+        read_exchange(fedem, 7)
+    with pytest.raises(InputError, match="exchanges 0 to"):
+        read_exchange(fedem, 1, 99)
+    absent = next(k for k in range(300) if k not in read_exchange(fedem, 1).clients)
+    with pytest.raises(InputError, match="did not answer"):
+        attack_exchange(fedem, make_attack("inverting-gradients", QUICK), round=1, clients=[absent])
+
+
+def test_a_trained_model_is_attacked_through_its_local_steps(tmp_path: Path) -> None:
+    folder = finished(tmp_path, {"name": "fedavg", "epochs": 2, "batch_size": 2, "lr": 0.1})
+    run = open_run(folder)
+    exchange = read_exchange(run, 1)
+    client = exchange.clients[0]
+    held = truth(run, exchange, [client])
+    view = server_view(run, exchange, [client], labels=held.y)
+    assert view.local is not None
+    assert view.local.epochs == 2
+    assert view.examples == len(run.prepared.clients.load([client]).y[0])
+    _, scored = attack_exchange(run, make_attack("inverting-gradients", QUICK), round=1, clients=[client])
+    assert len(scored.against_x.psnr) == view.examples
+
+
+def test_an_upload_that_does_not_tell_its_examples_needs_them(tmp_path: Path) -> None:
+    run = open_run(finished(tmp_path, {"name": "udp-fedavg", "batch_size": 2}))
+    exchange = read_exchange(run, 1)
+    with pytest.raises(InputError, match="--examples"):
+        server_view(run, exchange, exchange.clients[:1])
+    view = server_view(run, exchange, exchange.clients[:1], examples=4)
+    assert view.examples == 4
+    assert view.adaptation.kind == "noise"
+
+
+def test_an_upload_without_gradient_is_refused(fedem: RecordedRun) -> None:
+    from dataclasses import dataclass, replace
+
+    from fedveil.messages import Message
+
+    @dataclass(frozen=True)
+    class Pictures(Message):
+        images: torch.Tensor
+
+    exchange = read_exchange(fedem, 1)
+    other = replace(exchange, up=Pictures(torch.zeros(2, 3)))
+    with pytest.raises(InputError, match="no gradient"):
+        server_view(fedem, other, exchange.clients[:1], examples=1)
+
+
+def test_a_run_without_transcript_says_how_to_get_one(tmp_path: Path) -> None:
+    folder = finished(tmp_path, {"name": "fedsgd", "batch_size": 2}, run={"transcript": False, "rounds": 1})
+    with pytest.raises(ResultError, match=r"run\.transcript=true"):
+        open_run(folder)
+    with pytest.raises(ResultError, match="no run"):
+        open_run(tmp_path / "nothing")
+
+
+def test_only_the_asked_rounds_and_exchanges_are_recorded(tmp_path: Path) -> None:
+    folder = finished(
+        tmp_path, {"name": "fedsgd", "batch_size": 2}, run={"transcript": [2], "transcript_exchanges": 1}
+    )
+    assert [p.name for p in (folder / "transcript").iterdir()] == ["round-000002"]
+    assert len(list((folder / "transcript" / "round-000002").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrap", "kind"),
+    [
+        ({"name": "gradient-masking"}, "mask"),
+        ({"name": "gradient-pruning"}, "mask"),
+        ({"name": "sign-compression"}, "sign"),
+        ({"name": "gradient-gaussian", "std": 0.1}, "noise"),
+        ({"name": "gradient-laplace", "scale": 0.1}, "noise"),
+        ({"name": "ppfa"}, "noise"),
+        ({"name": "ldpm"}, "noise"),
+        ({"name": "dp-sgd"}, "noise"),
+    ],
+)
+def test_the_attacker_knows_the_defence(wrap: dict[str, Any], kind: str) -> None:
+    method = make_config({"method": {"name": "fedsgd"}, "wrap": [wrap]}).build_method()
+    assert adaptation_to(method, At(Plan(2, 2, "all", 1), 1), 1000, 8).kind == kind
+
+
+def test_attacks_of_the_configuration(tmp_path: Path) -> None:
+    folder = finished(
+        tmp_path,
+        {"name": "fedsgd", "batch_size": 1},
+        task={"data_options": {"max_train": 8}},
+        partition={"kind": "iid", "clients": 2},
+        run={"cohort": 2},
+        attack=[{"name": "analytic", "round": 2}, {"name": "idlg", "steps": 2, "restarts": 1}],
+    )
+    arguments = ["attack", str(folder), "--json", "--client", "0"]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    names = [found["attack"] for found in json.loads(result.stdout)["findings"]]
+    assert names == ["analytic", "idlg"]
+    assert json.loads(result.stdout)["findings"][0]["against_x"]["mean"]["psnr"] > 80

@@ -1,0 +1,167 @@
+"""The command line as a user meets it: exit codes, what is on stdout and what is not."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fedveil.cli import main
+
+CONFIG = """
+[partition]
+clients = 8
+[method]
+name = "udp-fedavg"
+batch_size = 16
+[run]
+rounds = 4
+cohort = 4
+workers = 1
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def fedveil(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    """The command line in this process, in an empty folder, without a data folder."""
+    monkeypatch.delenv("FEDVEIL_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str | Path) -> Done:
+        monkeypatch.setattr(sys, "argv", ["fedveil", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        text = capsys.readouterr()
+        code = stop.value.code
+        return Done(code if isinstance(code, int) else 0, text.out, text.err)
+
+    return call
+
+
+def test_run_ends_with_one_json_object(fedveil: Command, config: Path, tmp_path: Path) -> None:
+    done = fedveil("run", config, "--json", "--seed", "3")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert set(answer) == {
+        "result",
+        "accuracy",
+        "loss",
+        "rounds",
+        "seconds",
+        "bytes_up",
+        "bytes_down",
+        "privacy",
+    }
+    assert answer["rounds"] == 4
+    assert (tmp_path / answer["result"] / "summary.json").exists()
+    assert answer["result"].startswith("results/small/")
+    assert answer["result"].endswith("/seed-3")
+    again = fedveil("run", config, "--json", "--seed", "3")
+    assert json.loads(again.stdout) == answer
+
+
+def test_several_seeds_are_a_list_of_runs(fedveil: Command, config: Path) -> None:
+    done = fedveil("run", config, "--set", "run.seeds=[0,1]", "--set", "run.rounds=1", "--json")
+    assert len(json.loads(done.stdout)["runs"]) == 2
+
+
+def test_a_person_gets_a_statement_and_a_table(fedveil: Command, config: Path) -> None:
+    done = fedveil("run", config)
+    assert "epsilon is" in " ".join(done.stderr.split())
+    assert "udp-fedavg" in done.stdout
+    assert "results in results/small/" in done.stdout
+
+
+@pytest.mark.parametrize("what", ["methods", "datasets", "models", "attacks"])
+def test_lists_are_json_arrays_of_names(fedveil: Command, what: str) -> None:
+    done = fedveil("list", what, "--json")
+    rows = json.loads(done.stdout)
+    assert isinstance(rows, list)
+    assert all({"name", "summary"} <= set(row) for row in rows)
+    if what == "methods":
+        assert {"fedavg", "fedsgd", "fedprox", "scaffold", "udp-fedavg"} <= {row["name"] for row in rows}
+
+
+def test_partition_shows_and_draws(fedveil: Command, config: Path, tmp_path: Path) -> None:
+    done = fedveil("partition", config, "--json", "--plot", tmp_path / "p.png")
+    counts = json.loads(done.stdout)["counts"]
+    assert sum(map(sum, counts)) == 1438
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--set", "run.cohort=9"], ["run.cohort = 9", "Use 1 to 8"]),
+        (["--set", "run.what=9"], ["run.what", "unknown key"]),
+        (["--set", "task.dataset=mnist"], ["mnist", "train-images", "FEDVEIL_DATA"]),
+        (["--set", "task.dataset=nothing"], ["nothing", "no such dataset"]),
+        (["--set", "task.model=nothing"], ["nothing", "is not a known model"]),
+        (["--set", "run.device=cuda"], ["run.device", "cpu"]),
+        (["--set", "privacy.budget=1", "--set", "method.noise_multiplier=0"], ["privacy.budget", "no noise"]),
+    ],
+)
+def test_bad_input_is_one_line_exit_2_and_nothing_written(
+    fedveil: Command, config: Path, tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    done = fedveil("run", config, *arguments)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert any(line.startswith("fedveil: ") for line in done.stderr.splitlines())
+    assert all(word in done.stderr for word in words), done.stderr
+    assert not list(tmp_path.glob("results/**/seed-*/rounds.jsonl"))
+
+
+def test_an_unknown_command_exits_2(fedveil: Command) -> None:
+    done = fedveil("walk")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_leaves_a_folder_that_resumes(config: Path, tmp_path: Path) -> None:
+    long = ["run", str(config), "--set", "run.rounds=4000", "--set", "run.evaluate_every=4000", "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedveil", *long],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        logs = list(tmp_path.glob("results/small/*/seed-0/rounds.jsonl"))
+        if logs and logs[0].read_text().count("\n") >= 3:
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "the same command goes on" in errors
+    (folder,) = tmp_path.glob("results/small/*/seed-0")
+    assert list((folder / "checkpoint").glob("*.ckpt"))
+    assert not (folder / "summary.json").exists()

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import contextlib
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedveil.config import load_config, make_config
+from fedveil.errors import FedveilError, InputError
+
+BASE: dict[str, Any] = {
+    "partition": {"clients": 10},
+    "method": {"name": "udp-fedavg", "lr": 0.2, "clip": 2.0},
+    "run": {"rounds": 3, "cohort": 5},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "remedy"),
+    [
+        (["run.cohrt=3"], "run.cohrt", "Did you mean cohort"),
+        (["runn.rounds=3"], "runn", "Did you mean run"),
+        (["run.rounds=0"], "run.rounds", "greater than or equal to 1"),
+        (["run.rounds=abc"], "run.rounds", "integer"),
+        (["run.rounds=2.5"], "run.rounds", "integer"),
+        (["run.cohort=11"], "run.cohort", "Use 1 to 10"),
+        (["partition.clients=0"], "partition.clients", "greater than or equal to 1"),
+        (["run.sampler=some"], "run.sampler", "'fixed'"),
+        (["run.seeds=[]"], "run.seeds", "at least 1"),
+        (["run.seeds=[1,1]"], "run.seeds", "each seed once"),
+        (["run.max_memory=lots"], "run.max_memory", "2GiB"),
+        (["run.max_memory=-1"], "run.max_memory", "positive"),
+        (["run.sampler=all"], "run.cohort", "Leave run.cohort out"),
+        (["method.name=fedavgg"], "method.name", "fedavg"),
+        (["method.clip=0"], "method.clip", "greater than 0"),
+        (["method.clip=nan"], "method.clip", "number"),
+        (["method.noise_multiplier=-1"], "method.noise_multiplier", "greater than or equal to 0"),
+        (["method.lrr=1"], "method.lrr", "Did you mean lr"),
+        (["privacy.delta=1"], "privacy.delta", "less than 1"),
+        (["run.sampler=poisson", "run.min_clients=2"], "run.min_clients", "Leave it out"),
+        (["run.deadline=5"], "run.deadline", "waits for every client"),
+        (["version=2"], "version", "version = 1"),
+        (["run"], "--set", "section.key=value"),
+        (["run.rounds.x=1"], "--set", "section.key=value"),
+    ],
+)
+def test_bad_input_names_the_field_and_a_remedy(changes: list[str], field: str, remedy: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make_config(BASE, changes)
+    assert caught.value.field.startswith(field)
+    assert remedy in str(caught.value)
+
+
+def test_another_method_keeps_the_shared_fields() -> None:
+    method = make_config(BASE, ["method.name=fedavg"]).method
+    assert method == {"name": "fedavg", "lr": 0.2}
+    proximal = make_config(BASE, ["method.name=fedprox", "method.proximal=0.5"]).build_method()
+    assert proximal.proximal == 0.5  # type: ignore[attr-defined]
+
+
+def test_changes_are_toml_values_or_plain_text() -> None:
+    config = make_config(
+        BASE, ["run.seeds=[1, 2]", "run.sampler=poisson", "method.clip=inf", "run.max_memory=2GiB"]
+    )
+    assert config.run.seeds == [1, 2]
+    assert config.run.sampler == "poisson"
+    assert config.run.max_memory == 2 << 30
+
+
+def test_identity_is_of_what_changes_the_result() -> None:
+    one = make_config(BASE).identity()
+    assert make_config(BASE, ["run.seeds=[5]", "run.workers=2"]).identity() == one
+    assert make_config(BASE, ["method.momentum=0.0"]).identity() == one  # a default written out
+    assert make_config(BASE, ["method.momentum=0.1"]).identity() != one
+    assert make_config(BASE, ["run.rounds=4"]).identity() != one
+
+
+def test_the_stored_configuration_loads_to_the_same_run(tmp_path: Path) -> None:
+    config = make_config(BASE, ["method.clip=inf"])
+    path = tmp_path / "config.toml"
+    path.write_text(config.to_toml())
+    assert load_config(path).identity() == config.identity()
+    assert tomllib.loads(path.read_text())["method"]["epochs"] == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"), [(b"a = [", "not TOML"), (b"\xff\xfe", "not TOML"), (None, "no such file")]
+)
+def test_a_file_that_is_no_configuration_is_named(
+    tmp_path: Path, content: bytes | None, problem: str
+) -> None:
+    path = tmp_path / "c.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=problem):
+        load_config(path)
+
+
+_scalars = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers())
+)
+_keys = st.sampled_from(
+    [
+        "version",
+        "task",
+        "partition",
+        "method",
+        "run",
+        "privacy",
+        "wrap",
+        "rounds",
+        "name",
+        "clients",
+        "cohort",
+        "x",
+    ]
+)
+
+
+@given(st.recursive(_scalars, lambda inner: st.dictionaries(_keys, inner, max_size=4), max_leaves=12))
+def test_any_content_is_a_configuration_or_a_clear_error(content: Any) -> None:
+    if not isinstance(content, dict):
+        content = {"run": content}
+    with contextlib.suppress(FedveilError):
+        make_config(content).identity()
