@@ -158,6 +158,7 @@ def test_the_sum_is_right_on_average() -> None:
         private = ClientWorker(task, make_clients(), method, 0)
         private.noise_source = "entropy"
         up, _ = private.update((0, 1, 3), method.broadcast(at, server, (0, 1, 3)), {}, at)
+        assert isinstance(up, Levels)
         after = method.server_update(task, at, server, (0, 1, 3), up, ServerStreams(source, 1))
         moved.append(flatten(with_axis(sub(after.params, server.params)))[0])
     stack = torch.stack(moved)

@@ -47,11 +47,12 @@ class GradientAlignment:
         own = _gradients(view.task, view.start, view.asked, trusted)
         along = own.double() @ kept
         if self.fit == "cosine":
-            norms = torch.linalg.vector_norm(own.double(), dim=1) * torch.linalg.vector_norm(kept)
+            norms: Tensor = torch.linalg.vector_norm(own.double(), dim=1) * torch.linalg.vector_norm(kept)
             return along / norms.clamp(min=1e-300)
         gram = (own @ own.T).double()
         level = self.ridge * gram.diagonal().mean().clamp(min=1e-300)
-        return torch.linalg.solve(gram + level * torch.eye(len(gram), dtype=torch.float64), along)
+        weights: Tensor = torch.linalg.solve(gram + level * torch.eye(len(gram), dtype=torch.float64), along)
+        return weights
 
 
 def _gradients(task: Task, start: Params, examples: Examples, places: Tensor) -> Tensor:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.attacks.membership.on_result import attack_result
 from fedveil.audits.unperturbed import audit_event, audit_untouched_client, audit_untouched_records
 from fedveil.config import build_method, make_config
 from fedveil.errors import InputError, ResultError
 from fedveil.experiment import run_seed
+from fedveil.membership_run import attack_result
 from fedveil.privacy.releases import Plan
 
 PLAN = Plan(100, 10, "fixed", 200, 600, 600)
@@ -49,7 +49,7 @@ def test_the_attack_is_written_beside_the_run(tmp_path: Path) -> None:
     found = attack_result(folder, "loss-threshold", examples=100)
     written = json.loads((folder / "attacks" / "loss-threshold" / "finding.json").read_text())
     assert written["auc"]["value"] == found.auc.value
-    assert "2 rounds" in found.target
+    assert "2 models before it" in found.target
     assert attack_result(folder, "loss-threshold", examples=100).auc == found.auc
 
 
@@ -97,7 +97,9 @@ def test_the_command_writes_and_prints(
     folder = finished(tmp_path, rounds=1, name="fedavg")
     arguments = ["fedveil", "attack", str(folder), "--attack", "loss-threshold", "--examples", "80", "--json"]
     monkeypatch.setattr("sys.argv", arguments)
-    main()
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
     printed = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert printed["attack"] == "loss-threshold"
     assert (folder / "attacks" / "loss-threshold" / "roc.png").exists()
