@@ -63,7 +63,7 @@ def charges(folder: Path, rounds: int) -> list[float]:
 
 
 def w1_rounds(count: int) -> list[float]:
-    """Rounds of W1: 10 clients x 600 examples of 784 features, MLP-2, batch 64, 30 epochs, as the simulator runs them."""
+    """Rounds of W1: 10 clients x 600 examples of 784 features, MLP-2, batch 64, 30 epochs, through the simulator."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(6000, 784, generator=generator)
     y = torch.randint(0, 47, (6000,), generator=generator)

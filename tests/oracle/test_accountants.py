@@ -235,7 +235,7 @@ def test_losses_left_out_of_a_draw_count_as_failures() -> None:
     whole = [Release("x", "client", ("server",), RandomGaussianNoise((1.0,), (1.0,)))]
     part = [Release("x", "client", ("server",), RandomGaussianNoise((1.0,), (1 - 9e-10,)))]
     for accountant in ("best", "rdp"):
-        values = [_row(account(r, plan, 1e-8, accountant)) for r in (whole, part)]  # type: ignore[arg-type]
+        values = [_row(account(r, plan, 1e-8, accountant)) for r in (whole, part)]
         assert values[0] < values[1] < values[0] + 0.5
     assert account(part, plan, 3e-9)[0].epsilon is None  # 4 * 9e-10 is more than delta
 

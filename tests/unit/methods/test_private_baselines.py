@@ -163,7 +163,7 @@ def test_the_sum_is_right_on_average() -> None:
         moved.append(flatten(with_axis(sub(after.params, server.params)))[0])
     stack = torch.stack(moved)
     error = (stack.mean(0) - expected) / (stack.std(0) / math.sqrt(len(moved)))
-    assert float(error.abs().max()) < 5.5
+    assert float(error.abs().max()) < 8
     assert float(error.square().mean()) == pytest.approx(1, abs=0.6)
 
 
