@@ -30,7 +30,7 @@ LAYERS = [
     ["config"],
     ["experiment"],
     ["recorded", "attack_run", "membership_run", "compare"],
-    ["progress"],
+    ["progress", "live", "tracking", "watching"],
     ["cli"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
