@@ -14,12 +14,12 @@ from rich.table import Table
 
 from fedveil.attack_run import LabelMode, attack_exchange, describe, write_finding
 from fedveil.attacks.membership.all import list_membership_attacks
-from fedveil.attacks.membership.on_result import Target
 from fedveil.attacks.registry import make_attack
 from fedveil.attacks.view import Attack
 from fedveil.cli import AsJson, DataDir, app, notes, out
 from fedveil.cli_membership import attack_membership, parse_settings
 from fedveil.errors import InputError
+from fedveil.membership_run import Target
 from fedveil.progress import progress_bar
 from fedveil.recorded import open_run
 
