@@ -18,8 +18,8 @@ from fedveil.training.surrogate import measure_path
 
 HERE = Path(__file__).parent
 # The same settings without privacy: images follow exact gradients, and each client measures its radius.
-PLAIN = ["method.name=fedlap", "method.radius=10.0", "method.lr=0.1", "run.rounds=6"]
-PRIVATE = ["run.rounds=6"]
+PLAIN = ["method.name=fedlap", "method.radius=10.0", "method.radius_examples=50", "run.rounds=4"]
+PRIVATE = ["run.rounds=4"]
 
 
 def watched(config: Config, rounds: tuple[int, ...]) -> tuple[Task, dict[int, Sets], float | None]:
@@ -51,7 +51,7 @@ def draw(out: Path, name: str, changes: list[str]) -> None:
     save_figure(pixels_figure(found), out / f"{name}-pixels.png")
     sets = found[rounds[-1]]
     everyone = prepared.clients.load(range(prepared.plan.clients))
-    path = measure_path(task, sets.model, sets.images, sets.labels, everyone, lr=0.1, radius=10.0, steps=60)
+    path = measure_path(task, sets.model, sets.images, sets.labels, everyone, lr=0.05, radius=10.0, steps=60)
     save_figure(path_figure(path, 10.0), out / f"{name}-path.png")
 
 
