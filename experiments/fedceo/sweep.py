@@ -135,6 +135,10 @@ def table(data: str, group: str, seed: int) -> Iterator[tuple[Case, int]]:
         rows = record_methods(data, sigma) if group == "record" else methods(data, sigma)
         if group == "momentum":
             rows = {"UDP-FedAvg": ('wrap=[{name="server-momentum",momentum=0.9,lr=0.1}]',)}
+        if group == "mean only":
+            rows = {
+                "FedCEO theta>1, personal=false": (*fedceo(data, sigma, theta=True), "method.personal=false")
+            }
         if group == "variants":
             rows = variants(sigma)
         for name, changes in rows.items():
@@ -151,6 +155,8 @@ def grid() -> Iterator[tuple[Case, int]]:
         for group in ("no noise", "iid", "shards", "momentum", "record"):
             yield from table("emnist", group, seed)
     yield from table("emnist", "variants", SEEDS[0])
+    for seed in SEEDS:
+        yield from table("emnist", "mean only", seed)
     for seed in SEEDS:
         for group in ("no noise", "iid"):
             yield from table("cifar10", group, seed)
@@ -193,7 +199,7 @@ def run_case(case: Case, seed: int, results: Path) -> bool:
         return False
     prepared = prepare(config, seed)
     test = (prepared.dataset.test.x, prepared.dataset.test.y)
-    rules = [build_rule(section) for section in FOLLOWED]
+    rules = [rule for rule in map(build_rule, FOLLOWED) if isinstance(rule, Rule)]
     follow = FollowRules(rules, prepared.task, prepared.task.init(seed), test)
 
     def observe(_plan: Plan) -> list[Observer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -113,7 +114,10 @@ def run(
     tested = (test.x, test.y) if isinstance(test, Examples) else test
     folder = None if results is None else ResultFolder(Path(results))
     ledger = settings.ledger or (None if folder is None else folder.path / "ledger.jsonl")
-    name = f"{seed}" if folder is None else "/".join(folder.path.parts[-3:])
+    described = _describe(task, method, plan, seed)
+    place = f"{seed}" if folder is None else "/".join(folder.path.parts[-3:])
+    # On a shared ledger another run of the same name must not pass for this one resumed.
+    name = f"{place} {hashlib.sha256(described.encode()).hexdigest()[:12]}"
     guard = PrivacyGuard(method, plan, settings, name, ledger)  # refuses before anything is written
     with ExitStack() as stack:
         start: Checkpoint | None = None
@@ -122,7 +126,6 @@ def run(
             stack.enter_context(folder.held())
             if folder.finished:
                 return folder.read()
-            described = _describe(task, method, plan, seed)
             start = folder.start(config or described, described, method.server_type)
             history = folder.rounds()
         engine = Simulation(

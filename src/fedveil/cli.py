@@ -16,11 +16,12 @@ from rich.table import Table
 
 from fedveil.config import Config, load_config
 from fedveil.errors import FedveilError
-from fedveil.experiment import load_image_or_table, run_seed, split_clients
+from fedveil.experiment import load_image_or_table, result_folder, run_seed, split_clients
 from fedveil.privacy.releases import Plan
 from fedveil.progress import ShowProgress, progress_bar
 from fedveil.report.tables import results_table
 from fedveil.run import Observer
+from fedveil.watching import Watching
 
 app = typer.Typer(
     help="Private federated learning: train over many clients' data, and know how private that was.",
@@ -50,11 +51,19 @@ def run(
     seed: Seed = None,
     results: Results = Path("results"),
     data: DataDir = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Serve a page on this machine that follows the run.")
+    ] = False,
+    tensorboard: Annotated[Path | None, typer.Option(help="Also write to this TensorBoard folder.")] = None,
+    mlflow: Annotated[str | None, typer.Option(help="Also write to this MLflow store (URI).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment: every seed of its configuration, or the one given."""
     loaded = load_config(config, changes or [])
-    summaries = _run_all(loaded, config.stem, results, data, seed, "run")
+    with Watching(live=live, tensorboard=tensorboard, mlflow=mlflow) as watching:
+        if watching.url is not None:
+            notes.print(f"live at {watching.url}", markup=False, highlight=False, soft_wrap=True)
+        summaries = _run_all(loaded, config.stem, results, data, seed, watching)
     if as_json:
         shown = [{"result": s["result"]} | {key: s[key] for key in SUMMARY_KEYS} for s in summaries]
         print(json.dumps(shown[0] if len(shown) == 1 else {"runs": shown}))
@@ -66,7 +75,7 @@ def run(
 
 
 def _run_all(
-    config: Config, experiment: str, results: Path, data: Path | None, seed: int | None, title: str
+    config: Config, experiment: str, results: Path, data: Path | None, seed: int | None, watching: Watching
 ) -> list[dict[str, Any]]:
     summaries = []
     for number in config.run.seeds if seed is None else [seed]:
@@ -78,7 +87,9 @@ def _run_all(
                     experiment=experiment,
                     results=results,
                     data_dir=data,
-                    observe=partial(_watch, progress, f"{title} seed {number}"),
+                    observe=partial(
+                        _watch, progress, watching, result_folder(config, number, experiment, results), config
+                    ),
                 )
         except KeyboardInterrupt as stop:
             print("fedveil: interrupted; the same command goes on from here.", file=sys.stderr)
@@ -89,8 +100,11 @@ def _run_all(
     return summaries
 
 
-def _watch(progress: Progress, title: str, plan: Plan) -> list[Observer]:
-    return [ShowProgress(progress, title, plan.rounds)]
+def _watch(
+    progress: Progress, watching: Watching, folder: Path, config: Config, plan: Plan
+) -> list[Observer]:
+    title = f"run {folder.name.replace('-', ' ')}"
+    return [ShowProgress(progress, title, plan.rounds), *watching.observers(folder, config, plan)]
 
 
 @app.command("list")
@@ -140,9 +154,11 @@ def _models() -> list[dict[str, Any]]:
 
 
 def _attacks() -> list[dict[str, Any]]:
+    from fedveil.attacks.membership.all import list_membership_attacks
     from fedveil.attacks.registry import list_attacks
 
-    return [{"name": a.name, "summary": a.summary, "options": list(a.options)} for a in list_attacks()]
+    inversion = [{"name": a.name, "summary": a.summary, "options": list(a.options)} for a in list_attacks()]
+    return inversion + [{"name": a.name, "summary": a.summary} for a in list_membership_attacks()]
 
 
 _LISTS: dict[str, Callable[[], list[dict[str, Any]]]] = {

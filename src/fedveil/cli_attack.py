@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,9 +13,12 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from fedveil.attack_run import LabelMode, attack_exchange, describe, write_finding
+from fedveil.attacks.membership.all import list_membership_attacks
+from fedveil.attacks.membership.on_result import Target
 from fedveil.attacks.registry import make_attack
 from fedveil.attacks.view import Attack
 from fedveil.cli import AsJson, DataDir, app, notes, out
+from fedveil.cli_membership import attack_membership, parse_settings
 from fedveil.errors import InputError
 from fedveil.progress import progress_bar
 from fedveil.recorded import open_run
@@ -30,7 +32,7 @@ def attack_command(
     attack: Annotated[
         str | None,
         typer.Option(
-            help="Its name: see `fedveil list attacks`. Without it, every [[attack]] of the configuration."
+            help="Its name: see `fedveil list attacks`. Without it, every attack section of the configuration."
         ),
     ] = None,
     round_: Annotated[
@@ -41,7 +43,15 @@ def attack_command(
         list[int] | None, typer.Option(help="Attack this client's upload. May be repeated: one stack.")
     ] = None,
     labels: Annotated[LabelMode, typer.Option(help="Whether the server knows the labels.")] = "known",
-    examples: Annotated[int | None, typer.Option(help="Images behind an upload that does not tell.")] = None,
+    target: Annotated[
+        Target, typer.Option(help="Of a membership attack: the final model, or one client's upload.")
+    ] = "model",
+    examples: Annotated[
+        int | None,
+        typer.Option(
+            help="Images behind an upload that does not tell; members that a membership attack asks about."
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="A setting of the attack: --set steps=400. May be repeated."),
@@ -53,7 +63,21 @@ def attack_command(
     data: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Reconstruct clients' data from what a run's server saw; writes a finding and a picture beside the run."""
+    """Reconstruct clients' data from what a run's server saw, or tell who was in it; writes a finding and a picture."""
+    if attack in {kind.name for kind in list_membership_attacks()}:
+        attack_membership(
+            result,
+            attack,
+            settings=parse_settings(settings or []),
+            target=target,
+            examples=examples,
+            round_=round_,
+            client=client[0] if client else None,
+            seed=seed,
+            data=data,
+            as_json=as_json,
+        )
+        return
     run = open_run(result, data)
     clients = client or [0]
     if len(set(clients)) != len(clients):
@@ -113,20 +137,6 @@ def configured_attacks(
             )
         planned.append((make_attack(name, fields), round_ or number))
     return planned
-
-
-def parse_settings(changes: Sequence[str]) -> dict[str, Any]:
-    """`key=value` pairs, values as in TOML."""
-    found: dict[str, Any] = {}
-    for change in changes:
-        key, equals, text = change.partition("=")
-        if not equals or not key.strip():
-            raise InputError("--set", change, "is not a setting", "Write --set steps=400.")
-        try:
-            found[key.strip()] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            found[key.strip()] = text.strip()
-    return found
 
 
 def _table(content: dict[str, Any]) -> Table:

@@ -119,13 +119,25 @@ def report_command(
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")] = Path(
         "report.html"
     ),
+    pdf: Annotated[
+        Path | None, typer.Option(help="Also write its figures to this folder, as PDF for papers.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write one self-contained page about these runs; damaged ones are shown as far as they can be read."""
     from fedveil.report.html import write_report
 
     path = write_report(results, output)
+    figures: list[Path] = []
+    if pdf is not None:
+        from fedveil.report.figures import save_figures
+        from fedveil.report.reading import read_runs
+        from fedveil.report.settings import group
+
+        figures = save_figures(group(read_runs(results)), pdf)
     if as_json:
-        print(json.dumps({"report": str(path)}))
-    else:
-        out.print(f"report in {path}", markup=False, highlight=False, soft_wrap=True)
+        print(json.dumps({"report": str(path), "figures": [str(figure) for figure in figures]}))
+        return
+    for written in (path, *figures):
+        kind = "report" if written == path else "figure"
+        out.print(f"{kind} in {written}", markup=False, highlight=False, soft_wrap=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+from scipy.stats import binom
+
 from fedveil.privacy.releases import Plan
 from fedveil.streams import named_stream
 
@@ -14,3 +17,15 @@ def draw_cohort(plan: Plan, seed: int, round: int) -> tuple[int, ...]:
     size = plan.cohort if plan.sampler == "fixed" else int(stream.binomial(plan.clients, plan.rate))
     drawn = stream.choice(plan.clients, size=size, replace=False, shuffle=False)
     return tuple(sorted(drawn.tolist()))
+
+
+def cohort_sizes(plan: Plan, present: int = 0) -> list[tuple[int, float]]:
+    """The sizes of a Poisson cohort in which `present` given clients are, ascending, with their probabilities.
+
+    Sizes beyond which less than 1e-20 lies are left out.
+    """
+    others = plan.clients - present
+    drawn = np.arange(others + 1)
+    chance = binom.pmf(drawn, others, plan.rate)
+    likely = (chance > 0) & (binom.sf(drawn - 1, others, plan.rate) > 1e-20)
+    return [(present + int(k), float(chance[k])) for k in drawn[likely]]

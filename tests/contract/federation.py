@@ -35,6 +35,8 @@ QUICK: dict[str, Any] = {
 
 # What a private method becomes without noise and clipping: the method it privatises, with these fields.
 BASELINES: dict[str, tuple[str, dict[str, Any]]] = {
+    "dp-fedags-proven": ("fedavg", {"weighting": "uniform"}),
+    "dp-fedavg": ("fedavg", {"weighting": "uniform"}),
     "udp-fedavg": ("fedavg", {"weighting": "uniform"}),
     "fedlap-dp": ("fedlap", {"radius_strategy": "constant", "weighting": "uniform"}),
     # These have no namesake on the same batches: themselves, with a clip that no gradient reaches.
@@ -42,6 +44,9 @@ BASELINES: dict[str, tuple[str, dict[str, Any]]] = {
     "dp-fedprox": ("dp-fedprox", {"noise_multiplier": 0.0, "clip": 1e6}),
     "fedceo": ("fedavg", {"weighting": "uniform"}),
 }
+
+# Fields with which a method sends all of its update, where it does not by default.
+WHOLE_UPDATE: dict[str, dict[str, Any]] = {"dp-fedags-proven": {"selected": 1.0}}
 
 
 def network() -> nn.Module:

@@ -16,17 +16,21 @@ from tests.unit.privacy.declarations import (
     fedlap_dp,
     record_dp_sgd,
     udp_fedavg,
+    udp_fedavg_poisson,
 )
 
+from fedveil.methods.udp_fedavg import UDPFedAvg
 from fedveil.privacy.accounting import Guarantee, account, account_participation
 from fedveil.privacy.releases import (
     ADVERSARIES,
     GaussianNoise,
     LaplaceNoise,
     Plan,
+    RandomGaussianNoise,
     Release,
     ZeroConcentratedDP,
 )
+from fedveil.streams import named_stream
 
 DELTA = 1e-5
 
@@ -89,9 +93,10 @@ def test_sampled_gaussians_match_the_table_and_two_other_libraries(case: str) ->
     steps, renyi, pld, prv = GAUSSIAN_CASES[case]
     ours = _records(*steps)
     assert ours == pytest.approx(pld, abs=1e-3)
-    assert _opacus(*steps) == pytest.approx(renyi, abs=1e-3)
+    opacus = _opacus(*steps)
+    assert opacus == pytest.approx(renyi, abs=1e-3)
     assert _records(*steps, accountant="rdp") == pytest.approx(renyi, abs=1e-3)
-    assert ours <= _opacus(*steps) + 1e-9
+    assert ours <= opacus + 1e-9
     low, middle, high = _prv(*steps)
     assert middle == pytest.approx(prv, abs=0.01)
     assert ours == pytest.approx(middle, abs=0.01)
@@ -153,9 +158,86 @@ def _for_sigmas(*table: float) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize(("sigma", "table"), _for_sigmas(12.40, 6.29, 4.18))
 def test_udp_fedavg_observer_poisson(sigma: float, table: float) -> None:
-    rows = account(udp_fedavg(sigma), Plan(100, 10, "poisson", 300), DELTA)
+    plan = Plan(100, 10, "poisson", 300)
+    rows = account(udp_fedavg_poisson(sigma), plan, DELTA)
     assert _row(rows, "observer") == pytest.approx(table, abs=5e-3)
-    assert [r.adjacency for r in rows] == ["zero-out", "add-remove", "add-remove"]
+    assert [r.adjacency for r in rows] == ["zero-out", "add-remove", "zero-out"]
+    ours = account(UDPFedAvg(noise_multiplier=sigma).releases(plan), plan, DELTA)
+    for declared, by_method in zip(rows, ours, strict=True):
+        assert declared.epsilon == pytest.approx(by_method.epsilon, abs=1e-6)
+
+
+def _gaussian_delta(eps: float, mu: Any) -> Any:
+    return norm.cdf(mu / 2 - eps / mu) - np.exp(eps + norm.logcdf(-mu / 2 - eps / mu))
+
+
+@pytest.mark.parametrize(("sigma", "table"), _for_sigmas(349.96, 168.34, 102.86))
+def test_udp_fedavg_server_poisson_exactly(sigma: float, table: float) -> None:
+    """The uploads of all rounds are one Gaussian of m^2 = S / sigma^2, S the sum of max(K, pN) where it took part."""
+    one = np.zeros(101)
+    one[0] = 0.9
+    for k in range(100):
+        one[max(k + 1, 10)] += 0.1 * binom.pmf(k, 99, 0.1)
+    length = 2**15
+    total = np.fft.irfft(np.fft.rfft(one, length) ** 300, length)
+    sums = np.arange(1, 3000)
+    weights = np.maximum(total[sums], 0)
+    exact = brentq(lambda e: weights @ _gaussian_delta(e, np.sqrt(sums) / sigma) - DELTA, 1, 2000)
+    plan = Plan(100, 10, "poisson", 300)
+    ours = _row(account(UDPFedAvg(noise_multiplier=sigma).releases(plan), plan, DELTA))
+    assert ours == pytest.approx(exact, abs=2e-3)
+    assert ours == pytest.approx(table, abs=1e-2)
+    assert ours >= exact - 1e-4
+
+
+@pytest.mark.parametrize(
+    ("sigma", "poisson", "fixed"), [(1.0, 18.46, 72.98), (1.5, 10.14, 32.67), (2.0, 6.91, 20.64)]
+)
+def test_udp_fedavg_other_clients(sigma: float, poisson: float, fixed: float) -> None:
+    for sampler, table in (("poisson", poisson), ("fixed", fixed)):
+        plan = Plan(100, 10, sampler, 300)  # type: ignore[arg-type]
+        rows = account(UDPFedAvg(noise_multiplier=sigma).releases(plan), plan, DELTA)
+        assert _row(rows, "client") == pytest.approx(table, abs=1e-2)
+        assert _row(rows, "observer") < _row(rows, "client") < _row(rows, "server")
+
+
+@pytest.mark.parametrize(
+    ("sigma", "server", "observer"), [(1.0, 43.72, 8.42), (1.5, 24.28, 5.15), (2.0, 16.40, 3.67)]
+)
+def test_udp_fedavg_local_noise_poisson(sigma: float, server: float, observer: float) -> None:
+    plan = Plan(100, 10, "poisson", 300)
+    rows = account(UDPFedAvg(noise_multiplier=sigma, noise_scope="local").releases(plan), plan, DELTA)
+    assert _row(rows) == pytest.approx(server, abs=1e-2)
+    assert _row(rows, "observer") == pytest.approx(observer, abs=1e-2)
+    assert rows[1].adjacency == "zero-out"  # the size of the noise shows how many came
+
+
+def test_a_drawn_multiplier_costs_the_mean_of_its_divergences() -> None:
+    """Closed form and simulated privacy losses of one release, by both accountants."""
+    noise = RandomGaussianNoise((0.8, 1.3, 2.5), (0.2, 0.5, 0.3))
+    releases, plan = [Release("x", "client", ("server",), noise, "charged")], Plan(10, 10, "all", 1)
+    mu, weights = 1 / np.array(noise.multipliers), np.array(noise.weights)
+    stream = named_stream(1)
+    drawn = mu[stream.choice(3, size=400_000, p=weights)]
+    losses = drawn * stream.standard_normal(len(drawn)) + drawn**2 / 2
+    for delta in (0.1, 0.01):
+        ours = _row(account(releases, plan, delta))
+        assert weights @ _gaussian_delta(ours, mu) == pytest.approx(delta, rel=2e-3)
+        simulated = np.maximum(0, -np.expm1(ours - losses))
+        assert simulated.mean() == pytest.approx(delta, abs=5 * simulated.std() / math.sqrt(len(losses)))
+        assert ours <= _row(account(releases, plan, delta, "rdp"))
+        worst = _row(account([Release("x", "client", ("server",), GaussianNoise(0.8))], plan, delta))
+        assert ours < worst
+
+
+def test_losses_left_out_of_a_draw_count_as_failures() -> None:
+    plan = Plan(10, 10, "all", 4)
+    whole = [Release("x", "client", ("server",), RandomGaussianNoise((1.0,), (1.0,)))]
+    part = [Release("x", "client", ("server",), RandomGaussianNoise((1.0,), (1 - 9e-10,)))]
+    for accountant in ("best", "rdp"):
+        values = [_row(account(r, plan, 1e-8, accountant)) for r in (whole, part)]
+        assert values[0] < values[1] < values[0] + 0.5
+    assert account(part, plan, 3e-9)[0].epsilon is None  # 4 * 9e-10 is more than delta
 
 
 @pytest.mark.parametrize(("sigma", "table"), _for_sigmas(72.15, 32.38, 20.48))
@@ -177,10 +259,6 @@ def test_one_upload_with_the_full_noise(sigma: float, table: float) -> None:
     assert _row(rows) == pytest.approx(table, abs=5e-3)
 
 
-def _gaussian_delta(eps: float, mu: Any) -> Any:
-    return norm.cdf(mu / 2 - eps / mu) - np.exp(eps + norm.logcdf(-mu / 2 - eps / mu))
-
-
 def _seen_exactly(mu: float, rate: float, rounds: int) -> float:
     """With participation seen, n participations are one Gaussian of mu sqrt(n), and n is binomial."""
     n = np.arange(1, rounds + 1)
@@ -189,9 +267,8 @@ def _seen_exactly(mu: float, rate: float, rounds: int) -> float:
 
 
 @pytest.mark.parametrize(("sigma", "table"), _for_sigmas(300.8, 146.1, 89.9))
-@pytest.mark.parametrize("sampler", ["fixed", "poisson"])
-def test_udp_fedavg_server_over_all_rounds(sigma: float, table: float, sampler: Any) -> None:
-    ours = _row(account(udp_fedavg(sigma), Plan(100, 10, sampler, 300), DELTA))
+def test_udp_fedavg_server_over_all_rounds(sigma: float, table: float) -> None:
+    ours = _row(account(udp_fedavg(sigma), Plan(100, 10, "fixed", 300), DELTA))
     exact = _seen_exactly(math.sqrt(10) / sigma, 0.1, 300)
     assert ours == pytest.approx(exact, abs=1e-3)
     assert ours == pytest.approx(table, abs=0.06)  # 146.05 is printed as 146.1
@@ -209,7 +286,7 @@ def test_fedceo_exposes_more_to_others_and_the_same_to_the_server(
     plan = Plan(100, 10, "poisson", 300)
     smoothed, plain = account(fedceo(sigma, interval), plan, DELTA), account(udp_fedavg(sigma), plan, DELTA)
     assert _row(smoothed) == _row(plain)
-    for adversary in ("observer", "client"):
+    for adversary in ("observer", "client"):  # with uploads whose noise does not hang on the cohort's size
         assert _row(smoothed, adversary) == pytest.approx(ours, abs=2e-3)
         assert 0.975 * table < _row(smoothed, adversary) <= table
         assert _row(smoothed, adversary) > _row(plain, adversary)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ def digits() -> Dataset:
     return load_digits()
 
 
-def task_of(model: str, **options: object) -> Task:
+def task_of(model: str, **options: Any) -> Task:
     return Task(lambda: make_model(model, (1, 8, 8), 10, **options))
 
 

@@ -15,8 +15,8 @@ LAYERS = [
     ["data"],
     ["partition"],
     ["models"],
-    ["training"],
     ["privacy"],
+    ["training"],
     ["sampling"],
     ["methods"],
     ["engines"],
@@ -29,7 +29,8 @@ LAYERS = [
     ["report"],
     ["config"],
     ["experiment"],
-    ["progress"],
+    ["recorded", "attack_run", "compare"],
+    ["progress", "live", "tracking", "watching"],
     ["cli"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

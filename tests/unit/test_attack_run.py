@@ -112,7 +112,7 @@ def test_an_upload_that_does_not_tell_its_examples_needs_them(tmp_path: Path) ->
     assert view.adaptation.kind == "noise"
 
 
-def test_an_upload_without_gradient_is_refused(fedem: RecordedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_without_gradient_is_refused(fedem: RecordedRun) -> None:
     from dataclasses import dataclass, replace
 
     from fedveil.messages import Message
@@ -129,7 +129,7 @@ def test_an_upload_without_gradient_is_refused(fedem: RecordedRun, monkeypatch: 
 
 def test_a_run_without_transcript_says_how_to_get_one(tmp_path: Path) -> None:
     folder = finished(tmp_path, {"name": "fedsgd", "batch_size": 2}, run={"transcript": False, "rounds": 1})
-    with pytest.raises(ResultError, match="run.transcript=true"):
+    with pytest.raises(ResultError, match=r"run\.transcript=true"):
         open_run(folder)
     with pytest.raises(ResultError, match="no run"):
         open_run(tmp_path / "nothing")

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from fedveil import Plan
-from fedveil.sampling import draw_cohort
+from fedveil.sampling import cohort_sizes, draw_cohort
 
 
 def test_fixed_cohorts_have_their_size_and_no_favourites() -> None:
@@ -32,3 +33,15 @@ def test_all_is_everybody_and_the_seed_decides() -> None:
     assert draw_cohort(plan, 0, 1) == draw_cohort(plan, 0, 1)
     assert draw_cohort(plan, 0, 1) != draw_cohort(plan, 0, 2)
     assert draw_cohort(plan, 0, 1) != draw_cohort(plan, 1, 1)
+
+
+def test_the_sizes_of_poisson_cohorts_have_their_probabilities() -> None:
+    plan = Plan(30, 6, "poisson", 1)
+    sizes = dict(cohort_sizes(plan))
+    assert sum(sizes.values()) == pytest.approx(1.0, abs=1e-12)
+    assert sum(k * w for k, w in sizes.items()) == pytest.approx(6.0)
+    given = dict(cohort_sizes(plan, present=2))
+    assert min(given) == 2
+    assert sum(k * w for k, w in given.items()) == pytest.approx(2 + 28 * 0.2)
+    drawn = [len(draw_cohort(plan, 0, t)) for t in range(2000)]
+    assert np.mean([k == 6 for k in drawn]) == pytest.approx(sizes[6], abs=0.04)

@@ -18,7 +18,7 @@ from scipy.optimize import brentq
 from scipy.stats import beta, norm
 from torch import Tensor
 
-from fedveil.audits.findings import AuditFinding
+from fedveil.audits.findings import ALARM, AuditFinding
 from fedveil.errors import InputError
 from fedveil.streams import ClientStreams, Stream
 
@@ -66,6 +66,19 @@ def declared_p_value(inside: Floats, outside: Floats, multiplier: float) -> floa
     return float(norm.sf((abs(inside.mean() - outside.mean()) / spread - declared) / error))
 
 
+def independence_p_value(one: Floats, other: Floats) -> float:
+    """The chance of noise this alike, `[n, d]` each, if all of it were drawn independently and normal.
+
+    Each upload may look sound while two of them carry the same noise, which their difference removes.
+    """
+    first, second = (np.asarray(rows, dtype=np.float64).ravel() for rows in (one, other))
+    sizes = float(np.linalg.norm(first) * np.linalg.norm(second))
+    if sizes == 0:
+        return 1.0
+    correlation = float(first @ second) / sizes
+    return float(2 * norm.sf(abs(correlation) * math.sqrt(len(first))))
+
+
 def audit_samples(
     with_canary: Floats,
     without_canary: Floats,
@@ -88,15 +101,14 @@ def audit_samples(
     parts = [(arm[: int(choosing * len(arm))], arm[int(choosing * len(arm)) :]) for arm in arms]
     (pick_in, test_in), (pick_out, test_out) = parts
     threshold, flipped = _best_threshold(pick_in, pick_out, (len(test_in), len(test_out)), delta, confidence)
-    bound = _bound(_errors(test_in, test_out, threshold), (len(test_in), len(test_out)), delta, confidence)[
-        int(flipped)
-    ]
+    errors, trials = _errors(test_in, test_out, threshold), (len(test_in), len(test_out))
+    bound, sure = (_bound(errors, trials, delta, c)[int(flipped)] for c in (confidence, 1 - ALARM))
     spread = math.sqrt((arms[0].var(ddof=1) + arms[1].var(ddof=1)) / 2)
     shift = float(arms[0].mean() - arms[1].mean())
     estimate = gaussian_epsilon(abs(shift) / spread, delta) if spread > 0 else math.inf
     samples = len(arms[0]) + len(arms[1])
     p = None if declared_multiplier is None else declared_p_value(arms[0], arms[1], declared_multiplier)
-    return AuditFinding("canary clients", bound, confidence, samples, delta, estimate, GDP_NOTE, p)
+    return AuditFinding("canary clients", bound, confidence, samples, delta, estimate, GDP_NOTE, p, sure)
 
 
 def _errors(inside: Floats, outside: Floats, threshold: float) -> tuple[int, int]:

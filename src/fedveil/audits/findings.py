@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+ALARM = 1e-3
+"""How often, at most, one audit of a sound mechanism may call it broken: far rarer than a 95 % bound fails."""
+
 
 @dataclass(frozen=True)
 class AuditFinding:
@@ -13,6 +16,7 @@ class AuditFinding:
     `estimate` is a best guess that may exceed the truth; it is never a bound, and `estimate_note` says why.
     `p_value` is the chance, at most, of observations like these if the mechanism were the one it is declared
     to be. It finds broken ones where the bound cannot: n samples never bound epsilon by more than log n.
+    `sure_bound` is the lower bound that holds with probability 1 - `ALARM`; only it can refute a proof.
     """
 
     kind: str
@@ -23,14 +27,16 @@ class AuditFinding:
     estimate: float | None = None
     estimate_note: str = ""
     p_value: float | None = None
+    sure_bound: float | None = None
 
     def contradicts(self, proven: float | None) -> bool:
         """Whether the mechanism leaks more than was proven: then mechanism or proof is broken."""
-        return proven is not None and self.lower_bound > proven
+        bound = self.lower_bound if self.sure_bound is None else self.sure_bound
+        return proven is not None and bound > proven
 
     def broken(self, proven: float | None) -> bool:
         """Whether the audit refutes the mechanism: its epsilon, or that it is the declared one."""
-        undeclared = self.p_value is not None and self.p_value < 1 - self.confidence
+        undeclared = self.p_value is not None and self.p_value < ALARM
         return self.contradicts(proven) or undeclared
 
     def to_json(self) -> dict[str, Any]:

@@ -6,7 +6,8 @@ else, clipping, noise, messages, aggregation, is the method's own.
 
 Clients are audited by a Dirac canary (with it and without it, many times over); records by canary records that
 are in or out by fair coins in a single upload. Both look at one participation, so their bounds are compared with
-what is proven for one participation.
+what is proven for one participation. Where the server sees several uploads, their noise must also be independent,
+between clients and between rounds: that is tested on clients that have nothing to send but noise.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedveil.audits.canaries import audit_samples
+from fedveil.audits.canaries import audit_samples, independence_p_value
 from fedveil.audits.findings import AuditFinding
 from fedveil.audits.one_run import one_run, random_canaries
 from fedveil.data.client_data import ArrayClients
@@ -27,10 +28,12 @@ from fedveil.engines.worker import ClientWorker
 from fedveil.errors import InputError
 from fedveil.messages import Message
 from fedveil.methods.method import AnyMethod, At
+from fedveil.methods.uploads import uploaded_models
 from fedveil.privacy.accounting import Guarantee, account_participation
-from fedveil.privacy.releases import Adversary, GaussianNoise, Plan, Unit
+from fedveil.privacy.releases import Adversary, GaussianNoise, Plan, RandomGaussianNoise, Release, Unit
 from fedveil.streams import ServerStreams, named_stream
 from fedveil.task import Task
+from fedveil.tree import flatten, sub
 
 _DIMENSION = 16
 _RECORD_DIMENSION = 20_000
@@ -75,85 +78,111 @@ def audit_method(
     proven = {(row.unit, row.adversary): row for row in account_participation(releases, plan, delta)}
     found: list[Audited] = []
     for (unit, adversary), row in proven.items():
-        if adversary == "client":
-            continue  # sees what the observer sees, or what the server sees
+        if adversary == "client" or row.epsilon is None:
+            continue  # a client sees what the observer sees, or what the server sees; without a proof nothing to refute
         if unit == "record":
             if adversary == "server":
                 found.append(_audit_records(method, plan, row, seed, delta, confidence))
             continue
         multiplier = _declared(releases, unit, adversary)
-        audit = _audit_upload if adversary == "server" else _audit_aggregate
+        audit = _uploads if adversary == "server" else _aggregates
         inside, outside = (audit(method, plan, seed + arm, samples, canary=arm == 0) for arm in (0, 1))
         finding = audit_samples(
-            inside, outside, delta=delta, confidence=confidence, declared_multiplier=multiplier
+            inside[:, 0], outside[:, 0], delta=delta, confidence=confidence, declared_multiplier=multiplier
         )
+        if adversary == "server" and finding.p_value is not None:
+            # Rows of `outside` are noise: of neighbouring clients, and of the same clients in another round.
+            later = _uploads(method, plan, seed + 1, len(outside), canary=False, first=2)
+            alike = [independence_p_value(outside[:-1], outside[1:]), independence_p_value(outside, later)]
+            finding = replace(finding, p_value=min(1.0, 3 * min(finding.p_value, *alike)))
         found.append(Audited(unit, adversary, finding, row.epsilon))
     return found
 
 
-def _declared(releases: Sequence[Any], unit: Unit, adversary: Adversary) -> float | None:
+def _declared(releases: Sequence[Release], unit: Unit, adversary: Adversary) -> float | None:
     """The noise multiplier of the only Gaussian release that this adversary sees, if it is the only one."""
     seen = [r for r in releases if r.unit == unit and adversary in r.visible_to and r.costs]
-    if len(seen) == 1 and isinstance(seen[0].protection, GaussianNoise) and seen[0].accesses == 1:
-        return float(seen[0].protection.multiplier)
+    if len(seen) != 1 or seen[0].accesses != 1:
+        return None
+    protection = seen[0].protection
+    if isinstance(protection, GaussianNoise):
+        return protection.multiplier
+    if isinstance(protection, RandomGaussianNoise):  # of a cohort as planned, which is what is audited
+        return max(zip(protection.weights, protection.multipliers, strict=True))[1]
     return None
 
 
-def _canary_task(dimension: int) -> Task:
-    """Parameters w, an example x, the loss -<x, w>."""
+class _IdleLayer(nn.Module):
+    """The canary's layer, and a last one that nothing depends on."""
+
+    def __init__(self, dimension: int) -> None:
+        super().__init__()
+        self.canary = nn.Linear(dimension, 1, bias=False)
+        self.idle = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(self.canary.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.canary(x.flatten(1)) + 0 * self.idle.weight.sum()
+        return scores
+
+
+def canary_task(dimension: int, method: AnyMethod | None = None, plan: Plan | None = None) -> Task:
+    """Parameters w, an example x, the loss -<x, w>; a method that keeps its last layer gets one to keep."""
 
     def build() -> nn.Module:
         layer = nn.Linear(dimension, 1, bias=False)
         nn.init.zeros_(layer.weight)
         return nn.Sequential(nn.Flatten(), layer)
 
-    return Task(build, loss=lambda scores, _: -scores.squeeze(-1))
+    def loss(scores: Tensor, _: Tensor) -> Tensor:
+        return -scores.squeeze(-1)
+
+    task = Task(build, loss=loss)
+    if method is None or plan is None:
+        return task
+    try:
+        method.init_server(task.init(0), plan)
+    except InputError:
+        return Task(lambda: _IdleLayer(dimension), loss=loss)
+    return task
 
 
-def _clients(count: int, canaries: Sequence[int], dimension: int) -> ArrayClients:
+def canary_clients(count: int, canaries: Sequence[int], dimension: int) -> ArrayClients:
     x = torch.zeros(count, 1, dimension)
     x[list(canaries), 0, 0] = _LONG
     return ArrayClients.from_arrays([(row, torch.zeros(1, dtype=torch.long)) for row in x])
 
 
-def _moved(message: Message, down: Message) -> Tensor:
-    """How far each upload moved the parameters, `[K, d]`; a gradient counts with its sign turned."""
-    for name, leaf in message.tensors().items():
-        if name.endswith("weight") and leaf.dim() == 3 and leaf.is_floating_point():
-            start = down.tensors().get(name)
-            moved = leaf if start is None or not name.startswith("params/") else leaf - start
-            flat = moved.flatten(1)
-            return -flat if name.startswith("gradient/") else flat
-    raise InputError(
-        "method",
-        type(message).__name__,
-        "its upload carries no parameters or gradients that a canary could be seen in",
-        "Audit a method that uploads a model or a gradient.",
-    )
+def moved(method: AnyMethod, at: At, message: Message, down: Message) -> Tensor:
+    """How far each upload moved the parameters, `[K, d]`."""
+    start, models = uploaded_models(method, at, down, message)
+    return flatten(sub(models, start))
 
 
-def _audit_upload(method: AnyMethod, plan: Plan, seed: int, samples: int, *, canary: bool) -> np.ndarray:
-    """The canary's coordinate in single uploads, as the server sees them."""
+def _uploads(
+    method: AnyMethod, plan: Plan, seed: int, samples: int, *, canary: bool, first: int = 1
+) -> np.ndarray:
+    """Single uploads as the server sees them, `[samples, d]`, the canary's coordinate first."""
     seen: list[np.ndarray] = []
-    task = _canary_task(_DIMENSION)
+    task = canary_task(_DIMENSION, method, plan)
     for start in range(0, samples, _PER_CALL):
         count = min(_PER_CALL, samples - start)
-        clients = _clients(count, range(count) if canary else (), _DIMENSION)
+        clients = canary_clients(count, range(count) if canary else (), _DIMENSION)
         wide = replace(plan, records_per_client=1, largest_client=1)
         server = method.init_server(task.init(0), wide)
         ids = range(count)
-        at = At(wide, 1 + start)
+        at = At(wide, first + 2 * (start // _PER_CALL))
         down = method.broadcast(at, server, ids[: plan.cohort]).rows([0])
         up, _ = ClientWorker(task, clients, method, seed).update(ids, down, {}, at)
-        seen.append(_moved(up, down)[:, 0].double().numpy())
+        seen.append(moved(method, at, up, down).double().numpy())
     return np.concatenate(seen)
 
 
-def _audit_aggregate(method: AnyMethod, plan: Plan, seed: int, samples: int, *, canary: bool) -> np.ndarray:
-    """The canary's coordinate in the model after one round, as an observer sees it."""
-    task = _canary_task(_DIMENSION)
+def _aggregates(method: AnyMethod, plan: Plan, seed: int, samples: int, *, canary: bool) -> np.ndarray:
+    """The model after one round, as an observer sees it, many times over: `[samples / 4, d]`."""
+    task = canary_task(_DIMENSION, method, plan)
     count = min(plan.cohort, plan.clients)
-    clients = _clients(count, (0,) if canary else (), _DIMENSION)
+    clients = canary_clients(count, (0,) if canary else (), _DIMENSION)
     small = replace(plan, records_per_client=1, largest_client=1)
     server = method.init_server(task.init(0), small)
     worker = ClientWorker(task, clients, method, seed)
@@ -165,8 +194,8 @@ def _audit_aggregate(method: AnyMethod, plan: Plan, seed: int, samples: int, *, 
         up, _ = worker.update(ids, down, {}, at)
         after = method.server_update(task, at, server, ids, up, ServerStreams(seed, number))
         model = method.model(after)
-        seen.append(float(next(iter(model.values())).flatten()[0]))
-    return np.asarray(seen)
+        seen.append(next(iter(model.values())).flatten().double().numpy())
+    return np.stack(seen)
 
 
 def _audit_records(
@@ -178,14 +207,14 @@ def _audit_records(
     directions = random_canaries(canaries, _RECORD_DIMENSION, 1.0, coins)
     included = np.asarray(coins.random(canaries) < 0.5, dtype=np.bool_)
     x = directions[torch.from_numpy(included)] * _LONG
-    task = _canary_task(_RECORD_DIMENSION)
+    task = canary_task(_RECORD_DIMENSION, method, plan)
     clients = ArrayClients.from_arrays([(x, torch.zeros(len(x), dtype=torch.long))])
     one = replace(plan, records_per_client=len(x), largest_client=len(x))
     server = method.init_server(task.init(0), one)
     at = At(one, 1)
     down = method.broadcast(at, server, (0,))
     up, _ = ClientWorker(task, clients, method, seed).update((0,), down, {}, at)
-    scores = (directions.double() @ _moved(up, down)[0].double()).numpy()
+    scores = (directions.double() @ moved(method, at, up, down)[0].double()).numpy()
     finding = one_run(scores, included, guesses=canaries // 10, delta=delta, confidence=confidence)
     releases = method.releases(one)
     proven = {(r.unit, r.adversary): r.epsilon for r in account_participation(releases, one, delta)}

@@ -16,7 +16,7 @@ import torch
 from scipy.stats import binom
 from torch import Tensor
 
-from fedveil.audits.findings import AuditFinding
+from fedveil.audits.findings import ALARM, AuditFinding
 from fedveil.errors import InputError
 from fedveil.streams import Stream
 
@@ -76,8 +76,8 @@ def one_run(
     order = np.argsort(scores, kind="stable")
     half = guesses // 2
     right = int(included[order[-half:]].sum() + (~included[order[:half]]).sum())
-    bound = lower_bound(right, guesses, m, delta, confidence)
-    return AuditFinding("one-run canary records", bound, confidence, m, delta)
+    bound, sure = (lower_bound(right, guesses, m, delta, c) for c in (confidence, 1 - ALARM))
+    return AuditFinding("one-run canary records", bound, confidence, m, delta, sure_bound=sure)
 
 
 def random_canaries(count: int, dimension: int, norm: float, stream: Stream) -> Tensor:

@@ -2,7 +2,12 @@
 
 from fedveil.methods import (
     centaur,
+    cpsgd,
+    dp_fedags,
+    dp_fedags_proven,
+    dp_fedavg,
     dp_fedprox,
+    dp_fedsnlc,
     dsc,
     fedavg,
     fedceo,
@@ -21,7 +26,12 @@ from fedveil.methods.method import METHODS
 __all__ = [
     "METHODS",
     "centaur",
+    "cpsgd",
+    "dp_fedags",
+    "dp_fedags_proven",
+    "dp_fedavg",
     "dp_fedprox",
+    "dp_fedsnlc",
     "dsc",
     "fedavg",
     "fedceo",

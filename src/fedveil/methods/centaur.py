@@ -25,10 +25,11 @@ from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
-from fedveil.methods.fedavg import Model, Server
+from fedveil.methods.fedavg import Server
 from fedveil.methods.fields import STRICT, Clip, Epochs, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, Method, register
 from fedveil.methods.udp_fedavg import (
+    CohortModel,
     NoiseScope,
     NoisyModel,
     clip_and_noise,
@@ -46,11 +47,11 @@ from fedveil.tree import Params, State, add, expand, with_axis
     "centaur",
     "user-level DP on a shared representation; each client keeps its own head",
     server=Server,
-    down=Model,
+    down=CohortModel,
     up=NoisyModel,
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Centaur(LocalTraining, Method[Server, Model, NoisyModel]):
+class Centaur(LocalTraining, Method[Server, CohortModel, NoisyModel]):
     head: Annotated[int, Field(ge=1, description="how many of the last layers are personal")] = 1
     head_epochs: Epochs = 1
     rank: Annotated[int, Field(ge=1)] | None = None
@@ -68,21 +69,22 @@ class Centaur(LocalTraining, Method[Server, Model, NoisyModel]):
         head = {name: start[name] for name in self.head_of(start)}
         return {name: leaf.expand(data.count, *leaf.shape).clone() for name, leaf in head.items()}
 
-    def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> Model:
+    def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> CohortModel:
         head = self.head_of(server.params)
-        return Model(with_axis({name: leaf for name, leaf in server.params.items() if name not in head}))
+        shared = {name: leaf for name, leaf in server.params.items() if name not in head}
+        return CohortModel(with_axis(shared), len(clients))
 
     def client_update(
-        self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
+        self, task: Task, at: At, down: CohortModel, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[NoisyModel, State]:
         shared = expand(down.params, data.count)
         start = {**shared, **state}
         tuned = self.train(task, at, start, data, rng, epochs=self.head_epochs, trainable=set(state)).params
         trained = self.train(task, at, tuned, data, rng, trainable=set(shared)).params
         delta = {name: trained[name] - leaf for name, leaf in shared.items()}
-        multiplier = upload_multiplier(self.noise_multiplier, self.noise_scope, at.plan)
+        multiplier = upload_multiplier(self.noise_multiplier, self.noise_scope, at.plan, down.cohort)
         noisy = clip_and_noise(delta, self.clip, multiplier, rng.noise())
-        up = NoisyModel(add(shared, noisy, scale=self.server_lr))
+        up = NoisyModel(add(shared, noisy, scale=self.server_lr), down.cohort)
         return up, {name: tuned[name] for name in state}
 
     def server_update(
@@ -105,6 +107,7 @@ class Centaur(LocalTraining, Method[Server, Model, NoisyModel]):
             scope=self.noise_scope,
             server_lr=self.server_lr,
             rng=rng,
+            cohort=0 if up is None else up.cohort,
         )
         own = {name: server.params[name] for name in head}
         found = own | {name: _truncate(leaf, self.rank) for name, leaf in shared.items()}

@@ -87,7 +87,9 @@ class DPFedProx(Method[Server, Model, NoisyModel]):
         return server.params
 
     def releases(self, plan: Plan) -> Sequence[Release]:
-        steps, rate = private_steps(plan, self.batch_size, self.epochs)
+        steps, rate = private_steps(
+            plan.records_per_client, plan.largest_client, self.batch_size, self.epochs
+        )
         return (
             Release(
                 "the noisy gradients behind each client's model",

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass as record
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -39,7 +40,6 @@ from fedveil.methods.udp_fedavg import (
     clip_and_noise,
     gaussian_or_nothing,
     private_mean,
-    sum_multiplier,
     upload_and_mean,
     upload_multiplier,
 )
@@ -74,12 +74,16 @@ class Start(Message):
     params: Params
     slot: Tensor
     """Whose smoothed model this is: 0 for the shared one, j + 1 for slot j."""
+    cohort: int = 0
+    """How many were asked to take part in this round."""
 
 
 @record(frozen=True)
 class NoisyModel(Message):
     params: Params
     slot: Tensor
+    cohort: int = 0
+    """Among how many the client shared the noise, if that was announced to it."""
 
 
 @register(
@@ -105,9 +109,9 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
     def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> Start:
         held = _slots(server.personal)
         if held == 0:
-            return Start(with_axis(server.params), torch.zeros(1, dtype=torch.long))  # line 8
+            return Start(with_axis(server.params), torch.zeros(1, dtype=torch.long), len(clients))  # line 8
         slot = torch.tensor([j + 1 if j < held else 0 for j in range(len(clients))], dtype=torch.long)
-        return Start(_starts(server, slot), slot)  # line 6
+        return Start(_starts(server, slot), slot, len(clients))  # line 6
 
     def client_update(
         self, task: Task, at: At, down: Start, data: ClientData, state: State, rng: ClientStreams
@@ -130,9 +134,9 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
             )
             return NoisyModel(add(start, sub(trained, start), scale=self.server_lr), slot), state
         delta = sub(self.train(task, at, start, data, rng).params, start)
-        multiplier = upload_multiplier(self.noise_multiplier, self.noise_scope, at.plan)
+        multiplier = upload_multiplier(self.noise_multiplier, self.noise_scope, at.plan, down.cohort)
         noisy = clip_and_noise(delta, self.clip, multiplier, rng.noise())  # Algorithm 1, lines 8-10
-        return NoisyModel(add(start, noisy, scale=self.server_lr), slot), state
+        return NoisyModel(add(start, noisy, scale=self.server_lr), slot, down.cohort), state
 
     def server_update(
         self,
@@ -147,7 +151,7 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
         if smoothing and self.personal:
             if up is None:
                 return Server(server.params, {})
-            smooth = self.smooth(up.params, at.round, self.noise_std(at))  # lines 12-14
+            smooth = self.smooth(up.params, at.round, self.noise_std(at, up.cohort))  # lines 12-14
             return Server(mean(smooth), smooth)
         relative = None
         if up is not None:
@@ -162,6 +166,7 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
             scope=self.noise_scope,
             server_lr=self.server_lr,
             rng=rng,
+            cohort=0 if up is None else up.cohort,
         )
         if smoothing:
             shared = without_axis(
@@ -169,12 +174,12 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
             )
         return Server(shared, {})
 
-    def noise_std(self, at: At) -> float:
-        """The standard deviation of the noise in each entry of one upload."""
+    def noise_std(self, at: At, cohort: int = 0) -> float:
+        """The standard deviation of the noise in each entry of one upload, in a cohort of this announced size."""
         if self.unit == "client":
             if math.isinf(self.clip):
                 return 0.0
-            multiplier = upload_multiplier(self.noise_multiplier, self.noise_scope, at.plan)
+            multiplier = upload_multiplier(self.noise_multiplier, self.noise_scope, at.plan, cohort)
             return self.server_lr * multiplier * self.clip
         noise = accumulated_noise(
             self.lr_at(at), self.batch_size, self.epochs, self.momentum, at.plan.records_per_client
@@ -190,7 +195,8 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         if self.unit == "record":
-            steps, rate = private_steps(plan, self.batch_size, self.epochs)
+            sizes = (plan.records_per_client, plan.largest_client)
+            steps, rate = private_steps(*sizes, self.batch_size, self.epochs)
             return (
                 Release(
                     "each client's noisy model",
@@ -207,30 +213,16 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
                     PostProcessing("computed from the noisy models"),
                 ),
             )
+        upload, averaged = upload_and_mean(self.noise_multiplier, self.noise_scope, self.clip, plan)
         if not self.personal:
-            return upload_and_mean(self.noise_multiplier, self.noise_scope, self.clip, plan)
-        upload = gaussian_or_nothing(
-            upload_multiplier(self.noise_multiplier, self.noise_scope, plan), self.clip
+            return upload, averaged
+        smoothed = replace(
+            upload,
+            what="the smoothed personal models, which carry single uploads",
+            visible_to=("observer", "client"),
+            every=self.interval,
         )
-        total = gaussian_or_nothing(sum_multiplier(self.noise_multiplier, self.noise_scope, plan), self.clip)
-        return (
-            Release("each client's noisy model", "client", ("server",), upload),
-            Release(
-                "the smoothed personal models, which carry single uploads",
-                "client",
-                ("observer", "client"),
-                upload,
-                every=self.interval,
-            ),
-            Release(
-                "the averaged model",
-                "client",
-                ("observer", "client"),
-                total,
-                participation="hidden",
-                except_every=self.interval,
-            ),
-        )
+        return upload, smoothed, replace(averaged, except_every=self.interval)
 
     def paper_claim(self, plan: Plan) -> str | None:
         return "user-level (epsilon, delta)-DP, epsilon = c2 K sqrt(T log(1/delta)) / (N sigma), c2 not given"

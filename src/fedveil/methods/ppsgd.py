@@ -24,10 +24,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from fedveil.data.client_data import ClientData
-from fedveil.methods.fedavg import Model, Server
+from fedveil.methods.fedavg import Server
 from fedveil.methods.fields import STRICT, Clip, LearningRate, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, Method, register
 from fedveil.methods.udp_fedavg import (
+    CohortModel,
     NoiseScope,
     NoisyModel,
     clip_and_noise,
@@ -45,11 +46,11 @@ from fedveil.tree import Params, State, add, expand, scale, sub, with_axis
     "ppsgd",
     "user-level DP on a shared part; a personal part is added to it on each client",
     server=Server,
-    down=Model,
+    down=CohortModel,
     up=NoisyModel,
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class PPSGD(LocalTraining, Method[Server, Model, NoisyModel]):
+class PPSGD(LocalTraining, Method[Server, CohortModel, NoisyModel]):
     personal_lr: LearningRate = 0.1
     clip: Clip = 1.0
     noise_multiplier: NoiseMultiplier = 1.0
@@ -63,20 +64,20 @@ class PPSGD(LocalTraining, Method[Server, Model, NoisyModel]):
         shapes = task.init(0)
         return {name: leaf.new_zeros(data.count, *leaf.shape) for name, leaf in shapes.items()}
 
-    def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> Model:
-        return Model(with_axis(server.params))
+    def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> CohortModel:
+        return CohortModel(with_axis(server.params), len(clients))
 
     def client_update(
-        self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
+        self, task: Task, at: At, down: CohortModel, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[NoisyModel, State]:
         both = replace(self, lr=self.lr + self.personal_lr)
         together = add(state, down.params)
         moved = sub(both.train(task, at, together, data, rng).params, together)
         shared = scale(moved, self.lr / both.lr)
-        multiplier = upload_multiplier(self.noise_multiplier, self.noise_scope, at.plan)
+        multiplier = upload_multiplier(self.noise_multiplier, self.noise_scope, at.plan, down.cohort)
         noisy = clip_and_noise(shared, self.clip, multiplier, rng.noise())
         start = expand(down.params, data.count)
-        up = NoisyModel(add(start, noisy, scale=self.server_lr))
+        up = NoisyModel(add(start, noisy, scale=self.server_lr), down.cohort)
         return up, add(state, moved, scale=self.personal_lr / both.lr)
 
     def server_update(
@@ -99,6 +100,7 @@ class PPSGD(LocalTraining, Method[Server, Model, NoisyModel]):
                 scope=self.noise_scope,
                 server_lr=self.server_lr,
                 rng=rng,
+                cohort=0 if up is None else up.cohort,
             )
         )
 

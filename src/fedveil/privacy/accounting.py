@@ -13,6 +13,10 @@ it depends on the same draw of the cohort:
   dp-accounting's bound for the truncated subsampled Gaussian (replace-one). Under zero-out the smaller of
   that bound and the one with participation seen is used; both are valid.
 * anything else that is hidden is charged as if it were seen: telling the adversary more is never optimistic.
+* a `client` knows in which rounds it took part itself, and there it knows its own share of the noise (`insider`).
+  The round is the mixture of those two cases, which it can tell apart. Of a cohort of fixed size it thereby
+  learns that the others were drawn out of N - 1. Of a Poisson cohort it is told the size when it is part of it,
+  which says something of who else came: those rounds are priced as if it had seen who did.
 
 A round that discloses something seen beside something hidden is seen as a whole.
 """
@@ -265,11 +269,12 @@ def _guarantee(
 
     only_renyi = any(isinstance(r.protection, (ZeroConcentratedDP, RenyiCurve)) for r in costly)
     renyi = accountant == "rdp" or only_renyi or delta < loss.SMALLEST_PLD_DELTA
-    adjacency = _adjacency(visible, unit, renyi)
-    epsilon, theorems = _composed(visible, delta, unit, adjacency, renyi, fixed_is_seen=renyi)
+    split = adversary == "client" and unit == "client"
+    adjacency = _adjacency(visible, unit, renyi, split)
+    epsilon, theorems = _composed(visible, delta, unit, adjacency, renyi, split, fixed_is_seen=renyi)
     fixed = any(r.cohort.sampler == "fixed" for r in visible)
     if fixed and unit == "client" and adjacency == "zero-out" and not renyi:
-        other = _composed(visible, delta, unit, adjacency, renyi, fixed_is_seen=True)
+        other = _composed(visible, delta, unit, adjacency, renyi, split, fixed_is_seen=True)
         epsilon, theorems = min((epsilon, theorems), other)
     how = "Renyi divergence, converted by Balle et al. 2020" if renyi else "privacy loss distribution"
     if not math.isfinite(epsilon):
@@ -278,20 +283,27 @@ def _guarantee(
 
 
 def _composed(
-    rounds: Rounds, delta: float, unit: Unit, adjacency: Adjacency, renyi: bool, fixed_is_seen: bool
+    rounds: Rounds,
+    delta: float,
+    unit: Unit,
+    adjacency: Adjacency,
+    renyi: bool,
+    split: bool,
+    fixed_is_seen: bool,
 ) -> tuple[float, tuple[str, ...]]:
-    """Epsilon of the rounds, and the theorems used."""
+    """Epsilon of the rounds, and the theorems used; `split`: against a client, which is in some cohorts itself."""
+    price = _price_to_a_client if split else _price
     steps: Counter[Step] = Counter()
     theorems: dict[str, None] = {}
     for round_, count in rounds.items():
         if any(r.costs for r in round_.releases):
-            step, theorem = _price(round_, unit, adjacency, renyi, fixed_is_seen)
+            step, theorem = price(round_, unit, adjacency, renyi, fixed_is_seen)
             steps[step] += count
             theorems[theorem] = None
     return loss.epsilon(steps, delta, renyi), tuple(theorems)
 
 
-def _adjacency(rounds: Iterable[Round], unit: Unit, renyi: bool) -> Adjacency:
+def _adjacency(rounds: Iterable[Round], unit: Unit, renyi: bool, split: bool) -> Adjacency:
     """The one adjacency under which all rounds can be composed: the stated one, or the natural one."""
     costly = [round_ for round_ in rounds if any(r.costs for r in round_.releases)]
     stated = {r.adjacency for round_ in costly for r in round_.releases if r.costs} - {None}
@@ -300,6 +312,8 @@ def _adjacency(rounds: Iterable[Round], unit: Unit, renyi: bool) -> Adjacency:
     if unit == "record":
         return next(iter(stated), None) or "add-remove"
     natural = {_amplification(round_, renyi) for round_ in costly}
+    if split and any(_told_its_size(round_) for round_ in costly):
+        natural.add(None)
     if natural == {"add-remove"}:
         possible: tuple[Adjacency, ...] = ("add-remove", "zero-out", "replace-one")
     elif None not in natural:
@@ -321,7 +335,7 @@ def _amplification(round_: Round, renyi: bool) -> Adjacency | None:
     """The adjacency under which the hidden cohort of a round amplifies privacy, None where it does not."""
     costly = [r for r in round_.releases if r.costs]
     sampler = round_.cohort.sampler
-    if sampler == "all" or any(r.participation != "hidden" for r in costly):
+    if round_.cohort.rate == 1 or any(r.participation != "hidden" for r in costly):
         return None
     if all(isinstance(r.protection, GaussianNoise) for r in costly):
         if sampler == "poisson":
@@ -331,6 +345,39 @@ def _amplification(round_: Round, renyi: bool) -> Adjacency | None:
     if single and isinstance(costly[0].protection, LaplaceNoise) and sampler == "poisson":
         return "add-remove"
     return None
+
+
+def _told_its_size(round_: Round) -> bool:
+    """Whether a member of the cohort learns the size of a Poisson cohort, which one client more would change."""
+    return round_.cohort.sampler == "poisson" and any(r.insider is not None for r in round_.releases)
+
+
+def _price_to_a_client(
+    round_: Round, unit: Unit, adjacency: Adjacency, renyi: bool, fixed_is_seen: bool
+) -> tuple[Step, str]:
+    """The round to a client, which knows whether it was in the cohort: a mixture of the two cases."""
+    releases, cohort = round_.releases, round_.cohort
+    knows = any(r.insider is not None for r in releases)
+    hidden = any(r.participation == "hidden" for r in releases if r.costs)
+    if not knows and not (hidden and cohort.sampler == "fixed"):
+        return _price(round_, unit, adjacency, renyi, fixed_is_seen)
+    inside = tuple(replace(r, protection=r.insider or r.protection, insider=None) for r in releases)
+    outside = tuple(replace(r, insider=None) for r in releases)
+    how = (unit, adjacency, renyi, fixed_is_seen)
+    if cohort.rate == 1 or any(r.participation == "charged" for r in releases if r.costs):
+        return _price(Round(inside, cohort), *how)
+    if cohort.sampler == "fixed":
+        others = replace(cohort, clients=cohort.clients - 1)
+        step, theorem = _price(Round(outside, others), *how)
+        if cohort.cohort == 1:  # in its own rounds nobody else took part
+            return replace(step, weight=1 - cohort.rate), theorem
+        inside_step, _ = _price(Round(inside, replace(others, cohort=cohort.cohort - 1)), *how)
+        return replace(inside_step, weight=cohort.rate, otherwise=step), theorem
+    step, theorem = _price(Round(outside, cohort), *how)
+    seen = tuple(replace(r, participation="seen") for r in inside)
+    inside_step, with_it = _price(Round(seen, cohort), *how)
+    theorems = theorem if with_it == theorem else f"{theorem}, {with_it} in its own rounds"
+    return replace(inside_step, weight=cohort.rate, otherwise=step), theorems
 
 
 def _price(

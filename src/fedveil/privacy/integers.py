@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from scipy.special import gammaln
 
 from fedveil.errors import InputError
 from fedveil.streams import Stream
@@ -15,6 +16,7 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 LARGEST_STD = 4096
+MOST_COUNTED_TRIALS = 1 << 14
 
 
 def uniform_below(limits: Ints, stream: Stream) -> Ints:
@@ -114,9 +116,15 @@ def discrete_gaussian(std: float, size: int, stream: Stream) -> Ints:
 
 
 def centred_binomial(trials: int, size: int, stream: Stream) -> Ints:
-    """Binomial(`trials`, 1/2) - `trials`/2 by counting random bits; `trials` is a multiple of 8."""
+    """Binomial(`trials`, 1/2) - `trials`/2; `trials` is a multiple of 8.
+
+    Up to `MOST_COUNTED_TRIALS` random bits are counted, which is exact; above, the distribution function is
+    inverted, with an error of about 1e-12 in total variation.
+    """
     if trials < 8 or trials % 8:
         raise InputError("trials", trials, "is not a multiple of 8", "Use 8, 16, 24, ...")
+    if trials > MOST_COUNTED_TRIALS:
+        return _binomial_by_table(trials, size, stream)
     out = np.zeros(size, dtype=np.int64)
     length = trials // 8
     rows = max(1, 2**24 // length)
@@ -126,6 +134,17 @@ def centred_binomial(trials: int, size: int, stream: Stream) -> Ints:
         ones = _ONES[bits].reshape(count, length).sum(1, dtype=np.int64)
         out[start : start + count] = ones
     return out - trials // 2
+
+
+def _binomial_by_table(trials: int, size: int, stream: Stream) -> Ints:
+    reach = math.ceil(6 * math.sqrt(trials))  # twelve standard deviations: what lies beyond is below 1e-30
+    steps = np.arange(-reach, reach + 1)
+    half = trials / 2
+    log_mass = -(gammaln(half + steps + 1) + gammaln(half - steps + 1))
+    mass = np.exp(log_mass - log_mass.max())
+    below = np.cumsum(mass / mass.sum())
+    found: Ints = np.minimum(np.searchsorted(below, stream.random(size), side="right"), 2 * reach) - reach
+    return found
 
 
 _ONES = np.array([value.bit_count() for value in range(256)], dtype=np.int64)

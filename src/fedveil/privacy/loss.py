@@ -10,14 +10,15 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dp_accounting
 import numpy as np
 from dp_accounting import rdp
-from dp_accounting.pld import common
+from dp_accounting.pld import common, pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld
+from scipy.special import log_ndtr, ndtr, ndtri
 
 from fedveil.errors import InputError
 from fedveil.privacy.releases import (
@@ -27,6 +28,7 @@ from fedveil.privacy.releases import (
     LaplaceNoise,
     Protection,
     PureDP,
+    RandomGaussianNoise,
     RenyiCurve,
     ZeroConcentratedDP,
 )
@@ -36,8 +38,9 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 # Below this delta the rounding of the Fourier transforms could show; Renyi divergences have no such floor.
 SMALLEST_PLD_DELTA = 1e-10
-_SPACINGS = ((1e-2, 1.0), (1e-3, 0.03), (1e-4, 1e-3))  # spacing, from which size of loss on
+_SPACINGS = ((1e-2, 1.0), (2e-3, 0.09), (1e-3, 0.03), (1e-4, 1e-3))  # spacing, from which size of loss on
 _MOST_POINTS = 2e6
+_TAIL = 2e-22
 _ORDERS: tuple[float, ...] = (  # the customary ones
     *(1 + i / 10 for i in range(1, 100)),
     *map(float, range(11, 64)),
@@ -62,28 +65,63 @@ class Bundle:
         """Equal parts are counted, unsampled Gaussians become the one Gaussian that they amount to."""
         counts: Counter[tuple[Protection, float]] = Counter()
         precision = 0.0
+        drawn: list[tuple[RandomGaussianNoise, int]] = []
         for protection, rate, count in parts:
             if isinstance(protection, GaussianNoise) and rate == 1:
                 precision += count / protection.multiplier**2
+            elif isinstance(protection, RandomGaussianNoise) and rate == 1:
+                drawn.append((protection, count))
             else:
                 counts[protection, rate] += count
         merged: list[Part] = [(protection, rate, n) for (protection, rate), n in counts.items()]
-        if precision:
+        if drawn:
+            merged.append((_of_one_draw(drawn, precision), 1.0, 1))
+        elif precision:
             merged.append((GaussianNoise(1 / math.sqrt(precision)), 1.0, 1))
         return cls(tuple(merged), adjacency)
+
+    @property
+    def repeats_itself(self) -> bool:
+        """Whether n rounds of it are one round with n times as many parts: not if each round draws its noise."""
+        return not any(isinstance(protection, RandomGaussianNoise) for protection, _, _ in self.parts)
 
     def times(self, count: int) -> Bundle:
         return Bundle.of([(p, rate, n * count) for p, rate, n in self.parts], self.adjacency)
 
 
+def _of_one_draw(parts: list[tuple[RandomGaussianNoise, int]], precision: float) -> RandomGaussianNoise:
+    """Several Gaussians of one participation whose multipliers hang on the same draw, and constant ones."""
+    weights = parts[0][0].weights
+    if any(part.weights != weights for part, _ in parts):
+        raise InputError(
+            "weights",
+            weights,
+            "the noise of one round hangs on one draw",
+            "Give all of them the same weights.",
+        )
+    rows = zip(*(part.multipliers for part, _ in parts), strict=True)
+    counts = [count for _, count in parts]
+    totals = [precision + sum(n / m**2 for n, m in zip(counts, row, strict=True)) for row in rows]
+    return RandomGaussianNoise(tuple(1 / math.sqrt(total) for total in totals), weights)
+
+
 @dataclass(frozen=True)
 class Step:
     """One round: a bundle that a client is part of always, or with probability `seen_rate`, or as one of a
-    hidden cohort without replacement (`fixed_cohort` = clients, cohort)."""
+    hidden cohort without replacement (`fixed_cohort` = clients, cohort).
+
+    With probability 1 - `weight` it is the step `otherwise` (None: nothing), and the adversary knows which.
+    """
 
     bundle: Bundle
     seen_rate: float = 1.0
     fixed_cohort: tuple[int, int] | None = None
+    weight: float = 1.0
+    otherwise: Step | None = None
+
+    def branches(self) -> list[Step]:
+        """This step and all that it may be instead."""
+        return [self, *(self.otherwise.branches() if self.otherwise else ())]
 
 
 Steps = Counter[Step]
@@ -110,12 +148,13 @@ def _epsilon_by_pld(steps: tuple[tuple[Step, int], ...], delta: float) -> float:
 def _grid(steps: tuple[tuple[Step, int], ...]) -> float:
     """The spacing of losses: fine for small losses, coarse where losses are large and fineness is idle."""
     smallest, span = math.inf, 0.0
-    for step, count in steps:
-        hidden = 2 * step.fixed_cohort[1] / step.fixed_cohort[0] if step.fixed_cohort else 1.0
-        for protection, rate, n in step.bundle.parts:
+    branches = [(branch, count) for step, count in steps for branch in step.branches()]
+    for branch, count in branches:
+        hidden = 2 * branch.fixed_cohort[1] / branch.fixed_cohort[0] if branch.fixed_cohort else 1.0
+        for protection, rate, n in branch.bundle.parts:
             scale = hidden * _loss_scale(protection, rate)
             smallest = min(smallest, scale)
-            span += count * n * step.seen_rate * scale**2 + 20 * math.sqrt(count * n) * scale
+            span += count * n * branch.seen_rate * scale**2 + 20 * math.sqrt(count * n) * scale
     spacing = next((h for h, above in _SPACINGS if smallest >= above), 1e-5)
     while span / spacing > _MOST_POINTS:
         spacing *= 10
@@ -127,6 +166,8 @@ def _loss_scale(protection: Protection, rate: float) -> float:
     match protection:
         case GaussianNoise(multiplier=multiplier):
             return rate / multiplier
+        case RandomGaussianNoise(multipliers=multipliers):
+            return rate / max(multipliers)
         case LaplaceNoise(epsilon=eps) | PureDP(epsilon=eps) | ApproximateDP(epsilon=eps):
             return rate * eps / 4
     return 1.0
@@ -134,7 +175,7 @@ def _loss_scale(protection: Protection, rate: float) -> float:
 
 @functools.lru_cache(maxsize=512)
 def _composed(step: Step, count: int, grid: float) -> Any:
-    if step.fixed_cohort is None and step.seen_rate == 1:
+    if step.fixed_cohort is None and step.seen_rate * step.weight == 1 and step.bundle.repeats_itself:
         return _bundle_pld(step.bundle.times(count), grid)
     single = _step_pld(step, grid)
     return single if count == 1 else single.self_compose(count)
@@ -142,20 +183,24 @@ def _composed(step: Step, count: int, grid: float) -> Any:
 
 @functools.lru_cache(maxsize=128)
 def _step_pld(step: Step, grid: float) -> Any:
+    if step.weight < 1:
+        instead = pld.identity(grid) if step.otherwise is None else _step_pld(step.otherwise, grid)
+        return _step_pld(replace(step, weight=1.0, otherwise=None), grid).compute_mixture(
+            instead, step.weight
+        )
     if step.fixed_cohort is not None:
         ((protection, _, _),) = step.bundle.parts
         assert isinstance(protection, GaussianNoise)
         clients, cohort = step.fixed_cohort
-        return pld.from_truncated_subsampled_gaussian_mechanism(
-            clients,
-            1.0,
-            cohort,
-            protection.multiplier,
+        # What from_truncated_subsampled_gaussian_mechanism amounts to for cohorts that are always full.
+        return pld.from_gaussian_mechanism(
+            protection.multiplier / 2,
             value_discretization_interval=grid,
+            sampling_prob=cohort / clients,
             neighboring_relation=_RELATION["replace-one"],
         )
     together = _bundle_pld(step.bundle, grid)
-    return together.compute_mixture(pld.identity(grid), step.seen_rate)
+    return together if step.seen_rate == 1 else together.compute_mixture(pld.identity(grid), step.seen_rate)
 
 
 @functools.lru_cache(maxsize=256)
@@ -171,6 +216,10 @@ def _bundle_pld(bundle: Bundle, grid: float) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _part_pld(protection: Protection, rate: float, adjacency: Adjacency, grid: float) -> Any:
+    if isinstance(protection, RandomGaussianNoise) and rate == 1:
+        return _gaussian_pld(protection, adjacency, grid)
+    if isinstance(protection, GaussianNoise) and rate == 1:
+        return _gaussian_pld(RandomGaussianNoise((protection.multiplier,), (1.0,)), adjacency, grid)
     if isinstance(protection, GaussianNoise):
         return pld.from_gaussian_mechanism(
             protection.multiplier,
@@ -196,6 +245,27 @@ def _part_pld(protection: Protection, rate: float, adjacency: Adjacency, grid: f
     raise InputError("protection", protection.kind, "has no privacy loss distribution", 'Use "rdp".')
 
 
+def _gaussian_pld(protection: RandomGaussianNoise, adjacency: Adjacency, grid: float) -> Any:
+    """The Gaussian mechanism whose multiplier is drawn and known: its divergence is the mean over the draws.
+
+    The divergence of N(m, 1) from N(0, 1) is Phi(m/2 - e/m) - e^e Phi(-m/2 - e/m). The losses left out at either
+    end have a probability below `_TAIL`; at the upper end they count as infinite.
+    """
+    sensitivity = 2.0 if adjacency == "replace-one" else 1.0
+    weights = np.asarray(protection.weights)
+    mean = sensitivity / np.asarray(protection.multipliers)
+    reach = -ndtri(np.minimum(0.5, _TAIL / weights)) * mean
+    low = math.floor(float((mean**2 / 2 - reach).min()) / grid) - 1
+    high = math.ceil(float((mean**2 / 2 + reach).max()) / grid) + 1
+    losses = grid * np.arange(low, high + 1)
+    deltas = np.full(len(losses), protection.failure)
+    for weight, m in zip(weights, mean, strict=True):
+        deltas += weight * (ndtr(m / 2 - losses / m) - np.exp(losses + log_ndtr(-m / 2 - losses / m)))
+    deltas = np.minimum.accumulate(np.clip(deltas, 0, 1))
+    pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, low, high, deltas)
+    return pld.PrivacyLossDistribution(pmf)
+
+
 def _amplified(protection: PureDP | ApproximateDP, rate: float) -> tuple[float, float]:
     """(epsilon, delta) of the mechanism on a Poisson sample: log(1 + q(e^eps - 1)), q delta."""
     failure = protection.delta if isinstance(protection, ApproximateDP) else 0.0
@@ -211,30 +281,49 @@ def _epsilon_by_renyi(steps: tuple[tuple[Step, int], ...], delta: float) -> floa
     total = np.zeros(len(orders))
     failure = 0.0
     for step, count in steps:
-        if step.fixed_cohort is not None:
-            raise InputError(
-                "sampler", "fixed", "has no Renyi bound here for a hidden cohort", "Use the best accountant."
-            )
-        value = np.zeros(len(orders))
-        fails = 0.0
-        for protection, rate, n in step.bundle.parts:
-            value += n * _part_renyi(protection, rate, step.bundle.adjacency, orders)
-            if isinstance(protection, ApproximateDP):
-                fails += n * _amplified(protection, rate)[1]
-        total += count * _seen_renyi(value, step.seen_rate, orders)
-        failure += count * step.seen_rate * fails
+        value, fails = _step_renyi(step, orders)
+        total += count * value
+        failure += count * fails
     if failure >= delta:  # an (eps, delta) mechanism is eps-DP except with probability delta
         return math.inf
     return float(rdp.compute_epsilon(orders, total, delta - failure)[0])
 
 
+def _step_renyi(step: Step, orders: tuple[float, ...]) -> tuple[Floats, float]:
+    """The divergence of a step, and the probability with which it fails altogether."""
+    if step.fixed_cohort is not None:
+        raise InputError(
+            "sampler", "fixed", "has no Renyi bound here for a hidden cohort", "Use the best accountant."
+        )
+    value = np.zeros(len(orders))
+    fails = 0.0
+    for protection, rate, n in step.bundle.parts:
+        value += n * _part_renyi(protection, rate, step.bundle.adjacency, orders)
+        if isinstance(protection, ApproximateDP):
+            fails += n * _amplified(protection, rate)[1]
+        if isinstance(protection, RandomGaussianNoise):
+            fails += protection.failure
+    value, fails = _seen_renyi(value, step.seen_rate, orders), step.seen_rate * fails
+    if step.weight < 1:
+        if step.otherwise is None:
+            return _seen_renyi(value, step.weight, orders), step.weight * fails
+        instead, also = _step_renyi(step.otherwise, orders)
+        mixed = _mixed_renyi([(step.weight, value), (1 - step.weight, instead)], orders)
+        return mixed, step.weight * fails + (1 - step.weight) * also
+    return value, fails
+
+
+def _mixed_renyi(branches: list[tuple[float, Floats]], orders: tuple[float, ...]) -> Floats:
+    """The divergence of a mixture with the branch known: log E e^((a - 1) D) / (a - 1)."""
+    above = np.asarray(orders) - 1
+    terms = np.stack([math.log(weight) + above * value for weight, value in branches])
+    mixed: Floats = np.logaddexp.reduce(terms, axis=0) / above
+    return mixed
+
+
 def _seen_renyi(value: Floats, rate: float, orders: tuple[float, ...]) -> Floats:
     """The divergence of the mixture rate * M + (1 - rate) * nothing, with the branch known."""
-    if rate == 1:
-        return value
-    above = np.asarray(orders) - 1
-    mixed: Floats = np.logaddexp(math.log1p(-rate), math.log(rate) + above * value) / above
-    return mixed
+    return value if rate == 1 else _mixed_renyi([(rate, value), (1 - rate, np.zeros(len(orders)))], orders)
 
 
 @functools.lru_cache(maxsize=512)
@@ -252,6 +341,13 @@ def _part_renyi(
             if rate < 1:
                 return _sampled_gaussian_renyi(rate, multiplier, orders)
             return np.asarray(orders) / (2 * multiplier**2)
+        case RandomGaussianNoise(multipliers=multipliers, weights=weights) if rate == 1:
+            total = math.fsum(weights)
+            branches = [
+                (weight / total, _part_renyi(GaussianNoise(m), rate, adjacency, orders))
+                for weight, m in zip(weights, multipliers, strict=True)
+            ]
+            return _mixed_renyi(branches, orders)
         case _ if adjacency == "replace-one":
             raise InputError("adjacency", adjacency, "is not priced here", "Use zero-out or add-remove.")
         case LaplaceNoise(epsilon=eps) if rate == 1:

@@ -104,6 +104,40 @@ class GaussianNoise(Protection):
 
 
 @dataclass(frozen=True)
+class RandomGaussianNoise(Protection):
+    """Gaussian noise whose multiplier is drawn anew in each round, independently of the data.
+
+    The adversary learns the draw: `multipliers[i]` with probability `weights[i]`, given that the unit took part.
+    Weight missing to 1, at most 1e-9, counts as a failure of the protection (below 1e-15 as rounding).
+    """
+
+    multipliers: tuple[float, ...]
+    weights: tuple[float, ...]
+    kind: ClassVar[str] = "random-gaussian"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "multipliers", tuple(self.multipliers))
+        object.__setattr__(self, "weights", tuple(self.weights))
+        for multiplier in self.multipliers:
+            _positive("multipliers", multiplier)
+        if len(self.weights) != len(self.multipliers) or not self.weights or min(self.weights) <= 0:
+            raise InputError(
+                "weights", self.weights, "do not match the multipliers", "Give a positive one for each."
+            )
+        if not abs(math.fsum(self.weights) - 1) <= 1e-9:
+            raise InputError("weights", self.weights, "are not probabilities", "Let them sum to 1.")
+
+    @property
+    def failure(self) -> float:
+        missing = 1 - math.fsum(self.weights)
+        return missing if missing > 1e-15 else 0.0
+
+    def in_words(self) -> str:
+        low, high = min(self.multipliers), max(self.multipliers)
+        return f"Gaussian noise {low:.3g} C to {high:.3g} C, depending on how many took part"
+
+
+@dataclass(frozen=True)
 class LaplaceNoise(Protection):
     """Laplace noise of scale (L1 sensitivity) / `epsilon`."""
 
@@ -210,6 +244,7 @@ _KINDS: dict[str, Callable[..., Protection]] = {
     cls.kind: cls
     for cls in (
         GaussianNoise,
+        RandomGaussianNoise,
         LaplaceNoise,
         PureDP,
         ApproximateDP,
@@ -245,6 +280,8 @@ class Release:
     fresh Poisson batch that holds a given record with probability `rate` (the first with `first_rate`).
     `every` = I releases it in rounds I, 2I, ...; `except_every` = I in all other rounds.
     `adjacency` is chosen from sampler and participation unless it is given.
+    `insider` is what protects it against a `client` that was in the cohort itself and knows what it contributed,
+    such as its share of the noise; `protection` is against everybody else.
     """
 
     what: str
@@ -258,6 +295,7 @@ class Release:
     every: int = 1
     except_every: int = 0
     adjacency: Adjacency | None = None
+    insider: Protection | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "visible_to", tuple(self.visible_to))
@@ -297,13 +335,17 @@ class Release:
 
     def to_json(self) -> dict[str, Any]:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {**values, "visible_to": list(self.visible_to), "protection": self.protection.to_json()}
+        insider = None if self.insider is None else self.insider.to_json()
+        protection = self.protection.to_json()
+        return {**values, "visible_to": list(self.visible_to), "protection": protection, "insider": insider}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Release:
         try:
             values = dict(data)
             values["protection"] = protection_from_json(values["protection"])
+            if values.get("insider") is not None:
+                values["insider"] = protection_from_json(values["insider"])
             values["visible_to"] = tuple(values["visible_to"])
             return cls(**values)
         except (KeyError, TypeError) as error:

@@ -72,6 +72,8 @@ def _against(adversary: Adversary, rows: Sequence[Guarantee], releases: Sequence
     for release in seen:
         times = f", {release.accesses} times in a participation" if release.accesses > 1 else ""
         how = f" with {release.protection.in_words()}{times}"
+        if adversary == "client" and release.insider is not None:
+            how += f" ({release.insider.in_words()} where it took part itself and knows its own share)"
         rounds = f" in every {release.every}th round" if release.every > 1 else ""
         lines.append(f"  {who} sees {release.what}{how}{rounds}{_who_took_part(release)}.")
     for row in rows:

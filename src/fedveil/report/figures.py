@@ -1,17 +1,36 @@
-"""Figures in one style: labelled with units, readable in grey, PNG or vector."""
+"""Figures for papers in the project's style: labelled with units and seeds, readable in grey, PNG or vector."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
+from typing import ParamSpec
 
+import matplotlib
+import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from fedveil.errors import InputError
+from fedveil.partition.picture import counts_figure
 from fedveil.privacy.releases import Adversary, Unit
+from fedveil.report.scales import logarithmic, short
+from fedveil.report.settings import WHO, Setting
+from fedveil.report.style import LOOKS, matplotlib_line, matplotlib_style
 
 LINES = ("-", "--", ":", "-.")
-INKS = ("#1b3a5c", "#b4532a", "#4d7c4f", "#6b5b95")
+INKS = tuple(item.light for item in LOOKS)
+P = ParamSpec("P")
+
+
+def _in_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+    @wraps(draw)
+    def styled(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with matplotlib.rc_context(matplotlib_style()):
+            return draw(*args, **kwargs)
+
+    return styled
 
 
 def new_figure(width: float = 6.0, height: float = 3.8) -> Figure:
@@ -19,6 +38,7 @@ def new_figure(width: float = 6.0, height: float = 3.8) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
+@_in_style
 def epsilon_figure(
     curves: Mapping[tuple[Unit, Adversary], Sequence[tuple[int, float | None]]], delta: float
 ) -> Figure:
@@ -33,21 +53,78 @@ def epsilon_figure(
         axes.plot(
             [t for t, _ in known],
             [value for _, value in known],
-            linestyle=LINES[drawn % len(LINES)],
-            color=INKS[drawn % len(INKS)],
-            linewidth=1.8,
             label=f"{adversary} ({unit} level)",
+            **(matplotlib_line(drawn) | {"marker": ""}),
         )
         drawn += 1
     if drawn:
         axes.set_yscale("log")
-        axes.legend(frameon=False)
+        axes.legend()
     else:
         axes.text(0.5, 0.5, "nothing is proven", ha="center", va="center", transform=axes.transAxes)
     axes.set_xlabel("rounds")
     axes.set_ylabel(f"proven ε at δ = {delta:g}")
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+@_in_style
+def accuracy_figure(settings: Sequence[Setting], *, against: str = "round") -> Figure:
+    """Test accuracy over rounds, or over megabytes sent with `against="bytes"`; bands span the seeds."""
+    figure = new_figure()
+    axes = figure.add_subplot()
+    factor = 1e-6 if against == "bytes" else 1.0
+    for setting in settings:
+        x, mean, low, high = setting.curve(against, "accuracy")
+        if not x:
+            continue
+        places = [factor * value for value in x]
+        line = matplotlib_line(setting.look)
+        axes.fill_between(
+            places, [100 * v for v in low], [100 * v for v in high], color=line["color"], alpha=0.15, lw=0
+        )
+        every = max(1, len(x) // 6)
+        axes.plot(places, [100 * v for v in mean], label=_with_seeds(setting), markevery=every, **line)
+    axes.set_xlabel("MB sent, up and down, all clients" if against == "bytes" else "round")
+    axes.set_ylabel("test accuracy, %")
+    _legend(figure)
+    return figure
+
+
+@_in_style
+def tradeoff_figure(settings: Sequence[Setting], adversary: Adversary) -> Figure:
+    """Test accuracy against the epsilon proven against this adversary; bars are one deviation over seeds."""
+    figure = new_figure()
+    axes = figure.add_subplot()
+    for setting in settings:
+        proof, spread = setting.proof(adversary), setting.accuracy
+        if spread is None:
+            continue
+        line = matplotlib_line(setting.look) | {"markersize": 6, "linestyle": "none"}
+        if proof is None or proof.epsilon is None:
+            axes.axhline(
+                100 * spread.mean,
+                label=f"{_with_seeds(setting)}: nothing proven",
+                color=line["color"],
+                linestyle=matplotlib_line(setting.look)["linestyle"],
+            )
+            continue
+        axes.errorbar(
+            [proof.epsilon],
+            [100 * spread.mean],
+            yerr=[100 * spread.deviation] if spread.deviation else None,
+            capsize=3,
+            label=f"{_with_seeds(setting)}: {proof.unit} level",
+            **line,
+        )
+    proven = [proof.epsilon for s in settings if (proof := s.proof(adversary)) and proof.epsilon]
+    decades = logarithmic([*proven, 1.0, 10.0], 0, 1)
+    axes.set_xscale("log")
+    axes.set_xlim(decades.low, decades.high)
+    axes.set_xticks(decades.ticks, [short(tick) for tick in decades.ticks])
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel(f"proven ε against {WHO[adversary]}")
+    axes.set_ylabel("test accuracy, %")
+    _legend(figure)
     return figure
 
 
@@ -56,4 +133,41 @@ def save_figure(figure: Figure, path: Path) -> None:
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise InputError("path", str(path), "no such kind of picture", "Use .png, .pdf or .svg.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with matplotlib.rc_context(matplotlib_style()):
+        figure.savefig(path, dpi=150)
+
+
+def save_figures(settings: Sequence[Setting], folder: Path) -> list[Path]:
+    """The report's figures as PDF files in this folder; those that the runs have nothing for are left out."""
+    figures: dict[str, Figure] = {}
+    if any(setting.curve("round", "accuracy")[0] for setting in settings):
+        figures["accuracy"] = accuracy_figure(settings)
+        figures["traffic"] = accuracy_figure(settings, against="bytes")
+    adversaries: tuple[Adversary, ...] = ("observer", "server")
+    for adversary in adversaries:
+        if any(s.accuracy is not None and s.proof(adversary) is not None for s in settings):
+            figures[f"trade-off-{adversary}"] = tradeoff_figure(settings, adversary)
+    shared = next((s.first for s in settings if s.first.partition and s.first.partition[0]), None)
+    if shared is not None:
+        counts = torch.tensor(shared.partition)
+        names = shared.classes if len(shared.classes) == counts.shape[1] else None
+        figures["partition"] = counts_figure(counts, names)
+    paths = []
+    for name, figure in figures.items():
+        paths.append(folder / f"{name}.pdf")
+        save_figure(figure, paths[-1])
+    return paths
+
+
+def _with_seeds(setting: Setting) -> str:
+    count = len(setting.runs)
+    return f"{setting.name} ({count} seeds)" if count > 1 else f"{setting.name} (seed {setting.runs[0].seed})"
+
+
+def _legend(figure: Figure) -> None:
+    """Below the axes, where it hides nothing."""
+    axes = figure.axes[0]
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        plain = [label.replace("$", r"\$") for label in labels]  # a name is not mathematics
+        figure.legend(handles, plain, loc="outside lower left", ncols=1 if max(map(len, labels)) > 40 else 2)

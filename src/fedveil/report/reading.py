@@ -173,7 +173,7 @@ def run_folders(place: Path) -> list[Path]:
 def read_folder(folder: Path) -> Run:
     """One run, whatever state its folder is in."""
     problems: list[str] = []
-    config_text = _text(folder / "config.toml", problems)
+    config_text = _text(folder / "config.toml", problems) or ""
     config = _toml(config_text, problems)
     history = _history(folder / "rounds.jsonl", problems)
     summary: Mapping[str, Any] | None = None
@@ -374,7 +374,7 @@ def _unfinished(history: Sequence[Point], config: Mapping[str, Any]) -> str:
 
 def _history(path: Path, problems: list[str]) -> tuple[Point, ...]:
     lines: list[Any] = []
-    for place, line in enumerate(_text(path, problems).splitlines(), start=1):
+    for place, line in enumerate((_text(path, problems) or "").splitlines(), start=1):
         try:
             lines.append(json.loads(line))
         except json.JSONDecodeError:
@@ -459,19 +459,19 @@ def _pictures(folder: Path, problems: list[str], *, deep: bool = False) -> tuple
     return tuple(pictures)
 
 
-def _text(path: Path, problems: list[str]) -> str:
+def _text(path: Path, problems: list[str]) -> str | None:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         problems.append(f"{path.name} is missing")
     except (OSError, UnicodeDecodeError) as error:
         problems.append(f"{path.name} cannot be read: {_why(error)}")
-    return ""
+    return None
 
 
 def _json(path: Path, problems: list[str], within: str = "") -> Any:
     text = _text(path, problems)
-    if not text:
+    if text is None:
         return None
     try:
         return json.loads(text)

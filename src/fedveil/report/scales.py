@@ -32,8 +32,8 @@ def linear(values: Sequence[float], start: float, end: float, *, count: int = 5,
     high = max(values, default=1.0)
     if zero:
         low = min(low, 0.0)
-    if high - low < 1e-12:
-        pad = abs(high) * 0.1 or 0.5
+    if high - low < 1e-9 * max(1.0, abs(high)):
+        pad = abs(high) * 0.1 if abs(high) > 1e-9 else 0.5
         low, high = (low, high + 2 * pad) if zero else (low - pad, high + pad)
     step = _round_step((high - low) / count)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)

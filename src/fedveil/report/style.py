@@ -82,7 +82,7 @@ def css() -> str:
     return f":root{{color-scheme:light dark;{light}}}\n{dark_only}{{:root{{{dark}}}}}\n"
 
 
-def matplotlib_style() -> dict[str, Any]:
+def matplotlib_style() -> dict[Any, Any]:
     """Settings for `matplotlib.rc_context`: thin rules, no box, text that stays text in vector output."""
     return {
         "font.family": "sans-serif",

@@ -15,7 +15,6 @@ import torch
 
 from fedveil.chain import cross_entropy_gradient, example_norms, mean_gradient
 from fedveil.data.client_data import ClientData
-from fedveil.privacy.releases import Plan
 from fedveil.streams import ClientStreams, normal
 from fedveil.task import Batch, Task
 from fedveil.training.per_example import clipped_gradient_sum
@@ -24,13 +23,12 @@ from fedveil.tree import Params, per_row, rows
 _MARGIN = 8  # roundings: scaling a gradient must not lengthen it beyond the clip
 
 
-def private_steps(plan: Plan, batch_size: int, epochs: int) -> tuple[int, float]:
+def private_steps(smallest: int, largest: int, batch_size: int, epochs: int) -> tuple[int, float]:
     """How many noisy batches a participation reads, and the chance that one holds a given example.
 
-    Where clients differ in size, the most steps and the highest rate of any of them: a bound for all.
+    For clients of `smallest` to `largest` examples the most steps and the highest rate of any: a bound for all.
     """
-    rate = 1 / math.ceil(plan.records_per_client / batch_size)
-    return epochs * math.ceil(plan.largest_client / batch_size), rate
+    return epochs * math.ceil(largest / batch_size), 1 / math.ceil(smallest / batch_size)
 
 
 def accumulated_noise(lr: float, batch_size: int, epochs: int, momentum: float, records: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from fedveil.tree import Params, expand, with_axis, without_axis
 SHAPE = (1, 8, 8)
 
 
-def make_view(model: str = "lenet-zhu", targets: int = 2, examples: int = 1, **options: object) -> ServerView:
+def make_view(model: str = "lenet-zhu", targets: int = 2, examples: int = 1, **options: Any) -> ServerView:
     task = Task(lambda: make_model(model, SHAPE, 4, **options))
     params = {name: leaf.double() for name, leaf in task.init(1).items()}
     generator = torch.Generator().manual_seed(0)
@@ -97,11 +98,13 @@ def test_a_trained_model_can_be_inverted() -> None:
     assert view.labels is not None
     local = LocalSteps(lr=0.1, batch_size=1, epochs=3)
     x = torch.rand(1, 1, *SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    sent = {name: leaf.detach() for name, leaf in candidate_gradients(replace(view, local=local), x, view.labels).items()}
+    sent = {
+        name: leaf.detach()
+        for name, leaf in candidate_gradients(replace(view, local=local), x, view.labels).items()
+    }
     attacked = replace(view, local=local, observed=sent)
     finding = make_attack("idlg", {"steps": 200, "restarts": 2})(attacked, named_stream(0, "attack"))
     assert float((finding.images - x).abs().max()) < 1e-3
-
 
 
 def test_lbfgs_rows_are_independent_and_find_the_minimum() -> None:
@@ -111,7 +114,9 @@ def test_lbfgs_rows_are_independent_and_find_the_minimum() -> None:
     start = torch.randn(4, 6, generator=generator, dtype=torch.float64)
 
     def objective(rows: slice) -> object:
-        return lambda x: (curvature[rows] * (x - centre[rows]).square()).sum(1) + (x - centre[rows]).pow(4).sum(1)
+        return lambda x: (
+            (curvature[rows] * (x - centre[rows]).square()).sum(1) + (x - centre[rows]).pow(4).sum(1)
+        )
 
     together = stacked_lbfgs(start, objective(slice(0, 4)), iterations=40)  # type: ignore[arg-type]
     torch.testing.assert_close(together.variables[0], centre, rtol=0, atol=1e-5)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contract.federation import distance, make_clients, make_plan, make_task
 from torch import Tensor
 
 from fedveil import At, Plan
@@ -20,6 +19,7 @@ from fedveil.privacy.accounting import account
 from fedveil.run import run_rounds
 from fedveil.streams import ServerStreams
 from fedveil.tree import Params, mean
+from tests.contract.federation import distance, make_clients, make_plan, make_task
 
 PLAN = Plan(10, 4, "fixed", 12, 5, 5)
 SHAPES = {"conv.weight": (4, 3, 2, 2), "conv.bias": (4,), "fc.weight": (5, 6), "fc.bias": (5,)}
@@ -331,7 +331,7 @@ def test_without_personal_models_others_see_the_mean_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sigma", "interval", "others"), [(1.0, 15, 62.465), (1.5, 10, 38.686), (2.0, 10, 24.912)]
+    ("sigma", "interval", "others"), [(1.0, 15, 72.450), (1.5, 10, 44.337), (2.0, 10, 28.301)]
 )
 def test_the_server_learns_as_much_as_from_averaging_and_others_learn_more(
     sigma: float, interval: int, others: float
@@ -341,7 +341,9 @@ def test_the_server_learns_as_much_as_from_averaging_and_others_learn_more(
     plain = account(UDPFedAvg(noise_multiplier=sigma).releases(plan), plan, 1e-5)
     epsilon = {row.adversary: row.epsilon for row in ours}
     assert epsilon["server"] == next(row.epsilon for row in plain if row.adversary == "server")
-    assert epsilon["observer"] == epsilon["client"] == pytest.approx(others, abs=2e-3)
+    assert epsilon["observer"] == pytest.approx(others, abs=2e-3)
+    assert epsilon["client"] is not None
+    assert epsilon["client"] > others  # members know their own share of the mean's noise
 
 
 def test_record_level_releases_count_the_noisy_batches() -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import scipy.signal
 import torch
-from tests.contract.federation import distance, make_clients, make_plan, make_task
 
 from fedveil import At, run
 from fedveil.config import make_config
@@ -30,8 +29,10 @@ from fedveil.methods.wrappers.denoising import (
 from fedveil.methods.wrappers.wrapper import Wrapped
 from fedveil.run import Observer, RoundEnd
 from fedveil.tree import Params
+from tests.contract.federation import distance, make_clients, make_plan, make_task
 
 QUICK: dict[str, Any] = {"epochs": 2, "batch_size": 4}
+RULES = [rule for _, kind in sorted(WRAPPERS.items()) if isinstance(rule := kind(), Rule)]
 
 
 def released(rule: Rule, path: np.ndarray) -> np.ndarray:
@@ -140,13 +141,13 @@ def test_denoising_of_nothing_is_nothing() -> None:
         assert (step.resume is None) != rule.resume
 
 
-@pytest.mark.parametrize("name", sorted(WRAPPERS))
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 @pytest.mark.parametrize(
     "method", [FedCEO(lam=2.0, interval=2, **QUICK), PPSGD(**QUICK), FedSGD(batch_size=4)]
 )
-def test_any_method_in_any_wrapper(name: str, method: Any, tmp_path: Path) -> None:
+def test_any_method_in_any_rule(rule: Rule, method: Any, tmp_path: Path) -> None:
     """Same disclosures, whole on the wire and on disk, the same bits after an interruption and with workers."""
-    wrapped = WrappedMethod(method, WRAPPERS[name]())
+    wrapped = rule.around(method)
     task, clients, plan = make_task(), make_clients(), make_plan()
     assert wrapped.releases(plan) == method.releases(plan)
     assert wrapped.paper_claim(plan) == method.paper_claim(plan)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Callable
+
+from scipy.stats import binom
 
 from fedveil.privacy.mechanisms import Binomial, SparseVector, TopKGaussian
 from fedveil.privacy.releases import (
@@ -10,6 +14,7 @@ from fedveil.privacy.releases import (
     Adversary,
     GaussianNoise,
     PostProcessing,
+    RandomGaussianNoise,
     Release,
     Unprotected,
 )
@@ -18,9 +23,33 @@ OTHERS: tuple[Adversary, ...] = ("observer", "client")
 
 
 def udp_fedavg(sigma: float, cohort: int = 10) -> list[Release]:
+    """Cohorts of a fixed size; a member knows one share of the mean's noise."""
+    members = GaussianNoise(sigma * math.sqrt((cohort - 1) / cohort))
     return [
         Release("each upload", "client", ("server",), GaussianNoise(sigma / math.sqrt(cohort))),
-        Release("the noisy mean", "client", OTHERS, GaussianNoise(sigma), participation="hidden"),
+        Release(
+            "the noisy mean", "client", OTHERS, GaussianNoise(sigma), participation="hidden", insider=members
+        ),
+    ]
+
+
+def udp_fedavg_poisson(sigma: float, clients: int = 100, cohort: int = 10) -> list[Release]:
+    """Poisson cohorts: an upload carries sigma / sqrt(max(K, pN)), a member knows K and its share."""
+
+    def noise(present: int, left: Callable[[float], float]) -> RandomGaussianNoise:
+        others = clients - present
+        weights = Counter[int]()
+        for k in range(others + 1):
+            weights[max(present + k, cohort)] += binom.pmf(k, others, cohort / clients)
+        likely = {k: w for k, w in weights.items() if w > 1e-18}
+        return RandomGaussianNoise(tuple(left(k) for k in likely), tuple(likely.values()))
+
+    members = noise(2, lambda k: sigma * math.sqrt((k - 1) / k))
+    return [
+        Release("each upload", "client", ("server",), noise(1, lambda k: sigma / math.sqrt(k))),
+        Release(
+            "the noisy mean", "client", OTHERS, GaussianNoise(sigma), participation="hidden", insider=members
+        ),
     ]
 
 

@@ -32,6 +32,7 @@ from fedveil.privacy.releases import (
     PostProcessing,
     Protection,
     PureDP,
+    RandomGaussianNoise,
     Release,
     RenyiCurve,
     Unprotected,
@@ -64,6 +65,7 @@ def _client(protection: Protection, **more: Any) -> Release:
     "releases",
     [
         declared.udp_fedavg(1.0),
+        declared.udp_fedavg_poisson(1.0),
         declared.fedceo(1.0, 10),
         declared.fedceo(1.0, 10, scope="local"),
         declared.record_dp_sgd(1.0, 64, 400, 2),
@@ -281,9 +283,36 @@ def test_looking_up_a_known_round_costs_less_than_a_millisecond() -> None:
     assert (time.perf_counter() - start) / 100 < 1e-3
 
 
+def test_two_releases_of_one_round_hang_on_the_same_draw() -> None:
+    """Given the draw they are one Gaussian; drawn apart they would seem to cost less."""
+    noise, joint = (RandomGaussianNoise((m, 4 * m), (0.1, 0.9)) for m in (1.0, 1 / math.sqrt(2)))
+    pair = [_client(noise), Release("y", "client", ("server",), noise)]
+    assert _epsilon(pair) == pytest.approx(_epsilon([_client(joint)]), rel=1e-9)
+    other = RandomGaussianNoise((1.0, 4.0), (0.5, 0.5))
+    with pytest.raises(InputError, match="one draw"):
+        account([_client(noise), _client(other)], PLAN, DELTA)
+
+
+@pytest.mark.parametrize(
+    ("multipliers", "weights"), [((1.0,), ()), ((), ()), ((1.0, -1.0), (0.5, 0.5)), ((1.0,), (0.9,))]
+)
+def test_impossible_draws_are_refused(multipliers: tuple[float, ...], weights: tuple[float, ...]) -> None:
+    with pytest.raises(InputError):
+        RandomGaussianNoise(multipliers, weights)
+
+
+def test_a_client_of_a_cohort_of_one_learns_of_others_only_from_outside() -> None:
+    release = Release("m", "client", ("observer", "client"), GaussianNoise(1.0), participation="hidden")
+    plan = Plan(50, 1, "fixed", 40)
+    observer, client = (_epsilon([release], plan, who) for who in ("observer", "client"))
+    assert client == pytest.approx(observer, rel=0.01)  # drawn out of 49 in 49 of 50 rounds
+    whole = Plan(2, 1, "fixed", 5)
+    assert _epsilon([release], whole, "client") > 0
+
+
 # --- properties ---------------------------------------------------------------------------------------------
 
-FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SIGMA = st.floats(0.6, 6.0)
 SAMPLER = st.sampled_from(["poisson", "fixed", "all"])
 
@@ -338,6 +367,7 @@ def test_calibration_refuses_what_noise_cannot_mend() -> None:
     "releases",
     [
         declared.fedceo(1.0, 10),
+        declared.udp_fedavg_poisson(1.0),
         declared.fedlap_dp(hidden=0.5),
         declared.record_dp_sgd(1.0, 64, 400, 2),
         declared.dp_fedags_gumbel(4.0, 100, 0.1),

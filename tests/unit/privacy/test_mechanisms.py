@@ -248,14 +248,38 @@ def test_binomial_noise_moments() -> None:
     _compare(draws[:100_000], support, stats.binom.pmf(support + 32, 64, 0.5))
 
 
-def test_the_binomial_theorem_bounds_the_exact_divergence_in_one_dimension() -> None:
-    for trials in (4096, 2**16):
-        mechanism = Binomial(clip=1.0, trials=trials, spacing=1.0, dimension=1, delta=1e-6)
-        shift = math.ceil(mechanism.grid.l2 - 1e-9)
-        k = np.arange(trials + 1 + shift)
-        moved, still = (stats.binom.pmf(k - s, trials, 0.5) for s in (shift, 0))
-        delta = np.maximum(moved - math.exp(mechanism.epsilon) * still, 0).sum()
-        assert delta <= 1e-6
+@pytest.mark.parametrize("delta", [1e-4, 1e-6])
+@pytest.mark.parametrize(("trials", "spacing"), [(4096, 1.0), (4096, 0.2), (2**16, 1.0), (2**16, 0.05)])
+def test_the_binomial_theorem_bounds_the_exact_divergence_in_one_dimension(
+    trials: int, spacing: float, delta: float
+) -> None:
+    mechanism = Binomial(clip=1.0, trials=trials, spacing=spacing, dimension=1, delta=delta)
+    shift = math.ceil(mechanism.grid.l2 - 1e-9)
+    k = np.arange(-shift, trials + 1 + shift)
+    moved, still = (stats.binom.pmf(k - s, trials, 0.5) for s in (shift, 0))
+    for p, q in ((moved, still), (still, moved)):
+        assert np.maximum(p - math.exp(mechanism.epsilon) * q, 0).sum() <= delta
+
+
+@pytest.mark.parametrize("shift", [(1, 0), (1, 1), (2, 1)])
+def test_the_binomial_theorem_bounds_the_exact_divergence_in_two_dimensions(shift: tuple[int, int]) -> None:
+    trials, delta = 2048, 1e-3
+    mechanism = Binomial(clip=1.0, trials=trials, spacing=1.0, dimension=2, delta=delta)
+    assert np.linalg.norm(shift) <= mechanism.grid.l2 + 1e-9
+    k = np.arange(trials + 3)
+    moved = np.multiply.outer(*(stats.binom.pmf(k - s, trials, 0.5) for s in shift))
+    still = np.multiply.outer(*(stats.binom.pmf(k, trials, 0.5) for _ in shift))
+    assert np.maximum(moved - math.exp(mechanism.epsilon) * still, 0).sum() <= delta
+
+
+def test_the_binomial_theorem_in_numbers() -> None:
+    """Written out for one dimension and a shift of 2: b = 1/3, c = 7 sqrt(2) / 4, d = 2/3 at p = 1/2."""
+    mechanism = Binomial(clip=1.0, trials=4096, spacing=1.0, dimension=1, delta=1e-6)
+    l2, v, log = mechanism.grid.l2, 1024.0, math.log
+    first = l2 * math.sqrt(2 * log(1.25e6)) / math.sqrt(v)
+    second = (l2 * 7 * math.sqrt(2) / 4 * math.sqrt(log(1e7)) + mechanism.grid.l1 / 3) / (v * (1 - 1e-7))
+    third = mechanism.grid.linf * (2 / 3 * log(1.25e6) + 2 / 3 * log(2e7) * log(1e7)) / v
+    assert mechanism.epsilon == pytest.approx(first + second + third, rel=1e-12)
     with pytest.raises(InputError, match="too few"):
         Binomial(1.0, 64, 1.0, 1000, 1e-6)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil import ArrayClients, Plan, Task
+from fedveil import ArrayClients, Task
 from fedveil.streams import ClientStreams
 from fedveil.training.private_sgd import accumulated_noise, private_sgd, private_steps
 from fedveil.tree import Params, expand, with_axis
@@ -132,5 +132,5 @@ def test_a_client_without_examples_keeps_its_start() -> None:
 
 
 def test_unequal_clients_are_charged_as_the_worst_of_them() -> None:
-    assert private_steps(Plan(10, 5, "fixed", 3, 100, 100), 30, 2) == (8, 1 / 4)
-    assert private_steps(Plan(10, 5, "fixed", 3, 50, 100), 30, 2) == (8, 1 / 2)
+    assert private_steps(100, 100, 30, 2) == (8, 1 / 4)
+    assert private_steps(50, 100, 30, 2) == (8, 1 / 2)

@@ -1,0 +1,28 @@
+"""Attacks that need nothing but the model: members have a lower loss, a higher confidence.
+
+Yeom et al. 2018 (loss); Gu, Bai, Xu 2022 (confidences over the rounds of a federated run, averaged here).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedveil.attacks.membership.view import MembershipView, log_probabilities, losses, register_membership
+from fedveil.methods.fields import STRICT
+
+
+@register_membership("loss-threshold", "a low loss, or a high confidence, betrays a member")
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class LossThreshold:
+    """`statistic` "confidence" takes the largest probability and needs no label; the mean over all models seen."""
+
+    statistic: Literal["loss", "confidence"] = "loss"
+
+    def __call__(self, view: MembershipView, rng: np.random.Generator) -> Tensor:
+        if self.statistic == "confidence":
+            return log_probabilities(view.task, view.models, view.asked).amax(-1).mean(0)
+        return -losses(view.task, view.models, view.asked).mean(0)

@@ -1,0 +1,210 @@
+"""What a membership attacker is given: what it saw, whom it asks about, and examples of its own.
+
+The attacker never learns who is a member; scoring happens elsewhere (`score.py`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Protocol, TypeVar, cast
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from fedveil.data.client_data import ArrayClients
+from fedveil.errors import InputError
+from fedveil.streams import ClientStreams
+from fedveil.task import Batch, Task
+from fedveil.training.local_sgd import local_sgd
+from fedveil.tree import Params, rows
+
+
+@dataclass(frozen=True)
+class Examples:
+    """`x [n, ...]` and `y [n]`."""
+
+    x: Tensor
+    y: Tensor
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise InputError(
+                "y", len(self.y), f"there are {len(self.x)} examples", "Give one label for each."
+            )
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def take(self, index: Tensor) -> Examples:
+        return Examples(self.x[index], self.y[index])
+
+    def __add__(self, other: Examples) -> Examples:
+        return Examples(torch.cat([self.x, other.x]), torch.cat([self.y, other.y]))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the target was trained, as far as its public configuration says: shadows are trained alike.
+
+    `examples` is how many it was trained on, where that is known.
+    """
+
+    lr: float
+    batch_size: int
+    epochs: int
+    examples: int | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True)
+class MembershipView:
+    """The models `[R, ...]` that were seen, in their order, and the examples in question.
+
+    `own` are examples of the attacker, from the same population and disjoint from those asked about. `sent` and
+    `start` are one client's uploaded gradient and the model it answers, both `[1, ...]`, where that is attacked.
+    """
+
+    task: Task
+    models: Params
+    asked: Examples
+    own: Examples
+    recipe: Recipe
+    start: Params | None = None
+    sent: Params | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.asked) == 0:
+            raise InputError("asked", 0, "there is no example in question", "Give at least one.")
+
+    @property
+    def seen(self) -> int:
+        return int(next(iter(self.models.values())).shape[0])
+
+    def newest(self) -> Params:
+        """The last model that was seen, as a stack of one."""
+        return rows(self.models, [self.seen - 1])
+
+
+class MembershipAttack(Protocol):
+    """An attack by name: a frozen, validated dataclass whose fields are its settings."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+    def __call__(self, view: MembershipView, rng: np.random.Generator) -> Tensor:
+        """A score for each example in question, `[n]` in float64: higher means rather a member."""
+        ...
+
+
+MEMBERSHIP_ATTACKS: dict[str, type[MembershipAttack]] = {}
+C = TypeVar("C")
+
+
+def register_membership(name: str, summary: str) -> Callable[[type[C]], type[C]]:
+    """Make an attack known under its name."""
+
+    def add(attack: type[C]) -> type[C]:
+        known = cast(type[MembershipAttack], attack)
+        known.name, known.summary = name, summary
+        MEMBERSHIP_ATTACKS[name] = known
+        return attack
+
+    return add
+
+
+def make_membership_attack(name: str, settings: Mapping[str, Any] | None = None) -> MembershipAttack:
+    """The attack of this name with these settings, each checked."""
+    if name not in MEMBERSHIP_ATTACKS:
+        near = difflib.get_close_matches(name, MEMBERSHIP_ATTACKS, n=2, cutoff=0.4)
+        hint = f"Did you mean {' or '.join(near)}? " if near else ""
+        raise InputError(
+            "attack", name, "no such attack", f"{hint}Known: {', '.join(sorted(MEMBERSHIP_ATTACKS))}."
+        )
+    kind = MEMBERSHIP_ATTACKS[name]
+    try:
+        return kind(**dict(settings or {}))
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or name
+        known = ", ".join(f.name for f in fields(cast(Any, kind)))
+        raise InputError(field, first["input"], first["msg"], f"Settings of {name}: {known}.") from error
+
+
+def train_shadows(
+    task: Task,
+    recipe: Recipe,
+    pool: Examples,
+    parts: list[Tensor],
+    rng: np.random.Generator,
+    start: Params | None = None,
+) -> Params:
+    """One shadow model per part of the pool, `[S, ...]`: the shadows are the clients of a single stacked run.
+
+    Without `start` `[1, ...]`, every shadow starts from weights of its own (with a task whose model is an instance,
+    from that model's).
+    """
+    if any(len(part) == 0 for part in parts) or not parts:
+        raise InputError("own", len(pool), "a shadow has no example to train on", "Give the attacker more.")
+    seed = int(rng.integers(2**31))
+    w = start
+    if w is None:
+        fresh = [task.init(seed + s) for s in range(len(parts))]
+        w = {name: torch.stack([one[name] for one in fresh]) for name in fresh[0]}
+    data = ArrayClients(pool.x, pool.y, parts).load(range(len(parts)))
+    return local_sgd(
+        task,
+        w,
+        data,
+        ClientStreams(seed, 0, tuple(range(len(parts)))),
+        lr=recipe.lr,
+        batch_size=recipe.batch_size,
+        epochs=recipe.epochs,
+        momentum=recipe.momentum,
+        weight_decay=recipe.weight_decay,
+    ).params
+
+
+def log_probabilities(task: Task, models: Params, examples: Examples, chunk: int = 1024) -> Tensor:
+    """Log probabilities of the classes, `[R, n, classes]` in float64, model by model."""
+    count = next(iter(models.values())).shape[0]
+    out = []
+    for r in range(count):
+        one = rows(models, [r])
+        parts = [
+            task.outputs(one, examples.x[i : i + chunk].unsqueeze(0))[0]
+            for i in range(0, len(examples), chunk)
+        ]
+        out.append(torch.cat(parts).double().log_softmax(-1))
+    return torch.stack(out)
+
+
+def losses(task: Task, models: Params, examples: Examples, chunk: int = 1024) -> Tensor:
+    """The loss of every example under every model, `[R, n]` in float64."""
+    count = next(iter(models.values())).shape[0]
+    out = []
+    for r in range(count):
+        one = rows(models, [r])
+        parts = [
+            task.losses(
+                one, Batch(examples.x[i : i + chunk].unsqueeze(0), examples.y[i : i + chunk].unsqueeze(0))
+            )[0]
+            for i in range(0, len(examples), chunk)
+        ]
+        out.append(torch.cat(parts).double())
+    return torch.stack(out)
+
+
+def half_of(count: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """A random half of `count` places, and the other half."""
+    order = torch.from_numpy(rng.permutation(count))
+    return order[: count // 2], order[count // 2 :]
+
+
+def asking(view: MembershipView, asked: Examples) -> MembershipView:
+    """The same view with other examples in question."""
+    return replace(view, asked=asked)

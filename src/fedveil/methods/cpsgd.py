@@ -1,0 +1,191 @@
+"""cpSGD: rotate, round to few levels, add binomial noise; integers leave the client.
+
+Agarwal, Suresh, Yu, Kumar, McMahan: cpSGD: Communication-efficient and differentially-private distributed SGD.
+NeurIPS 2018, Sections 4 and 5, Theorem 1.
+
+Symbols: C `clip`, k `levels`, eps `epsilon` and delta `mechanism_delta` of one round, m the binomial trials of
+a coordinate, d the number of parameters padded to a power of 2, K `plan.cohort`.
+
+The update is clipped to C, turned by a random Hadamard rotation that everybody knows, so that its coordinates
+are all of like size, and rounded at random to multiples of 2 X / (k - 1), X = C sqrt(2 ln(4 d) / d). Each client
+adds Binomial(m, 1/2) - m/2 to each coordinate. m is the least that Theorem 1 allows for (eps, delta):
+- `noise_scope = "shared"`: the sum of K uploads has it, for which each client adds m / K trials. The server must
+  not see single uploads (secure aggregation), else nothing is proven against it.
+- `noise_scope = "local"`: each upload has it.
+
+Deviations: coordinates beyond X are not cut off but use levels beyond k; rounding that would lengthen the
+vector too much is drawn again (see `privacy.mechanisms.Grid`). The server adds the trials of clients that
+did not come.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass as record
+from functools import lru_cache
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedveil.data.client_data import ClientData
+from fedveil.messages import Message
+from fedveil.methods.dp_fedags import PositiveFinite
+from fedveil.methods.fedavg import Model, Server
+from fedveil.methods.fields import STRICT, LocalTraining
+from fedveil.methods.method import At, Method, register
+from fedveil.privacy.clipping import clip_rows
+from fedveil.privacy.integers import centred_binomial
+from fedveil.privacy.mechanisms import Binomial, Grid
+from fedveil.privacy.releases import ADVERSARIES, ApproximateDP, Plan, Release, Unprotected
+from fedveil.streams import ClientStreams, ServerStreams, named_stream
+from fedveil.task import Task
+from fedveil.tree import Params, State, add, flatten, sub, unflatten, with_axis, without_axis
+
+
+@record(frozen=True)
+class Levels(Message):
+    levels: Tensor
+
+
+def hadamard(rows: Tensor) -> Tensor:
+    """The orthonormal Walsh-Hadamard transform of each row `[K, d]`, d a power of 2; its own inverse."""
+    k, d = rows.shape
+    half = 1
+    while half < d:
+        pairs = rows.reshape(k, -1, 2, half)
+        rows = torch.stack([pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], dim=2)
+        half *= 2
+    return rows.reshape(k, d) / math.sqrt(d)
+
+
+def signs(size: int, round: int) -> Tensor:
+    """The public random signs of a round."""
+    bits = named_stream(0, "rotation", round).integers(0, 2, size)
+    return torch.from_numpy(2.0 * bits - 1.0)
+
+
+def rotate(rows: Tensor, round: int) -> Tensor:
+    """Rows `[K, n]` padded to a power of 2 and rotated, in double precision."""
+    size = 1 << (rows.shape[1] - 1).bit_length()
+    padded = torch.nn.functional.pad(rows.double(), (0, size - rows.shape[1]))
+    return hadamard(padded * signs(size, round))
+
+
+def rotate_back(rows: Tensor, round: int, size: int) -> Tensor:
+    return (hadamard(rows) * signs(rows.shape[1], round))[:, :size]
+
+
+@lru_cache(maxsize=64)
+def least_binomial(clip: float, spacing: float, dimension: int, epsilon: float, delta: float) -> Binomial:
+    """The mechanism of fewest trials, in multiples of 8, whose proven epsilon does not exceed `epsilon`."""
+
+    def made(eighths: int) -> Binomial:
+        return Binomial(clip, 8 * eighths, spacing, dimension, delta)
+
+    condition = max(23 * math.log(10 * dimension / delta), 2 * Grid(clip, spacing, dimension).linf)
+    low = math.ceil(condition / 2)
+    if made(low).epsilon <= epsilon:
+        return made(low)
+    high = 2 * low
+    while made(high).epsilon > epsilon:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if made(middle).epsilon <= epsilon else (middle, high)
+    return made(high)
+
+
+@register(
+    "cpsgd",
+    "rotation, few levels and binomial noise: private integers leave the client",
+    server=Server,
+    down=Model,
+    up=Levels,
+)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class CpSGD(LocalTraining, Method[Server, Model, Levels]):
+    clip: PositiveFinite = 1.0
+    epsilon: PositiveFinite = 1.0
+    mechanism_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-8
+    levels: Annotated[int, Field(ge=2)] = 16
+    noise_scope: Literal["shared", "local"] = "shared"
+
+    def spacing(self, dimension: int) -> float:
+        """The distance of two levels."""
+        reach = self.clip * math.sqrt(2 * math.log(4 * dimension) / dimension)
+        return 2 * reach / (self.levels - 1)
+
+    def mechanism(self, dimension: int) -> Binomial:
+        """What the sum (shared) or each upload (local) is protected by."""
+        return least_binomial(
+            self.clip, self.spacing(dimension), dimension, self.epsilon, self.mechanism_delta
+        )
+
+    def client_trials(self, dimension: int, plan: Plan) -> int:
+        """The trials that one client adds, a multiple of 8."""
+        total = self.mechanism(dimension).trials
+        return total if self.noise_scope == "local" else 8 * math.ceil(total / (8 * plan.cohort))
+
+    def init_server(self, params: Params, plan: Plan) -> Server:
+        return Server(params)
+
+    def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> Model:
+        return Model(with_axis(server.params))
+
+    def client_update(
+        self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[Levels, State]:
+        update = sub(self.train(task, at, down.params, data, rng).params, down.params)
+        turned = rotate(flatten(clip_rows(update, self.clip)), at.round)
+        bounded = clip_rows({"turned": turned}, self.clip)["turned"].numpy()
+        dimension = bounded.shape[1]
+        grid, trials = self.mechanism(dimension).grid, self.client_trials(dimension, at.plan)
+        rows = [
+            grid.round(row, stream) + centred_binomial(trials, dimension, stream)
+            for row, stream in zip(bounded, rng.noise(), strict=True)
+        ]
+        kind = torch.int16 if trials / 2 + grid.linf < 2**15 else torch.int32
+        return Levels(torch.from_numpy(np.stack(rows)).to(kind)), state
+
+    def server_update(
+        self,
+        task: Task,
+        at: At,
+        server: Server,
+        clients: Sequence[int],
+        up: Levels | None,
+        rng: ServerStreams,
+    ) -> Server:
+        if up is None:
+            return server
+        dimension, present, plan = up.levels.shape[1], len(clients), at.plan
+        total = up.levels.to(torch.int64).sum(0)
+        absent = max(0, plan.cohort - present)
+        if absent and self.noise_scope == "shared":
+            trials = absent * self.client_trials(dimension, plan)
+            total = total + torch.from_numpy(centred_binomial(trials, dimension, rng.noise("absent")))
+        turned = total.double().unsqueeze(0) * self.spacing(dimension)
+        divisor = plan.cohort if plan.sampler == "poisson" else present
+        like = with_axis(server.params)
+        size = sum(leaf.numel() for leaf in server.params.values())
+        mean = rotate_back(turned, at.round, size) / divisor
+        first = next(iter(server.params.values()))
+        return Server(add(server.params, without_axis(unflatten(mean.to(first.dtype), like))))
+
+    def model(self, server: Server) -> Params:
+        return server.params
+
+    def releases(self, plan: Plan) -> Sequence[Release]:
+        price = ApproximateDP(self.epsilon, self.mechanism_delta)
+        if self.noise_scope == "local":
+            return (Release("each client's noisy levels", "client", ADVERSARIES, price),)
+        alone = "one upload has only its share of the noise; the proof needs secure aggregation"
+        return (
+            Release("each client's noisy levels", "client", ("server",), Unprotected(alone)),
+            Release("the sum of the cohort's noisy levels", "client", ("observer", "client"), price),
+        )

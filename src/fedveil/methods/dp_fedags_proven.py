@@ -1,0 +1,251 @@
+"""DP-FedAGS with a proof: only some coordinates are sent, all of what is sent carries noise.
+
+The idea of DP-FedAGS (see `dp_fedags.py`) under a guarantee that holds against every adversary. The update is
+g = (w0 - w) / eta; `variant` decides which coordinates of it leave a client:
+
+- "everywhere" (V0): all of them, clipped to C, noise sigma C on each.
+- "public-mask" (V1): those of a mask that the server derives from the noisy aggregates it has published; g is
+  clipped on the mask and noised there. The mask costs nothing, so epsilon is that of V0, and since everybody
+  knows the mask no index is sent back.
+- "top-k" (V2): each client's own largest, chosen by one-shot Gumbel noise, then clipped and noised.
+  rho = k eps0^2 / 8 + 1 / (2 sigma'^2).
+- "sparse-vector" (V3): at most c coordinates whose magnitude passes a public threshold, by the sparse vector
+  technique with Laplace noise: pure epsilon `upload_epsilon`.
+
+Everything else is sent as zero, that is, not at all: an upload has k values (V2, V3: and k places).
+
+Symbols: C `clip`, sigma `noise_multiplier`, k = ceil(`selected` |W|), eta `lr`. V2 spends the share
+`selection_share` of rho = 1 / (2 sigma^2) on the choice: its upload costs the zCDP of V0's, whatever k is.
+
+Deviations from DP-FedAGS: losses are not sent, the weights are 1 / K. V1 fills the share `explore` of its mask
+with coordinates drawn at random, or it would never look beyond its first mask.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass as record
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, model_validator
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedveil.data.client_data import ClientData
+from fedveil.errors import InputError
+from fedveil.messages import Message, Record
+from fedveil.methods.dp_fedags import Share, accumulated_gradient
+from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
+from fedveil.methods.method import At, Method, register
+from fedveil.methods.udp_fedavg import clip_and_noise, missing_noise, upload_and_mean
+from fedveil.privacy.mechanisms import Gaussian, GumbelTopK, SparseVector, TopKGaussian
+from fedveil.privacy.releases import ADVERSARIES, Plan, PureDP, Release
+from fedveil.streams import ClientStreams, ServerStreams, named_stream
+from fedveil.task import Task
+from fedveil.tree import Params, State, add, flatten, unflatten, with_axis, without_axis
+
+Variant = Literal["everywhere", "public-mask", "top-k", "sparse-vector"]
+_PUBLIC = ("everywhere", "public-mask")
+
+
+@record(frozen=True)
+class Server(Record):
+    params: Params
+    seen: Tensor
+    """The last noisy mean of each coordinate, `[|W|]`: published with the model, hence free to use."""
+
+
+@record(frozen=True)
+class ModelAndMask(Message):
+    params: Params
+    mask: dict[str, Tensor]
+    """`places` `[1, k]` of the coordinates that everybody sends; empty where all or private ones are sent."""
+
+
+@record(frozen=True)
+class Selected(Message):
+    values: Tensor
+    own: dict[str, Tensor]
+    """`places` `[K, k]` where each client chose its own; empty where the mask is public."""
+
+
+def public_mask(seen: Tensor, count: int, explore: float, round: int) -> Tensor:
+    """`count` places in ascending order: the largest |seen|, and a share drawn at random in each round.
+
+    Computed from published values and a public seed only.
+    """
+    order = torch.from_numpy(named_stream(0, "public mask", round).permutation(len(seen)))
+    largest = count - min(count, math.ceil(explore * count))
+    best = order[seen[order].abs().argsort(descending=True, stable=True)][:largest]
+    taken = torch.zeros(len(seen), dtype=torch.bool)
+    taken[best] = True
+    others = order[~taken[order]][: count - largest]
+    return torch.cat([best, others]).sort().values
+
+
+def scattered(values: Tensor, places: Tensor, size: int) -> Tensor:
+    """Rows of `size` with `values` `[K, k]` at `places` `[1 or K, k]` and zero elsewhere; equal places add up."""
+    dense = values.new_zeros(values.shape[0], size)
+    return dense.scatter_add_(1, places.long().expand(values.shape), values)
+
+
+@register(
+    "dp-fedags-proven",
+    "DP-FedAGS with a guarantee: selected coordinates are clipped and noised, nothing else is sent",
+    server=Server,
+    down=ModelAndMask,
+    up=Selected,
+)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
+    variant: Variant = "public-mask"
+    clip: Clip = 1.0
+    noise_multiplier: NoiseMultiplier = 1.0
+    selected: Annotated[float, Field(gt=0, le=1)] = 0.1
+    explore: Annotated[float, Field(ge=0, le=1)] = 0.5
+    selection_share: Share = 0.1
+    upload_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    threshold: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.05
+
+    @model_validator(mode="after")
+    def _one_price(self) -> DPFedAGSProven:
+        sparse = self.variant == "sparse-vector"
+        if sparse and self.upload_epsilon is None:
+            raise InputError(
+                "method.upload_epsilon",
+                None,
+                "sparse-vector needs its price",
+                "Give the epsilon of one upload.",
+            )
+        if not sparse and self.upload_epsilon is not None:
+            raise InputError(
+                "method.upload_epsilon",
+                self.upload_epsilon,
+                f"{self.variant} is priced by noise_multiplier",
+                'Leave it out, or use variant = "sparse-vector".',
+            )
+        if self.variant not in _PUBLIC and (not math.isfinite(self.clip) or self.noise_multiplier == 0):
+            raise InputError(
+                "method.clip",
+                self.clip,
+                f"{self.variant} chooses by noise scaled to the clip",
+                "Use a finite clip.",
+            )
+        return self
+
+    def count(self, parameters: int) -> int:
+        """How many coordinates a client sends."""
+        if self.variant == "everywhere":
+            return parameters
+        return max(1, math.ceil(self.selected * parameters))
+
+    def init_server(self, params: Params, plan: Plan) -> Server:
+        return Server(params, torch.zeros(sum(leaf.numel() for leaf in params.values())))
+
+    def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> ModelAndMask:
+        mask: dict[str, Tensor] = {}
+        if self.variant == "public-mask":
+            places = public_mask(server.seen, self.count(len(server.seen)), self.explore, at.round)
+            mask["places"] = places.to(torch.int32).unsqueeze(0)
+        return ModelAndMask(with_axis(server.params), mask)
+
+    def client_update(
+        self, task: Task, at: At, down: ModelAndMask, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[Selected, State]:
+        trained = self.train(task, at, down.params, data, rng)
+        gradient = flatten(accumulated_gradient(down.params, trained.params, self.lr_at(at)))
+        if self.variant == "top-k":
+            return self._own_largest(gradient, rng), state
+        if self.variant == "sparse-vector":
+            return self._above_threshold(gradient, rng), state
+        if down.mask:
+            gradient = gradient.index_select(1, down.mask["places"][0].long())
+        noisy = clip_and_noise({"values": gradient}, self.clip, self.noise_multiplier, rng.noise())
+        return Selected(noisy["values"], {}), state
+
+    def _top_k(self, count: int) -> TopKGaussian:
+        """V2's mechanism: both parts together cost 1 / (2 sigma^2) zCDP."""
+        rho = 0.5 / self.noise_multiplier**2
+        choice = math.sqrt(8 * self.selection_share * rho / count)
+        return TopKGaussian(
+            self.clip, count, choice, self.noise_multiplier / math.sqrt(1 - self.selection_share)
+        )
+
+    def _own_largest(self, gradient: Tensor, rng: ClientStreams) -> Selected:
+        priced = self._top_k(self.count(gradient.shape[1]))
+        choose = GumbelTopK(priced.clip, priced.count, priced.selection_epsilon)
+        chosen = choose.chosen({"values": gradient}, rng.noise("selection"))
+        places = chosen.nonzero()[:, 1].reshape(len(gradient), priced.count)
+        noisy = Gaussian(priced.clip, priced.multiplier)({"values": gradient.gather(1, places)}, rng.noise())
+        return Selected(noisy["values"], {"places": places.to(torch.int32)})
+
+    def _sparse_vector(self, count: int) -> SparseVector:
+        """V3's mechanism; threshold and questions share half of the budget as 1 : (2c)^(2/3), answers get the rest."""
+        assert self.upload_epsilon is not None
+        half = self.upload_epsilon / 2
+        ratio = (2 * count) ** (2 / 3)
+        bar = half / (1 + ratio)
+        return SparseVector(self.clip, self.threshold * self.clip, count, bar, half - bar, half)
+
+    def _above_threshold(self, gradient: Tensor, rng: ClientStreams) -> Selected:
+        count = self.count(gradient.shape[1])
+        released = self._sparse_vector(count)({"values": gradient}, rng.noise())["values"]
+        places = released.abs().topk(count, dim=1).indices
+        return Selected(released.gather(1, places), {"places": places.to(torch.int32)})
+
+    def server_update(
+        self,
+        task: Task,
+        at: At,
+        server: Server,
+        clients: Sequence[int],
+        up: Selected | None,
+        rng: ServerStreams,
+    ) -> Server:
+        size = len(server.seen)
+        places = self.broadcast(at, server, clients).mask.get("places")
+        if self.variant == "everywhere":
+            places = torch.arange(size).unsqueeze(0)
+        present = len(clients)
+        if places is None:  # V2, V3: each client has chosen its own
+            if up is None:
+                return server
+            mean = scattered(up.values, up.own["places"], size).sum(0) / self._divisor(at, present)
+            return self._moved(at, server, mean, mean)
+        like = next(iter(server.params.values()))
+        total = like.new_zeros(1, places.shape[1]) if up is None else up.values.sum(0, keepdim=True)
+        missing = missing_noise(self.noise_multiplier, "local", at.plan, present)
+        if missing > 0 and math.isfinite(self.clip):
+            total = Gaussian(self.clip, missing).perturb({"values": total}, [rng.noise("top-up")])["values"]
+        total = total / self._divisor(at, present)
+        mean = scattered(total, places, size)[0]
+        seen = server.seen.clone()
+        seen[places[0].long()] = total[0].to(seen)
+        return self._moved(at, server, mean, seen)
+
+    @staticmethod
+    def _divisor(at: At, present: int) -> int:
+        return at.plan.cohort if at.plan.sampler == "poisson" or present == 0 else present
+
+    def _moved(self, at: At, server: Server, mean: Tensor, seen: Tensor) -> Server:
+        gradient = without_axis(unflatten(mean.unsqueeze(0), with_axis(server.params)))
+        return Server(add(server.params, gradient, scale=-self.lr_at(at)), seen.to(server.seen))
+
+    def model(self, server: Server) -> Params:
+        return server.params
+
+    def releases(self, plan: Plan) -> Sequence[Release]:
+        what = f"each client's selected coordinates ({self.variant})"
+        if self.variant == "sparse-vector":
+            assert self.upload_epsilon is not None
+            return (Release(what, "client", ADVERSARIES, PureDP(self.upload_epsilon)),)
+        if self.variant == "top-k":
+            return (Release(what, "client", ADVERSARIES, self._top_k(1).protection()),)
+        upload, averaged = upload_and_mean(self.noise_multiplier, "local", self.clip, plan)
+        return replace(upload, what=what), replace(averaged, what="the mean of the selected coordinates")
+
+    def paper_claim(self, plan: Plan) -> str | None:
+        return None

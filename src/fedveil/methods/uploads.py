@@ -1,0 +1,43 @@
+"""What an upload amounts to: the model its sender would have, in whatever form it was sent.
+
+For those who look at the wire, attacks and audits; no method needs it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fedveil.errors import InputError
+from fedveil.messages import Message
+from fedveil.methods.cpsgd import CpSGD, Levels, rotate_back
+from fedveil.methods.dp_fedags_proven import ModelAndMask, Selected, scattered
+from fedveil.methods.fields import LocalTraining
+from fedveil.methods.method import AnyMethod, At
+from fedveil.tree import Params, add, expand, unflatten
+
+
+def uploaded_models(method: AnyMethod, at: At, down: Message, up: Message) -> tuple[Params, Params]:
+    """The models that the clients were sent, and those that their uploads amount to, both `[K, ...]`."""
+    sent: Params | None = getattr(down, "params", None)
+    if sent is None:
+        raise InputError("method", method.name, "sends no model", "Look at its final model instead.")
+    start = expand(sent, up.count)
+    size = sum(leaf[0].numel() for leaf in start.values())
+    lr = method.lr_at(at) if isinstance(method, LocalTraining) else float(getattr(method, "lr", 1.0))
+    if isinstance(up, Selected):
+        assert isinstance(down, ModelAndMask)
+        everywhere = {"places": torch.arange(size).unsqueeze(0)}
+        places = (up.own or down.mask or everywhere)["places"]
+        return start, add(start, unflatten(scattered(up.values, places, size), start), scale=-lr)
+    if isinstance(up, Levels):
+        assert isinstance(method, CpSGD)
+        steps = up.levels.double() * method.spacing(up.levels.shape[1])
+        like = next(iter(start.values()))
+        return start, add(start, unflatten(rotate_back(steps, at.round, size).to(like.dtype), start))
+    for field, factor in (("params", None), ("update", 1.0), ("gradient", -lr)):
+        leaves: Params | None = getattr(up, field, None)
+        if leaves is not None:
+            return start, leaves if factor is None else add(start, leaves, scale=factor)
+    raise InputError(
+        "method", method.name, "uploads nothing that amounts to a model", "Look at its final model instead."
+    )

@@ -1,0 +1,160 @@
+"""The report and the live page in a real browser."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedveil.live import Followed, LiveView
+from fedveil.report.html import write_report
+from tests.browser.browser import Page
+from tests.unit.report.makers import write_everything, write_run
+
+FIRST_COLUMN = "[...document.querySelectorAll('#results tbody tr')].map(row => row.cells[0].textContent)"
+ACCURACY = "[...document.querySelectorAll('#results tbody tr')].map(row => row.cells[2].textContent)"
+BUTTON = "document.querySelectorAll('#results thead button')[2]"
+SORTED = "document.querySelectorAll('#results thead th')[2].getAttribute('aria-sort')"
+
+
+@pytest.fixture
+def report(tmp_path: Path, page: Page) -> str:
+    path = write_report([write_everything(tmp_path)], tmp_path / "report.html")
+    page.complaints.clear()
+    page.requests.clear()
+    page.size(1280, 900)
+    page.open(path.as_uri())
+    return path.as_uri()
+
+
+def test_it_opens_without_complaint_and_asks_nobody_for_anything(page: Page, report: str) -> None:
+    page.value("document.querySelectorAll('details').forEach(part => { part.open = true; })")
+    page.size(390, 844, dark=True)
+    page.value("new Promise(done => setTimeout(done, 200))")
+    assert page.complaints == []
+    assert [url for url in page.requests if not url.startswith("data:")] == [report]
+
+
+@pytest.mark.usefixtures("report")
+def test_the_policy_stops_requests_and_foreign_scripts(page: Page) -> None:
+    assert page.value("fetch('http://127.0.0.1:9/').then(() => 'sent', () => 'refused')") == "refused"
+    page.value(
+        "document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.broken = 1'}))"
+    )
+    assert page.value("window.broken") is None
+
+
+@pytest.mark.usefixtures("report")
+def test_the_table_sorts_by_click_and_says_so(page: Page) -> None:
+    page.value(f"{BUTTON}.click()")
+    assert page.value(SORTED) == "ascending"
+    assert page.value(ACCURACY) == ["60.50 ± 0.71 %", "80.50 ± 0.71 %", "91.00 ± 1.41 %"]
+    page.value(f"{BUTTON}.click()")
+    assert page.value(SORTED) == "descending"
+    assert page.value(FIRST_COLUMN)[0] == "fedavg"
+    assert page.value("document.querySelectorAll('#results th[aria-sort=descending]').length") == 1
+
+
+@pytest.mark.usefixtures("report")
+def test_the_table_sorts_by_keyboard_and_shows_where_one_is(page: Page) -> None:
+    page.value("document.querySelectorAll('#results thead button')[1].focus()")
+    page.key("Tab")
+    assert page.value(f"document.activeElement === {BUTTON}")
+    assert page.value("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.key("Enter")
+    assert page.value(SORTED) == "ascending"
+
+
+@pytest.mark.usefixtures("report")
+def test_epsilon_sorts_as_numbers_with_nothing_proven_last(page: Page) -> None:
+    page.value("document.querySelectorAll('#results thead button')[4].click()")
+    cells = "[...document.querySelectorAll('#results tbody tr')].map(row => row.cells[4].textContent)"
+    assert page.value(cells) == ["20 client", "20 client", "none"]
+
+
+@pytest.mark.parametrize(("width", "size"), [(1280, "wide"), (390, "narrow")])
+@pytest.mark.usefixtures("report")
+def test_curves_draw_inside_their_charts(page: Page, width: int, size: str) -> None:
+    page.size(width, 844)
+    lines = f"document.querySelectorAll('#learning svg.{size} path.line')"
+    assert page.value(f"{lines}.length") >= 3
+    boxes = page.value(
+        f"""[...document.querySelectorAll('#learning svg.{size} path.line[d*="L"]')].map(path => {{
+            const line = path.getBoundingClientRect(), chart = path.ownerSVGElement.getBoundingClientRect();
+            return [line.width, line.left >= chart.left - 1 && line.right <= chart.right + 1
+                && line.top >= chart.top - 1 && line.bottom <= chart.bottom + 1];
+        }})"""
+    )
+    assert all(inside for _, inside in boxes)
+    assert max(wide for wide, _ in boxes) > width / 2
+    other = "narrow" if size == "wide" else "wide"
+    assert page.value(f"getComputedStyle(document.querySelector('#learning svg.{other}')).display") == "none"
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1280])
+@pytest.mark.usefixtures("report")
+def test_no_width_makes_the_page_scroll_sideways(page: Page, width: int) -> None:
+    page.size(width, 844)
+    page.value("document.querySelectorAll('details').forEach(part => { part.open = true; })")
+    assert page.value("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.usefixtures("report")
+def test_values_show_under_the_pointer_and_under_the_arrow_keys(page: Page) -> None:
+    page.value(
+        "document.querySelector('#learning svg.wide').scrollIntoView({block: 'center', behavior: 'instant'})"
+    )
+    box = page.value(
+        "(svg => (b => [b.left, b.top, b.width, b.height])(svg.getBoundingClientRect()))"
+        "(document.querySelector('#learning svg.wide'))"
+    )
+    page.move(box[0] + box[2] * 0.98, box[1] + box[3] / 2)
+    assert page.value("document.querySelector('.tip').hidden") is False
+    text = page.value("document.querySelector('.tip').textContent")
+    assert "round 4" in text
+    assert "fedavg: 91.00 % (90.00 to 92.00)" in text
+    page.move(2, 2)
+    assert page.value("document.querySelector('.tip').hidden") is True
+    page.value("document.querySelector('#learning svg.wide').focus()")
+    page.key("ArrowLeft")
+    assert page.value("document.querySelector('.tip').hidden") is False
+    page.key("Escape")
+    assert page.value("document.querySelector('.tip').hidden") is True
+
+
+@pytest.mark.usefixtures("report")
+def test_dark_and_light_are_different_and_paper_is_light(page: Page) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    assert page.value(ground) == "rgb(255, 255, 255)"
+    page.size(1280, 900, dark=True)
+    assert page.value(ground) == "rgb(17, 22, 28)"
+    page.size(390, 844, dark=True, paper=True)
+    assert page.value(ground) == "rgb(255, 255, 255)"
+    shown = "getComputedStyle(document.querySelector('#learning svg.wide')).display"
+    assert page.value(shown) == "block"
+    assert page.value("getComputedStyle(document.querySelector('nav')).display") == "none"
+
+
+def test_the_live_page_follows_a_run(page: Page, tmp_path: Path) -> None:
+    folder = write_run(tmp_path, finished=False)
+    page.complaints.clear()
+    page.requests.clear()
+    with LiveView() as live:
+        live.follow(folder, Followed("demo: fedavg, seed 0", 4, 3.0, 1e-5))
+        page.size(1280, 900)
+        page.open(live.url)
+        page.wait("document.getElementById('status').textContent.startsWith('2 of 4 rounds.')")
+        assert page.value("document.querySelectorAll('#accuracy path.line').length") == 1
+        with (folder / "rounds.jsonl").open("a") as file:
+            file.write(json.dumps({"round": 3, "accuracy": 0.7, "epsilon": 1.5, "seconds": 0.1}) + "\n")
+        page.wait(
+            "document.getElementById('status').textContent.startsWith('3 of 4 rounds. Accuracy 70.00 %.')"
+        )
+        assert "Epsilon 1.5 of 3, 50 % of the budget." in page.value(
+            "document.getElementById('status').textContent"
+        )
+        assert "budget 3" in page.value("document.getElementById('epsilon').textContent")
+        page.open("about:blank#end")
+    assert page.complaints == []
+    assert all(url.startswith((live.url, "data:", "about:")) for url in page.requests)

@@ -1,0 +1,132 @@
+"""Audits of whole methods: sound ones pass, broken ones are found, and chance alone raises no alarm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedveil import METHODS, Plan
+from fedveil.audits.canaries import declared_p_value, independence_p_value
+from fedveil.audits.findings import ALARM
+from fedveil.audits.of_method import audit_method
+from fedveil.data.client_data import ClientData
+from fedveil.methods.method import AnyMethod, At
+from fedveil.methods.udp_fedavg import CohortModel, NoisyModel, UDPFedAvg
+from fedveil.privacy.releases import Sampler
+from fedveil.streams import ClientStreams, named_stream
+from fedveil.task import Task
+from fedveil.tree import State
+
+PLAN = Plan(20, 5, "fixed", 20, 5, 5)
+DELTA = 1e-5
+SAMPLES = 400
+
+
+PRIVATE = ("centaur", "fedceo", "ppsgd", "udp-fedavg")  # those whose clients share the noise of a sum
+
+
+class Weakened(UDPFedAvg):
+    """A method whose code does not do what its releases declare."""
+
+    def weak(self, rng: ClientStreams) -> tuple[UDPFedAvg, ClientStreams]:
+        raise NotImplementedError
+
+    def client_update(
+        self, task: Task, at: At, down: CohortModel, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[NoisyModel, State]:
+        method, streams = self.weak(rng)
+        return method.client_update(task, at, down, data, state, streams)
+
+
+class TenthOfTheNoise(Weakened):
+    def weak(self, rng: ClientStreams) -> tuple[UDPFedAvg, ClientStreams]:
+        return UDPFedAvg(noise_multiplier=self.noise_multiplier / 10), rng
+
+
+class NoClipping(Weakened):
+    def weak(self, rng: ClientStreams) -> tuple[UDPFedAvg, ClientStreams]:
+        return UDPFedAvg(clip=1e9, noise_multiplier=self.noise_multiplier / 1e9), rng
+
+
+class OneNoiseForAllClients(Weakened):
+    def weak(self, rng: ClientStreams) -> tuple[UDPFedAvg, ClientStreams]:
+        return UDPFedAvg(), replace(rng, clients=(0,) * len(rng.clients))
+
+
+class OneNoiseForAllRounds(Weakened):
+    def weak(self, rng: ClientStreams) -> tuple[UDPFedAvg, ClientStreams]:
+        return UDPFedAvg(), replace(rng, round=1)
+
+
+def findings(method: AnyMethod, plan: Plan = PLAN, seed: int = 0) -> dict[str, Any]:
+    found = audit_method(method, plan, delta=DELTA, seed=seed, samples=SAMPLES)
+    return {audited.adversary: audited for audited in found}
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_methods_that_share_noise_stay_below_what_is_proven(name: str) -> None:
+    found = findings(METHODS[name]())
+    assert found
+    for audited in found.values():
+        assert audited.proven is not None
+        assert audited.finding.lower_bound <= audited.proven
+        assert not audited.broken
+
+
+@pytest.mark.parametrize(
+    ("sampler", "scope"), [("poisson", "shared"), ("poisson", "local"), ("all", "shared")]
+)
+def test_a_sound_method_passes_under_every_sampler(sampler: Sampler, scope: Any) -> None:
+    plan = replace(PLAN, sampler=sampler, cohort=20 if sampler == "all" else 5)
+    for audited in findings(UDPFedAvg(noise_scope=scope), plan).values():
+        assert not audited.broken
+        assert audited.finding.p_value is not None
+
+
+@pytest.mark.parametrize("seed", [10, 20])
+def test_a_sound_method_passes_with_every_seed(seed: int) -> None:
+    found = findings(UDPFedAvg(), seed=seed)
+    assert set(found) == {"server", "observer"}
+    assert not any(audited.broken for audited in found.values())
+
+
+@pytest.mark.parametrize("broken", [TenthOfTheNoise, NoClipping])
+@pytest.mark.parametrize("sampler", ["fixed", "poisson"])
+def test_too_little_noise_and_no_clipping_are_found(
+    broken: Callable[[], AnyMethod], sampler: Sampler
+) -> None:
+    for audited in findings(broken(), replace(PLAN, sampler=sampler)).values():
+        assert audited.broken
+        assert audited.finding.p_value < 1e-6
+        assert audited.to_json()["broken"] is True
+
+
+@pytest.mark.parametrize("broken", [OneNoiseForAllClients, OneNoiseForAllRounds])
+def test_noise_that_is_used_twice_is_found(broken: Callable[[], AnyMethod]) -> None:
+    """Each upload alone looks as declared; the difference of two has no noise at all."""
+    server = findings(broken())["server"]
+    assert server.broken
+    assert server.finding.p_value < 1e-6
+
+
+def test_a_method_without_protection_has_nothing_to_refute() -> None:
+    assert audit_method(METHODS["fedavg"](), PLAN, delta=DELTA) == []
+
+
+def test_chance_raises_the_alarm_no_oftener_than_it_says() -> None:
+    stream = named_stream(3)
+    trials = 3000
+    declared = alike = 0
+    for _ in range(trials):
+        inside, outside = 1 + stream.standard_normal(40), stream.standard_normal(40)
+        declared += declared_p_value(inside, outside, 1.0) < ALARM
+        first, second = stream.standard_normal((10, 8)), stream.standard_normal((10, 8))
+        alike += independence_p_value(first, second) < ALARM
+    assert declared <= 12  # 3 are expected of 3000; 12 or more come once in 10 000 times
+    assert alike <= 12
+    assert independence_p_value(np.ones((50, 4)), np.ones((50, 4))) < 1e-6
+    assert independence_p_value(np.zeros((50, 4)), np.zeros((50, 4))) == 1.0

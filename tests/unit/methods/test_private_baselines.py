@@ -1,0 +1,228 @@
+"""DP-FedAvg, cpSGD and DP-FedSNLC: their arithmetic, their noise and what they declare."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedveil import At, Plan, Task
+from fedveil.config import build_method
+from fedveil.engines.worker import ClientWorker
+from fedveil.errors import InputError
+from fedveil.guard import privacy_statement
+from fedveil.methods.cpsgd import CpSGD, Levels, hadamard, least_binomial, rotate, rotate_back
+from fedveil.methods.dp_fedsnlc import explaining
+from fedveil.methods.method import AnyMethod
+from fedveil.methods.uploads import uploaded_models
+from fedveil.privacy.accounting import epsilon_of
+from fedveil.privacy.integers import MOST_COUNTED_TRIALS, centred_binomial
+from fedveil.streams import ClientStreams, ServerStreams, named_stream
+from fedveil.tree import flatten, sub, with_axis
+from tests.contract.federation import distance, make_clients, make_plan, make_task
+
+PLAN = Plan(100, 10, "poisson", 300, 600, 600)
+
+
+def made(name: str, **fields: Any) -> AnyMethod:
+    return build_method({"name": name, "batch_size": 4} | fields)
+
+
+def exchange(method: AnyMethod, seed: int = 0) -> tuple[Any, Any, Any, At]:
+    task, plan = make_task(), make_plan()
+    at = At(plan, 1)
+    server = method.init_server(task.init(0), plan)
+    down = method.broadcast(at, server, (0, 1, 3))
+    up, _ = ClientWorker(task, make_clients(), method, seed).update((0, 1, 3), down, {}, at)
+    return server, down, up, at
+
+
+# --- DP-FedAvg ------------------------------------------------------------------------------------------------
+
+
+def test_the_servers_noise_protects_against_observers_only() -> None:
+    statement = privacy_statement(made("dp-fedavg", noise_multiplier=1.0), PLAN, 1e-5)
+    found = {row.adversary: row.epsilon for row in statement.proven}
+    assert found["server"] is None
+    assert found["observer"] == pytest.approx(
+        12.398, abs=0.002
+    )  # the subsampled Gaussian of the oracle table
+
+
+def test_the_clients_noise_protects_against_everybody() -> None:
+    method = made("dp-fedavg", noise_multiplier=2.0, noise_from="clients")
+    found = {row.adversary: row.epsilon for row in privacy_statement(method, PLAN, 1e-5).proven}
+    assert found["server"] is not None
+    assert found["observer"] is not None
+    assert found["observer"] < found["server"]
+
+
+def test_record_level_costs_what_the_oracle_says() -> None:
+    method = made("dp-fedavg", unit="record", noise_multiplier=1.0, record_rate=0.0256, epochs=5)
+    everyone = Plan(5, 5, "all", 1, 10_000, 10_000)
+    steps = round(5 / 0.0256)
+    assert method.releases(everyone)[0].accesses == steps
+    found = epsilon_of(method.releases(everyone), everyone, 1e-5, "server", "record")
+    assert found == pytest.approx(2.384, abs=0.03)  # 200 steps: 2.3840
+
+
+def test_the_server_adds_the_declared_noise_to_the_sum() -> None:
+    method = made("dp-fedavg", noise_multiplier=3.0, clip=0.5)
+    task, plan = make_task(), make_plan()
+    server = method.init_server(task.init(0), plan)
+    _, _, up, _ = exchange(method)
+    draws = []
+    for t in range(1, 80):
+        after = method.server_update(task, At(plan, t), server, (0, 1, 3), up, ServerStreams(0, t))
+        draws.append(flatten(with_axis(after.params)))
+    spread = torch.cat(draws).std(0)
+    assert float(spread.mean()) == pytest.approx(3.0 * 0.5 / 3, rel=0.05)
+
+
+def test_a_record_level_step_is_the_clipped_sum_over_the_expected_batch() -> None:
+    """At rate 1 without noise: one step of mean gradients, each clipped, against a plain loop."""
+    task = Task(lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(6, 3, bias=False)).double())
+    clients, plan = make_clients(), make_plan()
+    method = made(
+        "dp-fedavg", unit="record", noise_multiplier=0.0, clip=0.4, record_rate=1.0, epochs=1, lr=0.1
+    )
+    at = At(plan, 1)
+    server = method.init_server(task.init(0), plan)
+    up, _ = ClientWorker(task, clients, method, 0).update((1,), method.broadcast(at, server, (1,)), {}, at)
+    w = server.params["1.weight"]
+    total = torch.zeros_like(w)
+    for x, y in zip(clients.x[clients.parts[1]], clients.y[clients.parts[1]], strict=True):
+        error = torch.softmax(w @ x, 0)
+        error[y] -= 1
+        g = torch.outer(error, x)
+        total += g * min(1.0, 0.4 / float(g.norm()))
+    assert torch.allclose(up.tensors()["update/1.weight"][0], -0.1 * total / 9, atol=1e-7)
+
+
+def test_record_level_refuses_momentum() -> None:
+    with pytest.raises(InputError, match="momentum"):
+        made("dp-fedavg", unit="record", momentum=0.9)
+
+
+# --- cpSGD ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("d", [1, 2, 8, 64])
+def test_hadamard_is_the_matrix_product(d: int) -> None:
+    matrix = np.array([[1.0]])
+    while len(matrix) < d:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    rows = torch.from_numpy(named_stream(d).standard_normal((3, d)))
+    assert np.allclose(hadamard(rows).numpy(), rows.numpy() @ matrix / math.sqrt(d))
+
+
+@pytest.mark.parametrize("n", [1, 5, 64, 72])
+def test_rotation_keeps_lengths_and_can_be_undone(n: int) -> None:
+    rows = torch.from_numpy(named_stream(n).standard_normal((2, n)))
+    turned = rotate(rows, 4)
+    assert torch.allclose(turned.norm(dim=1), rows.norm(dim=1))
+    assert torch.allclose(rotate_back(turned, 4, n), rows)
+
+
+def test_the_fewest_trials_that_the_theorem_allows() -> None:
+    found = least_binomial(1.0, 0.05, 256, 2.0, 1e-6)
+    assert found.epsilon <= 2.0
+    fewer = type(found)(1.0, found.trials - 8, 0.05, 256, 1e-6)
+    assert fewer.epsilon > 2.0
+
+
+def test_uploads_are_small_integers() -> None:
+    method = made("cpsgd", epsilon=500.0, clip=0.3)
+    _, _, up, _ = exchange(method)
+    assert isinstance(up, Levels)
+    assert up.levels.dtype == torch.int16
+    assert up.levels.shape == (3, 128)  # 72 parameters, padded to a power of 2
+
+
+def test_the_sum_is_right_on_average() -> None:
+    """Many rounds of the same uploads' sum come to the mean of the clipped updates."""
+    method = made("cpsgd", epsilon=50.0, clip=0.3, levels=64)
+    assert isinstance(method, CpSGD)
+    task, plan = make_task(), make_plan()
+    server = method.init_server(task.init(0), plan)
+    bare = build_method({"name": "dp-fedavg", "batch_size": 4, "noise_multiplier": 0.0, "clip": 0.3})
+    worker = ClientWorker(task, make_clients(), bare, 0)
+    at = At(plan, 1)
+    plain, _ = worker.update((0, 1, 3), bare.broadcast(at, server, (0, 1, 3)), {}, at)
+    expected = flatten(plain.map(lambda _, leaf: leaf.mean(0, keepdim=True)).update)[0]  # type: ignore[attr-defined]
+    moved = []
+    for source in range(40):
+        private = ClientWorker(task, make_clients(), method, 0)
+        private.noise_source = "entropy"
+        up, _ = private.update((0, 1, 3), method.broadcast(at, server, (0, 1, 3)), {}, at)
+        assert isinstance(up, Levels)
+        after = method.server_update(task, at, server, (0, 1, 3), up, ServerStreams(source, 1))
+        moved.append(flatten(with_axis(sub(after.params, server.params)))[0])
+    stack = torch.stack(moved)
+    error = (stack.mean(0) - expected) / (stack.std(0) / math.sqrt(len(moved)))
+    assert float(error.abs().max()) < 8
+    assert float(error.square().mean()) == pytest.approx(1, abs=0.6)
+
+
+def test_a_shared_scope_says_that_it_needs_secure_aggregation() -> None:
+    rows = privacy_statement(made("cpsgd", epsilon=0.5), Plan(100, 10, "fixed", 20), 1e-5).proven
+    found = {row.adversary: row for row in rows}
+    assert found["server"].epsilon is None
+    assert "secure aggregation" in found["server"].reason
+    assert found["observer"].epsilon is not None
+    local = privacy_statement(
+        made("cpsgd", epsilon=0.5, noise_scope="local"), Plan(100, 10, "fixed", 20), 1e-5
+    )
+    assert all(row.epsilon is not None for row in local.proven)
+
+
+def test_absent_clients_trials_are_added_by_the_server() -> None:
+    method = made("cpsgd", epsilon=5.0)
+    task = make_task()
+    server, down, up, at = exchange(method)
+    one = up.rows([0])
+    after = method.server_update(task, at, server, (0,), one, ServerStreams(0, 1))
+    _, models = uploaded_models(method, at, down, one)
+    assert distance(after.params, {name: leaf[0] for name, leaf in models.items()}) > 0
+
+
+@pytest.mark.parametrize("trials", [MOST_COUNTED_TRIALS, MOST_COUNTED_TRIALS + 8, 8 * 10**6])
+def test_binomial_draws_have_the_right_moments_on_both_paths(trials: int) -> None:
+    draws = centred_binomial(trials, 20_000, named_stream(trials))
+    std = math.sqrt(trials) / 2
+    assert abs(draws.mean()) < 4 * std / math.sqrt(20_000)
+    assert draws.std() == pytest.approx(std, rel=0.02)
+    assert ((draws / std) ** 4).mean() == pytest.approx(3, abs=0.2)
+
+
+# --- DP-FedSNLC -----------------------------------------------------------------------------------------------
+
+
+def test_the_smallest_set_that_explains_the_share() -> None:
+    change = torch.tensor([[5.0, 1.0, 3.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
+    assert explaining(change, 0.5).tolist() == [[True, False, False, False], [False] * 4]
+    assert explaining(change, 0.8).tolist()[0] == [True, False, True, False]
+    assert explaining(change, 0.81).tolist()[0] == [True, True, True, False]
+
+
+def test_fedsnlc_noises_what_changes_the_loss_and_nothing_else() -> None:
+    method = made("dp-fedsnlc", epsilon=0.5)
+    clipped = torch.tensor([[0.5, 0.5, 0.0, 0.1]], dtype=torch.float64)
+    slope = torch.tensor([[1.0, 0.0, 1.0, 0.01]], dtype=torch.float64)
+    out = method.perturb(clipped, slope, ClientStreams(0, 1, (0,)))  # type: ignore[attr-defined]
+    assert (out != clipped).tolist() == [[True, False, False, False]]
+
+
+def test_fedsnlc_proves_nothing_and_says_so() -> None:
+    rows = privacy_statement(made("dp-fedsnlc"), PLAN, 1e-3).proven
+    assert all(row.epsilon is None and "no noise" in row.reason for row in rows)
+
+
+@pytest.mark.parametrize("name", ["dp-fedsnlc", "cpsgd"])
+@pytest.mark.parametrize("epsilon", [0, -1, math.inf, math.nan])
+def test_a_bad_epsilon_is_refused(name: str, epsilon: float) -> None:
+    with pytest.raises(InputError, match="epsilon"):
+        made(name, epsilon=epsilon)

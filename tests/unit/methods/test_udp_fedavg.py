@@ -1,0 +1,91 @@
+"""The noise of a private sum: what is declared is what is there, however many come and answer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from fedveil import At, Plan
+from fedveil.methods.udp_fedavg import (
+    UDPFedAvg,
+    missing_noise,
+    private_mean,
+    sum_multiplier,
+    upload_multiplier,
+)
+from fedveil.privacy.releases import GaussianNoise, RandomGaussianNoise
+from fedveil.streams import ServerStreams
+from fedveil.tree import add
+
+PLAN = Plan(100, 10, "poisson", 5)
+
+
+@pytest.mark.parametrize("scope", ["shared", "local"])
+@pytest.mark.parametrize(("cohort", "answered"), [(0, 0), (3, 3), (10, 10), (10, 7), (25, 25), (25, 4)])
+def test_uploads_and_top_up_make_the_declared_noise(scope: Any, cohort: int, answered: int) -> None:
+    upload = upload_multiplier(1.5, scope, PLAN, cohort)
+    missing = missing_noise(1.5, scope, PLAN, answered, cohort)
+    total = math.sqrt(answered * upload**2 + missing**2)
+    assert total == pytest.approx(sum_multiplier(1.5, scope, PLAN, cohort))
+    if scope == "shared":
+        assert total == pytest.approx(1.5)  # whoever came: its size betrays nothing
+
+
+@pytest.mark.parametrize(("cohort", "answered"), [(0, 0), (4, 4), (30, 30), (30, 12)])
+def test_the_mean_carries_that_noise(cohort: int, answered: int) -> None:
+    start = {"w": torch.zeros(40_000, dtype=torch.float64)}
+    share = upload_multiplier(2.0, "shared", PLAN, cohort)
+    generator = torch.Generator().manual_seed(cohort)
+    up = None
+    if answered:
+        up = {"w": share * torch.randn(answered, 40_000, generator=generator, dtype=torch.float64)}
+    after = private_mean(
+        start,
+        up,
+        answered,
+        At(PLAN, 1),
+        clip=1.0,
+        sigma=2.0,
+        scope="shared",
+        server_lr=1.0,
+        rng=ServerStreams(0, 1),
+        cohort=cohort,
+    )
+    moved = add(after, start, scale=-1)["w"] * PLAN.cohort  # divided by the constant pN
+    assert float(moved.std()) == pytest.approx(2.0, rel=0.02)
+
+
+def test_the_cohort_is_told_its_size_and_tells_it_back() -> None:
+    method = UDPFedAvg()
+    server = method.init_server({"w": torch.zeros(2)}, PLAN)
+    assert method.broadcast(At(PLAN, 1), server, range(17)).cohort == 17
+
+
+def test_what_is_declared_for_whom() -> None:
+    upload, mean = UDPFedAvg(noise_multiplier=3.0).releases(PLAN)
+    assert isinstance(upload.protection, RandomGaussianNoise)
+    assert max(upload.protection.multipliers) == pytest.approx(3.0 / math.sqrt(10))
+    assert mean.protection == GaussianNoise(3.0)
+    assert mean.participation == "hidden"
+    assert isinstance(mean.insider, RandomGaussianNoise)
+    assert min(mean.insider.multipliers) == pytest.approx(3.0 * math.sqrt(0.9))
+    local = UDPFedAvg(noise_multiplier=3.0, noise_scope="local").releases(PLAN)[1]
+    assert local.participation == "seen"  # its noise grows with the cohort
+    assert isinstance(local.protection, RandomGaussianNoise)
+    fixed = UDPFedAvg(noise_multiplier=3.0).releases(Plan(100, 4, "fixed", 5))
+    assert fixed[0].protection == GaussianNoise(1.5)
+    assert isinstance(fixed[1].insider, GaussianNoise)
+    assert fixed[1].insider.multiplier == pytest.approx(3.0 * math.sqrt(0.75))
+    assert UDPFedAvg().releases(Plan(100, 1, "fixed", 5))[1].insider is None
+
+
+def test_large_cohorts_are_declared_in_few_groups_and_never_with_more_noise() -> None:
+    plan = Plan(100_000, 1000, "poisson", 5)
+    upload = UDPFedAvg().releases(plan)[0].protection
+    assert isinstance(upload, RandomGaussianNoise)
+    assert len(upload.weights) <= 48
+    assert min(upload.multipliers) <= 1 / math.sqrt(1290)
+    assert upload.failure == 0.0

@@ -1,0 +1,204 @@
+"""The page: whole, self-contained, and safe whatever the names are."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from fedveil.errors import InputError
+from fedveil.report.html import write_report
+from tests.unit.report.makers import proof, write_everything, write_picture, write_run
+
+_VOID = {"meta", "link", "img", "br"}
+
+
+class Page(HTMLParser):
+    """Every start tag with its attributes; complains about tags that do not close."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in _VOID:  # drawn shapes with a title reach here too, and close like any other
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> str:
+    return write_report([write_everything(tmp_path)], tmp_path / "out" / "report.html").read_text()
+
+
+def test_every_part_is_there(whole: str) -> None:
+    anchors = [attributes["id"] for attributes in Page(whole).named("section")]
+    assert anchors == [
+        "results",
+        "privacy",
+        "learning",
+        "trade-off",
+        "classes",
+        "clients",
+        "partition",
+        "attacks",
+        "synthetic",
+        "figures",
+        "reproduce",
+    ]
+    links = [attributes["href"] for attributes in Page(whole).named("a")]
+    assert [f"#{anchor}" for anchor in anchors] == links[1:]
+
+
+def test_nothing_is_fetched_and_the_policy_says_so(whole: str) -> None:
+    page = Page(whole)
+    for _, attributes in page.tags:
+        for name in ("src", "href", "xlink:href", "srcset", "action", "poster", "data"):
+            value = attributes.get(name)
+            assert value is None or value.startswith(("data:", "#"))
+    assert not re.search(r"@import|url\(", whole)
+    policy = next(str(m["content"]) for m in page.named("meta") if m.get("http-equiv"))
+    assert policy.startswith("default-src 'none'")
+    script = re.search(r"<script>(.*?)</script>", whole, re.DOTALL)
+    assert script is not None
+    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy
+
+
+def test_curves_carry_the_mean_and_the_band(whole: str) -> None:
+    charts = [json.loads(str(d["data-chart"])) for d in Page(whole).named("div") if d.get("data-chart")]
+    rounds = charts[0]
+    assert rounds["series"][0]["name"] == "fedavg"
+    assert rounds["series"][0]["y"][-1] == pytest.approx(91.0)
+    assert rounds["series"][0]["low"][-1] == pytest.approx(90.0)
+    assert rounds["series"][0]["high"][-1] == pytest.approx(92.0)
+    traffic = charts[1]
+    assert traffic["series"][0]["x"][-1] == pytest.approx(0.008)
+
+
+def test_it_is_friendly_to_screen_readers(whole: str) -> None:
+    page = Page(whole)
+    assert page.named("html")[0]["lang"] == "en"
+    assert all(attributes.get("alt") for attributes in page.named("img"))
+    assert all(a.get("aria-label") or a.get("aria-hidden") == "true" for a in page.named("svg"))
+    assert all(attributes.get("scope") in ("col", "row") for attributes in page.named("th"))
+    assert len(page.named("table")) == len(page.named("caption"))
+    assert {a["aria-sort"] for a in page.named("th") if "aria-sort" in a} == {"none"}
+
+
+def test_the_privacy_words_and_numbers_are_in_it(whole: str) -> None:
+    text = " ".join(Page(whole).text)
+    assert "the server sees everything." in text
+    assert "an audit showed at least this" in text
+    assert "a meaningful limit" in text
+    assert "21.5" in text
+    assert "area 0.875" in text
+
+
+EVIL = """<img src=x onerror=alert(1)>"><script>alert('x')</script>&amp;' onload='y"""
+
+
+def test_markup_in_any_name_is_shown_not_obeyed(tmp_path: Path) -> None:
+    folder = write_run(
+        tmp_path,
+        EVIL,
+        identity="evil",
+        fields={"note": EVIL},
+        experiment=EVIL,
+        dataset=EVIL,
+        model=EVIL,
+        stopped=EVIL,
+        classes=[EVIL, "b", "c"],
+        per_client_on=EVIL,
+        privacy_in_words=f"{EVIL}\n  {EVIL}",
+        environment={EVIL: EVIL},
+        plan={"clients": EVIL, "cohort": EVIL},
+        paper={"source": EVIL, "table": EVIL, "expected": 0.5, "scale": EVIL},
+        privacy={
+            "paper_claim": EVIL,
+            "proven": [
+                proof("observer", 2.0) | {"theorem": EVIL, "unit": EVIL},
+                proof("server", None) | {"reason": EVIL},
+            ],
+            "audit": {"lower_bound": 0.1, EVIL: EVIL},
+        },
+    )
+    attack = folder / "attacks" / "<b>bold&"
+    write_picture(attack / "original<i>.png")
+    (attack / "finding.json").write_text(json.dumps({EVIL: EVIL, "metrics": {EVIL: 1.0}}))
+    (attack / "roc.json").write_text(json.dumps({"fpr": [0, 1], "tpr": [0, 1]}))
+    write_run(tmp_path, EVIL, identity="evil2", seed=1, fields={"note": "other"})
+    text = write_report([tmp_path], tmp_path / "report.html").read_text()
+    page = Page(text)
+    assert len(page.named("script")) == 1
+    assert not page.named("i")
+    assert not page.named("b")
+    assert all(str(a["src"]).startswith("data:image/png;base64,") for a in page.named("img"))
+    assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
+    assert EVIL in "".join(page.text)
+
+
+def test_unfinished_and_damaged_runs_are_shown_with_what_is_missing(tmp_path: Path) -> None:
+    write_run(tmp_path, "fedavg")
+    write_run(tmp_path, "scaffold", finished=False)
+    broken = write_run(tmp_path, "fedprox")
+    (broken / "summary.json").write_text("{")
+    (tmp_path / "empty").mkdir()
+    text = write_report([tmp_path, tmp_path / "empty"], tmp_path / "report.html").read_text()
+    said = " ".join(Page(text).text)
+    assert "What is missing" in said
+    assert "2 of 4 rounds" in said
+    assert "summary.json is damaged" in said
+    assert "There is no run in" in said
+    assert "90.00 %" in said
+
+
+def test_a_run_with_nothing_to_show_still_makes_a_page(tmp_path: Path) -> None:
+    folder = tmp_path / "demo" / "x" / "seed-0"
+    folder.mkdir(parents=True)
+    (folder / "rounds.jsonl").write_text("")
+    text = write_report([folder], tmp_path / "report.html").read_text()
+    assert "No run here is finished" in " ".join(Page(text).text)
+
+
+@pytest.mark.parametrize("clients", [1, 45, 300])
+def test_the_partition_is_drawn_for_few_and_many_clients(tmp_path: Path, clients: int) -> None:
+    write_run(
+        tmp_path, partition=[[client % 5, 0, 1] for client in range(clients)], per_client=[0.5] * clients
+    )
+    text = write_report([tmp_path], tmp_path / "report.html").read_text()
+    assert f"{clients} clients share" in text
+    assert ("The first 200" in text) == (clients > 200)
+
+
+def test_the_same_runs_make_the_same_page(tmp_path: Path) -> None:
+    write_everything(tmp_path / "runs")
+    pages = [write_report([tmp_path / "runs"], tmp_path / f"{i}.html").read_bytes() for i in range(2)]
+    assert pages[0] == pages[1]
+
+
+def test_a_folder_is_no_place_for_a_page(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    with pytest.raises(InputError, match="is a folder"):
+        write_report([tmp_path], tmp_path)

@@ -1,0 +1,137 @@
+"""Tables for papers and figures in vector form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedveil.errors import InputError
+from fedveil.report.figures import accuracy_figure, save_figure, save_figures, tradeoff_figure
+from fedveil.report.reading import read_runs
+from fedveil.report.scales import exact, linear, logarithmic
+from fedveil.report.settings import group
+from fedveil.report.style import DARK, LIGHT, LOOKS
+from fedveil.report.tables import compared, latex_table, markdown_table
+from tests.unit.report.makers import write_everything, write_run
+
+
+def test_markdown_has_mean_deviation_and_the_best_in_bold(tmp_path: Path) -> None:
+    text = markdown_table(group(read_runs([write_everything(tmp_path)])))
+    lines = text.splitlines()
+    assert len(lines) == 5
+    assert "| fedavg | 2 | **91.00 ± 1.41** | none | none |" in lines[2]
+    assert "| 80.50 ± 0.71 | 4 | 20 |" in lines[3]
+    assert "paper" not in lines[0]
+
+
+def test_the_published_number_stands_beside(tmp_path: Path) -> None:
+    write_run(tmp_path, "fedavg", paper={"source": "x", "expected": 92.5})
+    write_run(tmp_path, "scaffold")
+    lines = markdown_table(group(read_runs([tmp_path]))).splitlines()
+    assert lines[0].endswith("| paper % |")
+    assert lines[2].endswith("| 92.50 |")
+    assert lines[3].endswith("| - |")
+
+
+def test_ties_are_both_best(tmp_path: Path) -> None:
+    write_run(tmp_path, "fedavg", accuracy=0.9)
+    write_run(tmp_path, "scaffold", accuracy=0.900001)
+    assert [row.best for row in compared(group(read_runs([tmp_path])))] == [True, True]
+
+
+def test_markup_in_names_is_escaped(tmp_path: Path) -> None:
+    write_run(tmp_path, r"a|b_c%\d*<e>")
+    settings = group(read_runs([tmp_path]))
+    assert r"a\|b\_c%\\d\*\<e\>" in markdown_table(settings)
+    assert r"a|b\_c\%\textbackslash{}d*$<$e$>$" in latex_table(settings)
+
+
+def test_latex_is_a_booktabs_table(tmp_path: Path) -> None:
+    text = latex_table(group(read_runs([write_everything(tmp_path)])))
+    assert r"\textbf{91.00 $\pm$ 1.41}" in text
+    assert text.count(r"\\") == 4
+    assert text.index(r"\toprule") < text.index(r"\midrule") < text.index(r"\bottomrule")
+
+
+def test_every_figure_is_written_as_pdf(tmp_path: Path) -> None:
+    settings = group(read_runs([write_everything(tmp_path / "runs")]))
+    paths = save_figures(settings, tmp_path / "pdf")
+    assert [path.name for path in paths] == [
+        "accuracy.pdf",
+        "traffic.pdf",
+        "trade-off-observer.pdf",
+        "trade-off-server.pdf",
+        "partition.pdf",
+    ]
+    assert all(path.read_bytes().startswith(b"%PDF") for path in paths)
+
+
+def test_figures_name_units_and_seeds(tmp_path: Path) -> None:
+    settings = group(read_runs([write_everything(tmp_path)]))
+    axes = accuracy_figure(settings).axes[0]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("round", "test accuracy, %")
+    assert axes.get_legend_handles_labels()[1][0] == "fedavg (2 seeds)"
+    axes = tradeoff_figure(settings, "observer").axes[0]
+    assert axes.get_xlabel() == "proven ε against published results"
+    assert axes.get_xlim() == (1.0, 10.0)
+
+
+def test_another_ending_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such kind"):
+        save_figure(accuracy_figure(group(read_runs([write_run(tmp_path)]))), tmp_path / "a.gif")
+
+
+VALUES = st.lists(st.floats(-1e6, 1e6, allow_nan=False), min_size=1, max_size=20)
+
+
+@given(VALUES)
+def test_linear_scales_hold_their_values_between_round_ends(values: list[float]) -> None:
+    scale = linear(values, 0.0, 100.0)
+    assert scale.low <= min(values) + 1e-6
+    assert scale.high >= max(values) - 1e-6
+    assert 2 <= len(scale.ticks) <= 8
+    assert scale(scale.low) == 0.0
+    assert scale(scale.high) == 100.0
+
+
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=20))
+def test_logarithmic_scales_end_at_powers_of_ten(values: list[float]) -> None:
+    scale = logarithmic(values, 0.0, 1.0)
+    assert scale.low <= min(values) * (1 + 1e-6)
+    assert scale.high >= max(values) * (1 - 1e-6)
+    assert 0.0 <= scale(values[0]) <= 1.0
+    assert len(scale.ticks) <= 9
+
+
+def test_exact_scales_keep_their_ends() -> None:
+    scale = exact(1, 40, 0.0, 390.0, count=8)
+    assert (scale(1), scale(40)) == (0.0, 390.0)
+    assert all(1 <= tick <= 40 for tick in scale.ticks)
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _contrast(a: str, b: str) -> float:
+    light, dark = sorted((_luminance(a), _luminance(b)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+def test_text_has_enough_contrast_on_every_ground(theme: dict[str, str]) -> None:
+    for ground in ("paper", "panel"):
+        for ink in ("ink", "soft", "accent", "good", "fair", "weak", "bad"):
+            assert _contrast(theme[ink], theme[ground]) >= 4.5
+
+
+def test_lines_stand_out_and_stay_apart_in_grey() -> None:
+    for item in LOOKS:
+        assert _contrast(item.light, LIGHT["paper"]) >= 3
+        assert _contrast(item.dark, DARK["paper"]) >= 3
+    assert len({(item.dash, item.marker) for item in LOOKS}) == len(LOOKS)

@@ -1,0 +1,132 @@
+"""Which runs a comparison takes, and that none is run twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedveil.compare import plan_cells, run_cells
+from fedveil.errors import InputError
+from fedveil.results import ResultFolder
+
+CONFIG = """
+[paper]
+source = "A paper"
+expected = 0.5
+[partition]
+clients = 6
+[method]
+name = "udp-fedavg"
+batch_size = 16
+noise_multiplier = 1.5
+[run]
+rounds = 2
+cohort = 3
+seeds = [0, 1]
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def test_a_grid_is_every_combination_and_methods_without_the_field_are_run_once(config: Path) -> None:
+    cells = plan_cells(
+        [config],
+        methods=["fedavg", "udp-fedavg"],
+        grid=["method.noise_multiplier=0.5,1.0", "run.cohort=2,3"],
+        seeds=[4],
+    )
+    shown = [
+        (c.config.method["name"], c.config.method.get("noise_multiplier"), c.config.run.cohort, c.seed)
+        for c in cells
+    ]
+    assert shown == [
+        ("fedavg", None, 2, 4),
+        ("fedavg", None, 3, 4),
+        ("udp-fedavg", 0.5, 2, 4),
+        ("udp-fedavg", 0.5, 3, 4),
+        ("udp-fedavg", 1.0, 2, 4),
+        ("udp-fedavg", 1.0, 3, 4),
+    ]
+
+
+def test_a_change_applies_to_the_methods_that_have_the_field(config: Path) -> None:
+    fedavg, private = plan_cells(
+        [config], methods=["fedavg", "udp-fedavg"], changes=["method.clip=0.3", "method.lr=0.2"], seeds=[0]
+    )
+    assert fedavg.config.method == {"name": "fedavg", "batch_size": 16, "lr": 0.2}
+    assert private.config.method["clip"] == 0.3
+    assert private.config.method["lr"] == 0.2
+    assert private.config.method["noise_multiplier"] == 1.5
+
+
+@pytest.mark.parametrize("option", [{"changes": ["method.clipp=1"]}, {"grid": ["method.clipp=1,2"]}])
+def test_a_field_that_no_method_has_is_refused(config: Path, option: dict[str, list[str]]) -> None:
+    with pytest.raises(InputError, match=r"method\.clipp.*none of fedavg, udp-fedavg.*clip"):
+        plan_cells([config], methods=["fedavg", "udp-fedavg"], **option)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("axis", ["method.clip", "=1,2", "method.clip=", "method.clip=1,,2"])
+def test_an_axis_that_is_none_is_refused(config: Path, axis: str) -> None:
+    with pytest.raises(InputError, match="--grid"):
+        plan_cells([config], grid=[axis])
+
+
+def test_the_method_is_named_in_one_place(config: Path) -> None:
+    with pytest.raises(InputError, match="--methods"):
+        plan_cells([config], methods=["fedavg"], changes=["method.name=scaffold"])
+    with pytest.raises(InputError, match="no such method"):
+        plan_cells([config], methods=["fedawg"])
+
+
+def test_commas_in_brackets_belong_to_the_value(config: Path) -> None:
+    cells = plan_cells([config], grid=["task.model_options.hidden=[8,4],[16,8]"], seeds=[0])
+    assert [cell.config.task.model_options["hidden"] for cell in cells] == [[8, 4], [16, 8]]
+
+
+def test_a_published_number_belongs_to_the_file_as_written_only(config: Path) -> None:
+    written, other = plan_cells([config], methods=["udp-fedavg", "fedavg"], seeds=[0])
+    assert written.config.paper is not None
+    assert other.config.paper is None
+    (changed,) = plan_cells([config], changes=["run.rounds=1"], seeds=[0])
+    assert changed.config.paper is None
+
+
+def test_finished_cells_are_not_run_again_and_a_failure_stops_nobody_else(
+    config: Path, tmp_path: Path
+) -> None:
+    cells = plan_cells([config], methods=["fedavg", "udp-fedavg"], seeds=[0])
+    results = tmp_path / "results"
+    assert run_cells(cells[:1], results, jobs=1) == {}
+    mark = (cells[0].folder(results) / "summary.json").stat().st_mtime_ns
+    taken = cells[1].folder(results)
+    taken.mkdir(parents=True)
+    (taken / ".identity").write_text("a run of another configuration")
+    other = plan_cells([config], methods=["fedprox"], seeds=[0])
+    failed = run_cells([*cells, *other], results, jobs=1)
+    assert list(failed) == ["udp-fedavg seed 0"]
+    assert ResultFolder(other[0].folder(results)).finished
+    assert (cells[0].folder(results) / "summary.json").stat().st_mtime_ns == mark
+
+
+def test_processes_give_the_results_of_one(config: Path, tmp_path: Path) -> None:
+    cells = plan_cells([config], methods=["udp-fedavg"])
+    heard: list[tuple[int, int]] = []
+    assert (
+        run_cells(cells, tmp_path / "many", jobs=2, tell=lambda rounds, runs: heard.append((rounds, runs)))
+        == {}
+    )
+    assert run_cells(cells, tmp_path / "one", jobs=1) == {}
+    for cell in cells:
+        many, one = (
+            json.loads((cell.folder(tmp_path / p) / "summary.json").read_text()) for p in ("many", "one")
+        )
+        assert many["accuracy"] == one["accuracy"]
+        assert many["privacy"] == one["privacy"]
+    assert heard[-1] == (4, 2)

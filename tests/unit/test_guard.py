@@ -1,0 +1,105 @@
+"""The ledger and the budget around a whole run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedveil import METHODS, run
+from fedveil.errors import InputError
+from fedveil.guard import PrivacySettings
+from fedveil.methods.method import AnyMethod
+from fedveil.privacy.accounting import epsilon_of
+from fedveil.privacy.ledger import Ledger, spent
+from fedveil.results import Result
+from fedveil.run import Observer, RoundEnd
+from tests.contract.federation import make_clients, make_method, make_plan, make_task
+
+METHOD = make_method("udp-fedavg", noise_multiplier=2.0)
+
+
+def go(folder: Path | None, method: AnyMethod = METHOD, **more: Any) -> Result:
+    fields: dict[str, Any] = {"rounds": 6, "cohort": 3, "workers": 1, "score_clients": False} | more
+    return run(make_task(), make_clients(), method, results=folder, **fields)
+
+
+def after(rounds: int, adversary: Any = "server") -> float:
+    plan = make_plan(rounds=rounds)
+    value = epsilon_of(METHOD.releases(plan), plan, 1e-5, adversary, "client")
+    assert value is not None
+    return value
+
+
+def test_the_budget_stops_before_the_round_that_would_exceed_it(tmp_path: Path) -> None:
+    budget = (after(3) + after(4)) / 2
+    settings = PrivacySettings(budget=budget, budget_adversary="server")
+    result = go(tmp_path / "run", privacy=settings)
+    assert result.summary["rounds"] == 3
+    assert "does not allow round 4" in result.summary["stopped"]
+    assert {entry.round for entry in Ledger(tmp_path / "run" / "ledger.jsonl").entries} == {1, 2, 3}
+    row = next(r for r in result.privacy["proven"] if r["adversary"] == "server")
+    assert row["epsilon"] == pytest.approx(after(3))
+
+
+def test_runs_that_share_a_ledger_share_the_budget(tmp_path: Path) -> None:
+    ledger = tmp_path / "shared.jsonl"
+    settings = PrivacySettings(budget=(after(6) + after(7)) / 2, budget_adversary="server", ledger=ledger)
+    first = go(tmp_path / "a" / "x" / "run", rounds=4, privacy=settings)
+    second = go(tmp_path / "b" / "x" / "run", rounds=6, privacy=settings)
+    assert first.summary["stopped"] is None
+    assert second.summary["rounds"] == 2
+    together = next(row for row in spent(Ledger(ledger), 1e-5) if row.adversary == "server")
+    assert together.epsilon == pytest.approx(after(6))
+
+
+def test_runs_without_a_folder_are_told_apart_on_a_shared_ledger(tmp_path: Path) -> None:
+    settings = PrivacySettings(ledger=tmp_path / "shared.jsonl")
+    go(None, privacy=settings, rounds=2)
+    go(None, make_method("udp-fedavg", noise_multiplier=2.0, lr=0.2), privacy=settings, rounds=2)
+    assert len(Ledger(tmp_path / "shared.jsonl")) == 2 * 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        (METHODS["fedavg"](), PrivacySettings(budget=5.0)),
+        (make_method("udp-fedavg", noise_multiplier=0.0), PrivacySettings(budget=5.0)),
+        (METHOD, PrivacySettings(budget=5.0, budget_unit="record")),
+    ],
+)
+def test_a_budget_that_nothing_can_prove_is_refused_before_anything_is_written(
+    tmp_path: Path, method: AnyMethod, settings: PrivacySettings
+) -> None:
+    with pytest.raises(InputError, match="budget"):
+        go(tmp_path / "run", method, privacy=settings)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_budget_needs_a_ledger() -> None:
+    with pytest.raises(InputError, match="ledger"):
+        go(None, privacy=PrivacySettings(budget=5.0))
+
+
+class Stops(Observer):
+    def round_ends(self, end: RoundEnd) -> None:
+        if end.at.round == 2:
+            raise KeyboardInterrupt
+
+
+def test_a_resumed_run_is_charged_once(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path / "run", checkpoint_every=1, observers=[Stops()])
+    go(tmp_path / "run", checkpoint_every=1)
+    entries = Ledger(tmp_path / "run" / "ledger.jsonl").entries
+    assert [entry.round for entry in entries] == [t for t in range(1, 7) for _ in range(2)]
+    assert {entry.attempt for entry in entries} == {0}
+
+
+def test_a_run_stopped_by_its_budget_is_finished_and_stays_so(tmp_path: Path) -> None:
+    settings = PrivacySettings(budget=after(2) * 1.001, budget_adversary="server")
+    first = go(tmp_path / "run", privacy=settings)
+    again = go(tmp_path / "run", privacy=settings)
+    assert first.summary["rounds"] == again.summary["rounds"] == 2
+    assert len(Ledger(tmp_path / "run" / "ledger.jsonl")) == 4
