@@ -4,7 +4,8 @@
 
 The update is the gradient of the matching distance with respect to a client's synthetic images. Straightforward:
 `create_graph` on the whole image batch, client after client. Times are processor seconds of one thread, so that a
-busy machine does not decide; the median of the rounds. Memory is the peak of a process of its own that does one update.
+busy machine does not decide; the median of the rounds. Memory (Linux) is the peak of a process of its own that does
+one update.
 Both must give the same images: the largest difference is printed, relative to the largest gradient.
 """
 
@@ -12,10 +13,10 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import resource
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +60,9 @@ def plain(task: Task, w: Params, real: Params, x: Tensor, y: Tensor, k: int) -> 
 def peak(name: str, model: str, images: int, answers: multiprocessing.SimpleQueue[float]) -> None:
     torch.set_num_threads(1)
     contender(name, model, images, 1)()
-    answers.put(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    # Not getrusage, whose peak a process inherits from the one that started it.
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
+    answers.put(int(line.split()[1]) / 1024)
 
 
 def peak_memory(name: str, model: str, images: int) -> float:
