@@ -14,7 +14,7 @@ demo: $(READY)
 	$(BIN)/fedveil compare experiments/demo.toml --methods fedavg,udp-fedavg --report results/demo/report.html
 
 test: $(READY)
-	$(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile
 
 slow: $(READY)
 	$(BIN)/python -m pytest -q -m slow

@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass as record
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -39,7 +40,7 @@ from fedveil.messages import Message, Record
 from fedveil.methods.dp_fedags import Share, accumulated_gradient
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, Method, register
-from fedveil.methods.udp_fedavg import clip_and_noise, gaussian_or_nothing, missing_noise, sum_multiplier
+from fedveil.methods.udp_fedavg import clip_and_noise, missing_noise, upload_and_mean
 from fedveil.privacy.mechanisms import Gaussian, GumbelTopK, SparseVector, TopKGaussian
 from fedveil.privacy.releases import ADVERSARIES, Plan, PureDP, Release
 from fedveil.streams import ClientStreams, ServerStreams, named_stream
@@ -243,17 +244,8 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
             return (Release(what, "client", ADVERSARIES, PureDP(self.upload_epsilon)),)
         if self.variant == "top-k":
             return (Release(what, "client", ADVERSARIES, self._top_k(1).protection()),)
-        total = sum_multiplier(self.noise_multiplier, "local", plan)
-        return (
-            Release(what, "client", ("server",), gaussian_or_nothing(self.noise_multiplier, self.clip)),
-            Release(
-                "the mean of the selected coordinates",
-                "client",
-                ("observer", "client"),
-                gaussian_or_nothing(total, self.clip),
-                participation="hidden",
-            ),
-        )
+        upload, averaged = upload_and_mean(self.noise_multiplier, "local", self.clip, plan)
+        return replace(upload, what=what), replace(averaged, what="the mean of the selected coordinates")
 
     def paper_claim(self, plan: Plan) -> str | None:
         return None

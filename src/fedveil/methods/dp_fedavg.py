@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass as record
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -36,7 +37,7 @@ from fedveil.messages import Message
 from fedveil.methods.fedavg import Model, Server
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, Method, register
-from fedveil.methods.udp_fedavg import clip_and_noise, gaussian_or_nothing, missing_noise, sum_multiplier
+from fedveil.methods.udp_fedavg import clip_and_noise, gaussian_or_nothing, missing_noise, upload_and_mean
 from fedveil.privacy.mechanisms import Gaussian, add_noise
 from fedveil.privacy.releases import ADVERSARIES, Plan, Release, Unprotected
 from fedveil.streams import ClientStreams, ServerStreams
@@ -161,21 +162,21 @@ class DPFedAvg(LocalTraining, Method[Server, Model, Update]):
                     rate=self.record_rate,
                 ),
             )
-        local = self.noise_from == "clients"
-        total = sum_multiplier(self.noise_multiplier, "local", plan) if local else self.noise_multiplier
-        upload = gaussian_or_nothing(self.noise_multiplier, self.clip)
+        if self.noise_from == "clients":
+            upload, averaged = upload_and_mean(self.noise_multiplier, "local", self.clip, plan)
+            return replace(upload, what="each client's clipped update"), averaged
         return (
             Release(
                 "each client's clipped update",
                 "client",
                 ("server",),
-                upload if local else Unprotected('the server adds the noise (noise_from = "server")'),
+                Unprotected('the server adds the noise (noise_from = "server")'),
             ),
             Release(
                 "the averaged model",
                 "client",
                 ("observer", "client"),
-                gaussian_or_nothing(total, self.clip),
+                gaussian_or_nothing(self.noise_multiplier, self.clip),
                 participation="hidden",
             ),
         )
