@@ -441,7 +441,11 @@ def _flat(values: Mapping[str, Any], within: str = "", depth: int = 0) -> Iterab
     """Facts as name and text; long lists and what is nested deep are not facts."""
     for key, value in values.items():
         name = str(key).replace("_", " ") + (f" ({within})" if within else "")
-        if isinstance(value, Mapping) and depth < 3:
+        if isinstance(value, Mapping) and set(value) == {"value", "low", "high"}:
+            middle, low, high = (number(value[part]) for part in ("value", "low", "high"))
+            if middle is not None and low is not None and high is not None:
+                yield name, f"{middle:.3f} ({low:.3f} to {high:.3f})"
+        elif isinstance(value, Mapping) and depth < 3:
             plain = key in ("metrics", "facts", "summary", "mean")
             yield from _flat(value, within if plain else str(key).replace("_", " "), depth + 1)
         elif isinstance(value, bool) or value is None:
