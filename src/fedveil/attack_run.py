@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -15,10 +15,12 @@ from torch import Tensor
 
 from fedveil.attacks.knowledge import defences_of
 from fedveil.attacks.picture import Strip, reconstruction_figure
+from fedveil.attacks.registry import make_attack
 from fedveil.attacks.view import Attack, Finding, ServerView, Watch
 from fedveil.checkpoint import write_atomically
+from fedveil.errors import InputError
 from fedveil.evaluation.image_quality import Brightness, Quality, compare_images, match_images, psnr
-from fedveil.recorded import Exchange, RecordedRun, Truth, read_exchange, server_view, truth
+from fedveil.recorded import Exchange, RecordedRun, Truth, open_run, read_exchange, server_view, truth
 from fedveil.report.figures import save_figure
 from fedveil.streams import named_stream
 from fedveil.task import Task
@@ -70,6 +72,39 @@ def attack_exchange(
     )
     finding = attack(view, named_stream(seed, "attack", attack.name, round, exchange), watch)
     return recorded, score(run, view, finding, held)
+
+
+def attack_smallest(
+    folder: Path,
+    name: str,
+    settings: Mapping[str, Any],
+    *,
+    data_dir: Path | None = None,
+    watch: Watch | None = None,
+) -> Path:
+    """Attack the most exposed upload of the first recorded round: that of the client with the fewest examples.
+
+    An upload that does not tell how many examples it stands for is attacked as if the server knew. A finding that is
+    there already is not made again.
+    """
+    attack = make_attack(name, settings)
+    done = sorted((folder / "attacks" / attack.name).glob(f"*-{attack_identity(attack, 'known', True, 0)}"))
+    if done and (done[0] / "finding.json").exists():
+        return done[0]
+    run = open_run(folder, data_dir)
+    first = min(int(p.name.removeprefix("round-")) for p in (run.folder / "transcript").glob("round-*"))
+    sizes = run.prepared.clients.sizes
+    taking_part = [client for client in read_exchange(run, first).clients if sizes[client]]
+    chosen = [min(taking_part, key=lambda client: (sizes[client], client))]
+    try:
+        recorded, scored = attack_exchange(run, attack, round=first, clients=chosen, watch=watch)
+    except InputError as error:
+        if error.field != "examples":
+            raise
+        recorded, scored = attack_exchange(
+            run, attack, round=first, clients=chosen, examples=sizes[chosen[0]], watch=watch
+        )
+    return write_finding(run, attack, recorded, chosen, scored, labels="known", adaptive=True, seed=0)
 
 
 def score(run: RecordedRun, view: ServerView, finding: Finding, held: Truth) -> Scored:
