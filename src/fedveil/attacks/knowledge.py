@@ -23,7 +23,9 @@ from fedveil.methods.wrappers.defences import (
     SignCompression,
 )
 
-_UNTOUCHED = 0.02  # DP-FedAGS noises the larger coordinates of a gradient clipped to 1 and leaves the rest bare
+_UNTOUCHED = (
+    0.02  # DP-FedAGS noises the larger coordinates of a gradient clipped to 1 and leaves the rest bare
+)
 
 
 def innermost(method: AnyMethod) -> AnyMethod:
