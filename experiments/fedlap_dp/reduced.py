@@ -22,8 +22,8 @@ METHODS: dict[str, list[str]] = {
     "scaffold": ["method.name=scaffold", "method.epochs=2"],
     "feddm": ["method.name=feddm", "method.matching_steps=50", "method.spread=0.1"],
     "fedlap": ["method.name=fedlap", "method.radius=10.0", "method.radius_examples=100"],
-    "dp-fedavg": ["method.name=dp-fedprox", "method.proximal=0.0", "method.epochs=2", "method.clip=0.1"],
-    "dp-fedprox": ["method.name=dp-fedprox", "method.proximal=0.1", "method.epochs=2", "method.clip=0.2"],
+    "dp-fedavg": ["method.name=dp-fedprox", "method.proximal=0.0", "method.epochs=2", "method.lr=0.5"],
+    "dp-fedprox": ["method.name=dp-fedprox", "method.proximal=0.1", "method.epochs=2", "method.lr=0.5"],
     "fedlap-dp": [],
 }
 
