@@ -41,6 +41,8 @@ class Scored:
     against_trained_on: Quality | None
     trivial_psnr: float
     """What the mean of the public images scores: an attack that does no better has found nothing."""
+    distortion_psnr: float | None
+    """How close the perturbed inputs are to the data: what a perfect inversion of a perturbed gradient would score."""
     classifier: str
 
 
@@ -113,9 +115,10 @@ def score(run: RecordedRun, view: ServerView, finding: Finding, held: Truth) -> 
     found = torch.cat([images[o] for images, o in zip(finding.images, order, strict=True)])
     x = held.x.flatten(0, 1)
     classifier, name = _classifier(run)
-    seen = None
+    seen, distortion = None, None
     if held.delta is not None:
         perturbed = (held.x + held.delta).flatten(0, 1)
+        distortion = float(psnr(brightness(x), brightness(perturbed)).clamp(max=200.0).mean())
         seen = compare_images(perturbed, found, brightness, classifier)
     mean = dataset.test.x.mean(0, keepdim=True).expand_as(x)
     return Scored(
@@ -126,6 +129,7 @@ def score(run: RecordedRun, view: ServerView, finding: Finding, held: Truth) -> 
         compare_images(x, found, brightness, classifier),
         seen,
         float(psnr(brightness(x), brightness(mean)).mean()),
+        distortion,
         name,
     )
 
@@ -172,17 +176,19 @@ def describe(
         "labels_right": float(
             (finding.labels.sort(1).values == scored.truth.y.sort(1).values).float().mean()
         ),
-        "adaptation": {"kind": view.adaptation.kind, "noise": view.adaptation.noise},
+        "adaptation": vars(view.adaptation),
         "local_steps": None if view.local is None else vars(view.local),
         "steps": finding.steps,
         "seconds": finding.seconds,
         "losses": finding.losses.double().nan_to_num(posinf=1e30).tolist(),
         "notes": list(finding.notes),
+        "metrics": scored.against_x.means(),
         "against_x": scored.against_x.to_json(),
         "against_trained_on": None
         if scored.against_trained_on is None
         else scored.against_trained_on.to_json(),
         "mean_image_psnr": scored.trivial_psnr,
+        "distortion_psnr": scored.distortion_psnr,
         "classifier": scored.classifier,
     }
 
@@ -198,12 +204,10 @@ def write_finding(
     adaptive: bool,
     seed: int,
 ) -> Path:
-    """`attacks/<name>/<what was attacked>/` with finding.json, images.safetensors and picture.png."""
+    """`attacks/<attack, what was attacked, settings>/` with finding.json, images.safetensors and picture.png."""
     who = "-".join(str(client) for client in clients)
-    place = f"round-{exchange.at.round}-exchange-{exchange.at.exchange}-client-{who}"
-    folder = (
-        run.folder / "attacks" / attack.name / f"{place}-{attack_identity(attack, labels, adaptive, seed)}"
-    )
+    place = f"{attack.name}-round-{exchange.at.round}-exchange-{exchange.at.exchange}-client-{who}"
+    folder = run.folder / "attacks" / f"{place}-{attack_identity(attack, labels, adaptive, seed)}"
     folder.mkdir(parents=True, exist_ok=True)
     content = describe(run, attack, exchange, clients, scored, labels, seed)
     tensors = {

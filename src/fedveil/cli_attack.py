@@ -14,12 +14,12 @@ from rich.table import Table
 
 from fedveil.attack_run import LabelMode, attack_exchange, describe, write_finding
 from fedveil.attacks.membership.all import list_membership_attacks
-from fedveil.attacks.membership.on_result import Target
 from fedveil.attacks.registry import make_attack
 from fedveil.attacks.view import Attack
 from fedveil.cli import AsJson, DataDir, app, notes, out
 from fedveil.cli_membership import attack_membership, parse_settings
 from fedveil.errors import InputError
+from fedveil.membership_run import Target
 from fedveil.progress import progress_bar
 from fedveil.recorded import open_run
 
@@ -164,4 +164,9 @@ def _verdict(content: dict[str, Any]) -> str:
         )
     else:
         lines.append(f"{gain:.1f} dB better than showing the mean image: the uploads give images away.")
+    if content["distortion_psnr"] is not None:
+        lines.append(
+            f"The perturbed inputs are within {content['distortion_psnr']:.1f} dB of the data: so much a perfect "
+            "inversion would score."
+        )
     return "\n".join(lines)
