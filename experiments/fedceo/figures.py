@@ -94,7 +94,11 @@ def reproduction(results: Path, out: Path) -> None:
         sweep[interval] = [s["accuracy"] for s in scores(case, results)]
     plain = Case("emnist", "iid", "UDP-FedAvg", 1.0, ("method.name=udp-fedavg", noise))
     level = [s["accuracy"] for s in scores(plain, results)]
-    lines = {"FedCEO theta>1, sigma 1.0": sweep, "UDP-FedAvg": dict.fromkeys(sweep, level)}
+    seeds = min(len(values) for values in (level, *sweep.values()))  # of the same seeds everywhere
+    lines = {
+        "FedCEO theta>1, sigma 1.0": {value: found[:seeds] for value, found in sweep.items()},
+        "UDP-FedAvg": dict.fromkeys(sweep, level[:seeds]),
+    }
     save_figure(accuracy_figure(lines, x="interval I (rounds)"), out / "reproduction" / "fedceo-interval.png")
 
 

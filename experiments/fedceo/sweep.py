@@ -52,9 +52,9 @@ RECORD = {
         "run.rounds=15",
     ),
 }
-FOLLOWED = (
-    {"name": "model-average", "decay": 0.95},
-    {"name": "low-pass", "cutoff": 0.05},
+FOLLOWED: tuple[dict[str, str], ...] = (
+    {"name": "model-average"},
+    {"name": "low-pass"},
     {"name": "displacement-denoise", "shrinkage": "soft"},
     {"name": "displacement-denoise", "shrinkage": "optimal"},
 )
@@ -243,36 +243,46 @@ def percent(values: Sequence[float | None]) -> str:
 
 
 def tables(results: Path) -> str:
-    """All tables in Markdown."""
-    cases: dict[tuple[str, str], list[Case]] = {}
+    """All tables in Markdown: the methods, then what each wrapper would have released in their place."""
+    cases: dict[tuple[str, str], dict[str, list[Case]]] = {}
     for case, seed in grid():
         if seed == SEEDS[0]:
-            cases.setdefault((case.data, case.group), []).append(case)
+            cases.setdefault((case.data, case.group), {}).setdefault(case.method, []).append(case)
+    labels = {repr(build_rule(section)): " ".join(section.values()) for section in FOLLOWED}
     lines: list[str] = []
     for (data, group), members in cases.items():
-        sigmas = sorted({case.sigma for case in members})
-        done = {(case.method, case.sigma): scores(case, results) for case in members}
-        names = list(dict.fromkeys(case.method for case in members))
-        lines += [f"### {data}, {group}", "", "| method | " + " | ".join(f"sigma {s}" for s in sigmas) + " |"]
-        lines += ["|---|" + "---|" * len(sigmas)]
-        for name in names:
-            cells = [percent([s["accuracy"] for s in done[name, sigma]]) for sigma in sigmas]
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        sigmas = [case.sigma for case in next(iter(members.values()))]
+        done = {name: [scores(case, results) for case in row] for name, row in members.items()}
+        lines += [f"### {data}, {group}", "", *_head("method", sigmas)]
+        for name, cells in done.items():
+            lines.append(_row(name, [[s["accuracy"] for s in found] for found in cells]))
             for label, key in (("personal, test", "test_accuracy"), ("personal, own data", "own_accuracy")):
-                own = [[(s["personal"] or {}).get(key) for s in done[name, sigma]] for sigma in sigmas]
-                if any(value is not None for values in own for value in values):
-                    lines.append(f"| {name} ({label}) | " + " | ".join(percent(v) for v in own) + " |")
-        seconds = [s["seconds"] for found in done.values() for s in found]
-        if seconds:
-            lines += ["", f"{len(seconds)} runs, median {statistics.median(seconds):.0f} s of rounds each."]
-        lines += ["", "| method, wrapper | " + " | ".join(f"sigma {s}" for s in sigmas) + " |"]
-        lines += ["|---|" + "---|" * len(sigmas)]
-        for name in names:
-            for rule in dict.fromkeys(key for found in done.values() for s in found for key in s["wrappers"]):
-                cells = [percent([s["wrappers"].get(rule) for s in done[name, sigma]]) for sigma in sigmas]
-                lines.append(f"| {name}, {rule} | " + " | ".join(cells) + " |")
+                own = [[s["personal"][key] for s in found if s["personal"]] for found in cells]
+                if any(own):
+                    lines.append(_row(f"{name} ({label})", own))
+        seconds = [s["seconds"] for cells in done.values() for found in cells for s in found]
+        if not seconds:
+            continue
+        lines += ["", f"{len(seconds)} runs, median {statistics.median(seconds):.0f} s of rounds each.", ""]
+        lines += _head("method, wrapper", sigmas)
+        for name, cells in done.items():
+            for rule, label in labels.items():
+                wrapped = [[s["wrappers"].get(rule) for s in found] for found in cells]
+                lines.append(_row(f"{name}, {label}", wrapped))
         lines.append("")
     return "\n".join(lines)
+
+
+def _head(first: str, sigmas: Sequence[float]) -> list[str]:
+    return [_line([first, *(f"sigma {s}" for s in sigmas)]), _line(["---"] * (1 + len(sigmas)))]
+
+
+def _row(name: str, cells: Sequence[Sequence[float | None]]) -> str:
+    return _line([name, *(percent(values) for values in cells)])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:

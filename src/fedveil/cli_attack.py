@@ -101,7 +101,7 @@ def attack_command(
                 examples=examples,
                 adaptive=adaptive,
                 seed=seed,
-                watch=partial(_advance, progress, bar),
+                watch=partial(advance, progress, bar),
             )
         folder = write_finding(
             run, chosen, recorded, clients, scored, labels=labels, adaptive=adaptive, seed=seed
@@ -116,7 +116,8 @@ def attack_command(
         print(json.dumps(found[0] if len(found) == 1 else {"findings": found}))
 
 
-def _advance(progress: Progress, bar: TaskID, step: int, steps: int, loss: float) -> None:
+def advance(progress: Progress, bar: TaskID, step: int, steps: int, loss: float) -> None:
+    """Show an attack's step on its bar."""
     progress.update(bar, completed=step, total=steps, status=f"loss {loss:.3g}")
 
 
@@ -163,4 +164,9 @@ def _verdict(content: dict[str, Any]) -> str:
         )
     else:
         lines.append(f"{gain:.1f} dB better than showing the mean image: the uploads give images away.")
+    if content["distortion_psnr"] is not None:
+        lines.append(
+            f"The perturbed inputs are within {content['distortion_psnr']:.1f} dB of the data: so much a perfect "
+            "inversion would score."
+        )
     return "\n".join(lines)

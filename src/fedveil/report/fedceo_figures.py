@@ -162,11 +162,12 @@ def accuracy_figure(
     ours.set_xlabel(x)
     ours.set_title("here" if published else "", loc="left", fontsize=10)
     if published:
-        paper = figure.add_subplot(1, 2, 2)
+        paper = figure.add_subplot(1, 2, 2, sharey=ours)
         _lines(paper, {name: {at: [value] for at, value in row.items()} for name, row in published.items()})
         paper.set_xlabel(x)
         paper.set_title("published", loc="left", fontsize=10)
-    ours.legend(frameon=False, fontsize=8)
+    ours.set_ylim(0, 1.12 * ours.get_ylim()[1])
+    ours.legend(frameon=False, fontsize=8, loc="best")
     return figure
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from tests.contract.federation import make_clients, make_task
 
 from fedveil import run
 from fedveil.errors import InputError
@@ -23,6 +22,7 @@ from fedveil.report.fedceo_figures import (
     spectrum_figure,
 )
 from fedveil.report.figures import save_figure
+from tests.contract.federation import make_clients, make_task
 
 
 def watched() -> WatchSmoothing:

@@ -133,7 +133,10 @@ class WrappedMethod(Method[Wrapped, Message, Message]):
 
     def personal_model(self, server: Wrapped, state: State) -> Params | None:
         """The clients' own models around the released one."""
-        return self.inner.personal_model(self.inner.with_model(self._unwrap(server), server.params), state)
+        inner = self._unwrap(server)
+        if self.inner.personal_model(inner, state) is None:
+            return None
+        return self.inner.personal_model(self.inner.with_model(inner, server.params), state)
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         return self.inner.releases(plan)
