@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint slow bench clean
+.PHONY: demo figures test lint slow bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -11,7 +11,11 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 demo: $(READY)
-	$(BIN)/fedveil compare experiments/demo.toml --methods fedavg,udp-fedavg --report results/demo/report.html
+	$(BIN)/fedveil compare experiments/demo.toml --methods fedavg,udp-fedavg,fedceo \
+	  --attack inverting-gradients --attack-set steps=300 --report results/demo/report.html
+
+figures: demo
+	$(BIN)/python docs/figures/make_figures.py results/demo
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile

@@ -12,9 +12,9 @@ import json
 import statistics
 from pathlib import Path
 
-from fedveil.attacks.membership.on_result import attack_result
 from fedveil.config import load_config
 from fedveil.experiment import run_seed
+from fedveil.membership_run import attack_result
 
 ATTACKS = ("loss-threshold", "ml-leaks", "white-box")
 

@@ -80,7 +80,7 @@ def attacked(row: str, seed: int, arguments: argparse.Namespace) -> list[dict[st
     rows = []
     for number in (1, 3):
         mark = attack_identity(attack, "known", arguments.adaptive, 0)
-        done = list(result.folder.glob(f"attacks/{attack.name}/round-{number}-*-{mark}/finding.json"))
+        done = list(result.folder.glob(f"attacks/{attack.name}-round-{number}-*-{mark}/finding.json"))
         if done:
             finding = json.loads(done[0].read_text())
         else:

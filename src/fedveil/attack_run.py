@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -15,10 +15,12 @@ from torch import Tensor
 
 from fedveil.attacks.knowledge import defences_of
 from fedveil.attacks.picture import Strip, reconstruction_figure
+from fedveil.attacks.registry import make_attack
 from fedveil.attacks.view import Attack, Finding, ServerView, Watch
 from fedveil.checkpoint import write_atomically
+from fedveil.errors import InputError
 from fedveil.evaluation.image_quality import Brightness, Quality, compare_images, match_images, psnr
-from fedveil.recorded import Exchange, RecordedRun, Truth, read_exchange, server_view, truth
+from fedveil.recorded import Exchange, RecordedRun, Truth, open_run, read_exchange, server_view, truth
 from fedveil.report.figures import save_figure
 from fedveil.streams import named_stream
 from fedveil.task import Task
@@ -39,6 +41,8 @@ class Scored:
     against_trained_on: Quality | None
     trivial_psnr: float
     """What the mean of the public images scores: an attack that does no better has found nothing."""
+    distortion_psnr: float | None
+    """How close the perturbed inputs are to the data: what a perfect inversion of a perturbed gradient would score."""
     classifier: str
 
 
@@ -70,6 +74,39 @@ def attack_exchange(
     return recorded, score(run, view, finding, held)
 
 
+def attack_smallest(
+    folder: Path,
+    name: str,
+    settings: Mapping[str, Any],
+    *,
+    data_dir: Path | None = None,
+    watch: Watch | None = None,
+) -> Path:
+    """Attack the most exposed upload of the first recorded round: that of the client with the fewest examples.
+
+    An upload that does not tell how many examples it stands for is attacked as if the server knew. A finding that is
+    there already is not made again.
+    """
+    attack = make_attack(name, settings)
+    done = sorted((folder / "attacks" / attack.name).glob(f"*-{attack_identity(attack, 'known', True, 0)}"))
+    if done and (done[0] / "finding.json").exists():
+        return done[0]
+    run = open_run(folder, data_dir)
+    first = min(int(p.name.removeprefix("round-")) for p in (run.folder / "transcript").glob("round-*"))
+    sizes = run.prepared.clients.sizes
+    taking_part = [client for client in read_exchange(run, first).clients if sizes[client]]
+    chosen = [min(taking_part, key=lambda client: (sizes[client], client))]
+    try:
+        recorded, scored = attack_exchange(run, attack, round=first, clients=chosen, watch=watch)
+    except InputError as error:
+        if error.field != "examples":
+            raise
+        recorded, scored = attack_exchange(
+            run, attack, round=first, clients=chosen, examples=sizes[chosen[0]], watch=watch
+        )
+    return write_finding(run, attack, recorded, chosen, scored, labels="known", adaptive=True, seed=0)
+
+
 def score(run: RecordedRun, view: ServerView, finding: Finding, held: Truth) -> Scored:
     """The finding against what the clients held; batches are matched image by image for least squared error."""
     dataset = run.prepared.dataset
@@ -78,9 +115,10 @@ def score(run: RecordedRun, view: ServerView, finding: Finding, held: Truth) -> 
     found = torch.cat([images[o] for images, o in zip(finding.images, order, strict=True)])
     x = held.x.flatten(0, 1)
     classifier, name = _classifier(run)
-    seen = None
+    seen, distortion = None, None
     if held.delta is not None:
         perturbed = (held.x + held.delta).flatten(0, 1)
+        distortion = float(psnr(brightness(x), brightness(perturbed)).clamp(max=200.0).mean())
         seen = compare_images(perturbed, found, brightness, classifier)
     mean = dataset.test.x.mean(0, keepdim=True).expand_as(x)
     return Scored(
@@ -91,6 +129,7 @@ def score(run: RecordedRun, view: ServerView, finding: Finding, held: Truth) -> 
         compare_images(x, found, brightness, classifier),
         seen,
         float(psnr(brightness(x), brightness(mean)).mean()),
+        distortion,
         name,
     )
 
@@ -137,17 +176,19 @@ def describe(
         "labels_right": float(
             (finding.labels.sort(1).values == scored.truth.y.sort(1).values).float().mean()
         ),
-        "adaptation": {"kind": view.adaptation.kind, "noise": view.adaptation.noise},
+        "adaptation": vars(view.adaptation),
         "local_steps": None if view.local is None else vars(view.local),
         "steps": finding.steps,
         "seconds": finding.seconds,
         "losses": finding.losses.double().nan_to_num(posinf=1e30).tolist(),
         "notes": list(finding.notes),
+        "metrics": scored.against_x.means(),
         "against_x": scored.against_x.to_json(),
         "against_trained_on": None
         if scored.against_trained_on is None
         else scored.against_trained_on.to_json(),
         "mean_image_psnr": scored.trivial_psnr,
+        "distortion_psnr": scored.distortion_psnr,
         "classifier": scored.classifier,
     }
 
@@ -163,12 +204,10 @@ def write_finding(
     adaptive: bool,
     seed: int,
 ) -> Path:
-    """`attacks/<name>/<what was attacked>/` with finding.json, images.safetensors and picture.png."""
+    """`attacks/<attack, what was attacked, settings>/` with finding.json, images.safetensors and picture.png."""
     who = "-".join(str(client) for client in clients)
-    place = f"round-{exchange.at.round}-exchange-{exchange.at.exchange}-client-{who}"
-    folder = (
-        run.folder / "attacks" / attack.name / f"{place}-{attack_identity(attack, labels, adaptive, seed)}"
-    )
+    place = f"{attack.name}-round-{exchange.at.round}-exchange-{exchange.at.exchange}-client-{who}"
+    folder = run.folder / "attacks" / f"{place}-{attack_identity(attack, labels, adaptive, seed)}"
     folder.mkdir(parents=True, exist_ok=True)
     content = describe(run, attack, exchange, clients, scored, labels, seed)
     tensors = {

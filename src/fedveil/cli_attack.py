@@ -14,12 +14,12 @@ from rich.table import Table
 
 from fedveil.attack_run import LabelMode, attack_exchange, describe, write_finding
 from fedveil.attacks.membership.all import list_membership_attacks
-from fedveil.attacks.membership.on_result import Target
 from fedveil.attacks.registry import make_attack
 from fedveil.attacks.view import Attack
 from fedveil.cli import AsJson, DataDir, app, notes, out
 from fedveil.cli_membership import attack_membership, parse_settings
 from fedveil.errors import InputError
+from fedveil.membership_run import Target
 from fedveil.progress import progress_bar
 from fedveil.recorded import open_run
 
@@ -101,7 +101,7 @@ def attack_command(
                 examples=examples,
                 adaptive=adaptive,
                 seed=seed,
-                watch=partial(_advance, progress, bar),
+                watch=partial(advance, progress, bar),
             )
         folder = write_finding(
             run, chosen, recorded, clients, scored, labels=labels, adaptive=adaptive, seed=seed
@@ -116,7 +116,8 @@ def attack_command(
         print(json.dumps(found[0] if len(found) == 1 else {"findings": found}))
 
 
-def _advance(progress: Progress, bar: TaskID, step: int, steps: int, loss: float) -> None:
+def advance(progress: Progress, bar: TaskID, step: int, steps: int, loss: float) -> None:
+    """Show an attack's step on its bar."""
     progress.update(bar, completed=step, total=steps, status=f"loss {loss:.3g}")
 
 
@@ -163,4 +164,9 @@ def _verdict(content: dict[str, Any]) -> str:
         )
     else:
         lines.append(f"{gain:.1f} dB better than showing the mean image: the uploads give images away.")
+    if content["distortion_psnr"] is not None:
+        lines.append(
+            f"The perturbed inputs are within {content['distortion_psnr']:.1f} dB of the data: so much a perfect "
+            "inversion would score."
+        )
     return "\n".join(lines)

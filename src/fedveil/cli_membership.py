@@ -10,10 +10,10 @@ from typing import Any
 
 from rich.table import Table
 
-from fedveil.attacks.membership.on_result import Target, attack_result
 from fedveil.attacks.membership.score import MembershipFinding
 from fedveil.cli import out
 from fedveil.errors import InputError
+from fedveil.membership_run import Target, attack_result
 
 
 def attack_membership(

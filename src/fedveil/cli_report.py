@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from fedveil.attack_run import attack_smallest
+from fedveil.attacks.registry import make_attack
 from fedveil.cli import SUMMARY_KEYS, AsJson, Changes, DataDir, Results, app, notes, out
+from fedveil.cli_attack import advance
+from fedveil.cli_membership import parse_settings
 from fedveil.compare import Cell, plan_cells, run_cells, total_rounds
 from fedveil.errors import InputError, ResultError
 from fedveil.privacy.releases import Plan
@@ -38,6 +43,13 @@ def compare(
     ] = None,
     results: Results = Path("results"),
     data: DataDir = None,
+    attack: Annotated[
+        str | None, typer.Option(help="Then try this inversion attack on each run; needs run.transcript.")
+    ] = None,
+    attack_changes: Annotated[
+        list[str] | None,
+        typer.Option("--attack-set", help="A setting of the attack: --attack-set steps=400."),
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="End with a report in this HTML file.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print the table as LaTeX (booktabs).")] = False,
@@ -54,8 +66,13 @@ def compare(
     if methods is not None and not names:
         raise InputError("--methods", methods, "names no method", "Give names separated by commas.")
     cells = plan_cells(configs, methods=names, changes=changes or (), grid=grid or (), seeds=seeds or ())
+    settings = parse_settings(attack_changes or [])
+    if attack is not None:
+        _require_attackable(cells, attack, settings)
     failed = _run(cells, results, data, jobs)
     done = [folder for cell in cells if ResultFolder(folder := cell.folder(results)).finished]
+    if attack is not None:
+        _attack(done, attack, settings, data)
     if done:
         _show(done, report, markdown=markdown, latex=latex, as_json=as_json)
     if failed:
@@ -81,6 +98,22 @@ def _run(cells: Sequence[Cell], results: Path, data: Path | None, jobs: int | No
             progress.stop()
             print("fedveil: interrupted; the same command goes on from here.", file=sys.stderr)
             raise typer.Exit(130) from stop
+
+
+def _require_attackable(cells: Sequence[Cell], attack: str, settings: Mapping[str, Any]) -> None:
+    make_attack(attack, settings)
+    if any(not cell.config.run.transcript for cell in cells):
+        raise InputError(
+            "run.transcript", False, "an attack needs what was on the wire", "Add --set 'run.transcript=[1]'."
+        )
+
+
+def _attack(folders: Sequence[Path], attack: str, settings: Mapping[str, Any], data: Path | None) -> None:
+    with progress_bar(notes) as progress:
+        for folder in folders:
+            bar = progress.add_task(f"{attack} on {folder.parent.name}", total=None, status="")
+            attack_smallest(folder, attack, settings, data_dir=data, watch=partial(advance, progress, bar))
+            progress.update(bar, total=1, completed=1)
 
 
 def _show(

@@ -210,12 +210,12 @@ def _parameters(run: RecordedRun, down: Message) -> Params:
 
 
 def _observed(run: RecordedRun, at: At, sent: Params, up: Message) -> tuple[Params, LocalSteps | None]:
-    """What was uploaded as a gradient, and the local steps behind it if it was a trained model."""
+    """What was uploaded as a gradient, and the local steps behind it if the client trained."""
     names = {field.name for field in fields(up)}
+    local = local_steps(run.prepared.method, at)
     if "gradient" in names:
         gradient: Params = up.gradient  # type: ignore[attr-defined]
-        return gradient, None
-    local = local_steps(run.prepared.method, at)
+        return gradient, local
     if "params" not in names or local is None:
         raise InputError(
             "method",

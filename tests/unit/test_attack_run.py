@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,8 @@ def test_finding_is_written_with_scores_against_both(fedem: RecordedRun) -> None
     assert content["method"] == "fedem"
     assert content["against_x"]["mean"]["psnr"] != content["against_trained_on"]["mean"]["psnr"]
     assert content["against_x"]["mean"]["lpips"] is None
+    # |delta| <= 0.5 over 64 pixels of std 0.376: the inputs themselves are this close to the data
+    assert content["distortion_psnr"] >= 10 * math.log10(64 / (0.5 * 0.376) ** 2) - 1e-3
     assert "unavailable" in content["against_x"]["lpips_note"]
     folder = Path(content["finding"])
     assert json.loads((folder / "finding.json").read_text())["clients"] == [client]
@@ -103,7 +106,14 @@ def test_a_trained_model_is_attacked_through_its_local_steps(tmp_path: Path) -> 
 
 
 def test_an_upload_that_does_not_tell_its_examples_needs_them(tmp_path: Path) -> None:
-    run = open_run(finished(tmp_path, {"name": "udp-fedavg", "batch_size": 2}))
+    folder = finished(
+        tmp_path,
+        {"name": "udp-fedavg", "batch_size": 2},
+        task={"data_options": {"max_train": 8}},
+        partition={"kind": "iid", "clients": 2},
+        run={"rounds": 1, "sampler": "all", "cohort": None},
+    )
+    run = open_run(folder)
     exchange = read_exchange(run, 1)
     with pytest.raises(InputError, match="--examples"):
         server_view(run, exchange, exchange.clients[:1])

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from fedveil.attacks.view import Adaptation, LocalSteps
+from fedveil.methods.dp_fedags import DPFedAGS
 from fedveil.methods.fields import LocalTraining
 from fedveil.methods.method import AnyMethod, At
 from fedveil.methods.udp_fedavg import UDPFedAvg, upload_multiplier
@@ -20,6 +21,10 @@ from fedveil.methods.wrappers.defences import (
     GradientMasking,
     GradientPruning,
     SignCompression,
+)
+
+_UNTOUCHED = (
+    0.02  # DP-FedAGS noises the larger coordinates of a gradient clipped to 1 and leaves the rest bare
 )
 
 
@@ -62,6 +67,8 @@ def adaptation_to(method: AnyMethod, at: At, dimension: int, examples: int) -> A
         if std > 0:
             return Adaptation("noise", std)
     inner = innermost(method)
+    if isinstance(inner, DPFedAGS):
+        return Adaptation("small", limit=_UNTOUCHED)
     if isinstance(inner, UDPFedAvg) and math.isfinite(inner.clip) and inner.noise_multiplier > 0:
         share = upload_multiplier(inner.noise_multiplier, inner.noise_scope, at.plan)
         return Adaptation("noise", inner.server_lr * inner.clip * share / inner.lr_at(at))

@@ -40,10 +40,12 @@ class Adaptation:
     mask   coordinates that were zeroed say nothing and are left out of the comparison
     sign   only signs were sent: candidates are compared by soft signs
     noise  layers that drown in noise of standard deviation `noise` count less, those below it nothing
+    small  only coordinates of at most `limit` are compared: larger ones were noised, these were not
     """
 
-    kind: Literal["none", "mask", "sign", "noise"] = "none"
+    kind: Literal["none", "mask", "sign", "noise", "small"] = "none"
     noise: float = 0.0
+    limit: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -69,9 +69,12 @@ def declared_p_value(inside: Floats, outside: Floats, multiplier: float) -> floa
 def independence_p_value(one: Floats, other: Floats) -> float:
     """The chance of noise this alike, `[n, d]` each, if all of it were drawn independently and normal.
 
-    Each upload may look sound while two of them carry the same noise, which their difference removes.
+    Each upload may look sound while two of them carry the same noise, which their difference removes. Coordinates
+    that were not sent are zero in both and say nothing.
     """
     first, second = (np.asarray(rows, dtype=np.float64).ravel() for rows in (one, other))
+    sent = (first != 0) & (second != 0)
+    first, second = first[sent], second[sent]
     sizes = float(np.linalg.norm(first) * np.linalg.norm(second))
     if sizes == 0:
         return 1.0

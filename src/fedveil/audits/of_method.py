@@ -4,7 +4,7 @@ The canary task is linear: an example x contributes the gradient -x whatever the
 update points where its example points, and a client with zero examples sends nothing but noise. Everything
 else, clipping, noise, messages, aggregation, is the method's own.
 
-Clients are audited by a Dirac canary (with it and without it, many times over); records by canary records that
+Clients are audited by a canary (with it and without it, many times over); records by canary records that
 are in or out by fair coins in a single upload. Both look at one participation, so their bounds are compared with
 what is proven for one participation. Where the server sees several uploads, their noise must also be independent,
 between clients and between rounds: that is tested on clients that have nothing to send but noise.
@@ -88,7 +88,11 @@ def audit_method(
         audit = _uploads if adversary == "server" else _aggregates
         inside, outside = (audit(method, plan, seed + arm, samples, canary=arm == 0) for arm in (0, 1))
         finding = audit_samples(
-            inside[:, 0], outside[:, 0], delta=delta, confidence=confidence, declared_multiplier=multiplier
+            _along(inside),
+            _along(outside),
+            delta=delta,
+            confidence=confidence,
+            declared_multiplier=multiplier,
         )
         if adversary == "server" and finding.p_value is not None:
             # Rows of `outside` are noise: of neighbouring clients, and of the same clients in another round.
@@ -97,6 +101,13 @@ def audit_method(
             finding = replace(finding, p_value=min(1.0, 3 * min(finding.p_value, *alike)))
         found.append(Audited(unit, adversary, finding, row.epsilon))
     return found
+
+
+def _along(seen: np.ndarray) -> np.ndarray:
+    """How far each row `[n, d]` lies in the canary's direction, among the coordinates that were sent at all."""
+    sent = np.maximum((seen != 0).sum(1), 1)
+    along: np.ndarray = seen.sum(1) / np.sqrt(sent)
+    return along
 
 
 def _declared(releases: Sequence[Release], unit: Unit, adversary: Adversary) -> float | None:
@@ -147,9 +158,12 @@ def canary_task(dimension: int, method: AnyMethod | None = None, plan: Plan | No
     return task
 
 
-def canary_clients(count: int, canaries: Sequence[int], dimension: int) -> ArrayClients:
+def canary_clients(
+    count: int, canaries: Sequence[int], dimension: int, *, everywhere: bool = False
+) -> ArrayClients:
+    """Clients of one example: zero, or for canaries a long one on the first coordinate, or on all alike."""
     x = torch.zeros(count, 1, dimension)
-    x[list(canaries), 0, 0] = _LONG
+    x[list(canaries), 0, : dimension if everywhere else 1] = _LONG
     return ArrayClients.from_arrays([(row, torch.zeros(1, dtype=torch.long)) for row in x])
 
 
@@ -162,12 +176,12 @@ def moved(method: AnyMethod, at: At, message: Message, down: Message) -> Tensor:
 def _uploads(
     method: AnyMethod, plan: Plan, seed: int, samples: int, *, canary: bool, first: int = 1
 ) -> np.ndarray:
-    """Single uploads as the server sees them, `[samples, d]`, the canary's coordinate first."""
+    """Single uploads as the server sees them, `[samples, d]`; the canary moves all coordinates alike."""
     seen: list[np.ndarray] = []
     task = canary_task(_DIMENSION, method, plan)
     for start in range(0, samples, _PER_CALL):
         count = min(_PER_CALL, samples - start)
-        clients = canary_clients(count, range(count) if canary else (), _DIMENSION)
+        clients = canary_clients(count, range(count) if canary else (), _DIMENSION, everywhere=True)
         wide = replace(plan, records_per_client=1, largest_client=1)
         server = method.init_server(task.init(0), wide)
         ids = range(count)
@@ -182,7 +196,7 @@ def _aggregates(method: AnyMethod, plan: Plan, seed: int, samples: int, *, canar
     """The model after one round, as an observer sees it, many times over: `[samples / 4, d]`."""
     task = canary_task(_DIMENSION, method, plan)
     count = min(plan.cohort, plan.clients)
-    clients = canary_clients(count, (0,) if canary else (), _DIMENSION)
+    clients = canary_clients(count, (0,) if canary else (), _DIMENSION, everywhere=True)
     small = replace(plan, records_per_client=1, largest_client=1)
     server = method.init_server(task.init(0), small)
     worker = ClientWorker(task, clients, method, seed)

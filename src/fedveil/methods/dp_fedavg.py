@@ -100,7 +100,8 @@ class DPFedAvg(LocalTraining, Method[Server, Model, Update]):
         """Each client's model after `steps()` noisy steps; a client without examples adds noise only."""
         lr = self.lr_at(at)
         trained = []
-        batches, noise, dropout = rng.of_round("batches"), rng.noise(), rng.of_round("dropout")
+        # Who is in a batch must stay secret for sampling to amplify privacy: it is drawn like noise.
+        batches, noise, dropout = rng.noise("sampling"), rng.noise(), rng.of_round("dropout")
         for row, size in enumerate(data.sizes.tolist()):
             w = {name: leaf[row if leaf.shape[0] > 1 else 0] for name, leaf in start.items()}
             for _ in range(self.steps()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from html import escape
@@ -12,6 +13,12 @@ from fedveil.report.charts import Curve
 from fedveil.report.markup import named, picture, section
 from fedveil.report.reading import Attack, Run
 from fedveil.report.settings import Setting
+
+_WIDE_PICTURE = 400  # pixels; a whole figure, not one image
+_SCORE = re.compile(
+    r"(mean image )?(psnr|ssim|mse|lpips|kl|auc|accuracy|advantage|labels right|tpr|true positive)\b"
+    r"(?! note)(?!.*per image)"
+)
 
 
 def attacks(settings: Sequence[Setting]) -> str:
@@ -50,18 +57,39 @@ def attacks(settings: Sequence[Setting]) -> str:
 
 
 def _attack(setting: Setting, run: Run, attack: Attack) -> str:
-    facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in attack.facts)
+    scores = [fact for fact in attack.facts if _SCORE.match(fact[0]) and fact[1] != "none"]
+    scores = scores or list(attack.facts)
+    rest = [fact for fact in attack.facts if fact not in scores]
     ordered = sorted(
         attack.pictures, key=lambda p: not any(w in p.name for w in ("original", "truth", "target"))
     )
+    wide = any(item.width > _WIDE_PICTURE for item in ordered)
     shown = "".join(
-        picture(item, f"{item.name}, {attack.name} on {setting.name}", kind="tile") for item in ordered
+        picture(
+            item,
+            f"{item.name}: {attack.name} on {setting.name}",
+            kind="plate" if item.width > _WIDE_PICTURE else "tile",
+        )
+        for item in ordered
     )
+    where = f", {_place(attack.target)}" if attack.target else ""
+    more = f"<details><summary>All facts</summary>{_facts(rest)}</details>" if rest else ""
     return (
-        f'<article class="card"><h4>{named(setting)}</h4><p class="note">seed {run.seed}</p>'
-        f"{f'<div class=tiles>{shown}</div>' if shown else ''}"
-        f"{f'<dl>{facts}</dl>' if facts else ''}</article>"
+        f'<article class="card{" broad" if wide else ""}"><h4>{named(setting)}</h4>'
+        f'<p class="note">seed {run.seed}{escape(where)}</p>'
+        f"{f'<div class=tiles>{shown}</div>' if shown else ''}<div>{_facts(scores)}{more}</div></article>"
     )
+
+
+def _place(target: str) -> str:
+    """`round-1-client-46-50890df4` as words, without the hash of the attack's settings."""
+    plain = re.sub(r"-[0-9a-f]{8}$", "", target)
+    return re.sub(r"-(\d+)-?", r" \1, ", plain).removesuffix(", ")
+
+
+def _facts(facts: Sequence[tuple[str, str]]) -> str:
+    items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts)
+    return f"<dl>{items}</dl>" if items else ""
 
 
 def _area(x: Sequence[float], y: Sequence[float]) -> float:

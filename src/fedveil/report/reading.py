@@ -66,12 +66,18 @@ class Picture:
     name: str
     png: bytes
 
+    @property
+    def width(self) -> int:
+        """In pixels, as its header says."""
+        return int.from_bytes(self.png[16:20], "big")
+
 
 @dataclass(frozen=True)
 class Attack:
     """What one attack left behind: facts, pictures and, of a membership attack, its ROC curve."""
 
     name: str
+    target: str
     facts: tuple[tuple[str, str], ...]
     pictures: tuple[Picture, ...]
     roc: tuple[tuple[float, ...], tuple[float, ...]] | None
@@ -185,11 +191,11 @@ def read_folder(folder: Path) -> Run:
             problems.append("summary.json is not an object")
     else:
         problems.append(_unfinished(history, config))
-    attacks = tuple(_attack(place, problems) for place in _subfolders(folder / "attacks"))
+    attacks = tuple(_attack(place, folder / "attacks", problems) for place in _attacks(folder / "attacks"))
     audits = [
-        found
+        row
         for path in sorted((folder / "audits").glob("**/*.json"), key=_natural)
-        if isinstance(found := _json(path, problems), Mapping)
+        for row in _audit_rows(_json(path, problems))
     ]
     return _build(
         "/".join(folder.resolve().parts[-3:]),
@@ -248,7 +254,7 @@ def _build(
         stopped=told.text("stopped", required=False),
         claim=_claim(privacy.values.get("paper_claim")),
         proven=_proofs(privacy),
-        audits=(*([audit] if audit else []), *audits),
+        audits=(*(_audit_rows(audit) if audit else []), *audits),
         words=told.text("privacy_in_words"),
         classes=tuple(str(item) for item in told.items("classes", required=False)),
         per_class=tuple(number(item) for item in told.items("per_class", required=False)),
@@ -397,15 +403,35 @@ def _points(lines: Iterable[Any]) -> tuple[Point, ...]:
     return tuple(points)
 
 
-def _attack(folder: Path, problems: list[str]) -> Attack:
-    found = _json(folder / "finding.json", problems, within=f"attacks/{folder.name}/")
+def _audit_rows(found: Any) -> list[Mapping[str, Any]]:
+    """The single audits in a file: itself, the one of a privacy statement, or all that one lists."""
+    if not isinstance(found, Mapping):
+        return []
+    if "audit" in found:
+        return _audit_rows(found["audit"])
+    listed = found.get("all")
+    return [row for row in listed if isinstance(row, Mapping)] if isinstance(listed, list) else [found]
+
+
+def _attacks(place: Path) -> list[Path]:
+    """The folders of attacks: those with a finding or a curve, and those that should have one."""
+    found = {path.parent for name in ("finding.json", "roc.json") for path in place.rglob(name)}
+    found |= {folder for folder in _subfolders(place) if not any(folder in (f, *f.parents) for f in found)}
+    return sorted(found, key=_natural)
+
+
+def _attack(folder: Path, place: Path, problems: list[str]) -> Attack:
+    name, *target = folder.relative_to(place).parts
+    within = "/".join(("attacks", name, *target, ""))
+    found = _json(folder / "finding.json", problems, within=within)
     facts = tuple(_flat(found)) if isinstance(found, Mapping) else ()
     roc = None
     if (folder / "roc.json").exists():
-        roc = _roc(_json(folder / "roc.json", problems, within=f"attacks/{folder.name}/"))
+        roc = _roc(_json(folder / "roc.json", problems, within=within))
         if roc is None:
-            problems.append(f"attacks/{folder.name}/roc.json holds no curve")
-    return Attack(folder.name, facts, _pictures(folder, problems, deep=True), roc)
+            problems.append(f"{within}roc.json holds no curve")
+    pictures = tuple(p for p in _pictures(folder, problems) if roc is None or p.name != "roc")
+    return Attack(name, " ".join(target), facts, pictures, roc)
 
 
 def _roc(found: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
@@ -421,13 +447,17 @@ def _roc(found: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     return tuple(a for a, _ in whole), tuple(b for _, b in whole)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
+def _flat(values: Mapping[str, Any], within: str = "", depth: int = 0) -> Iterable[tuple[str, str]]:
     """Facts as name and text; long lists and what is nested deep are not facts."""
     for key, value in values.items():
-        name = f"{prefix}{key}".replace("_", " ")
-        if isinstance(value, Mapping) and not prefix:
-            inner = "" if key in ("metrics", "facts", "summary") else f"{key} "
-            yield from _flat(value, inner) if inner else _flat(value)
+        name = str(key).replace("_", " ") + (f" ({within})" if within else "")
+        if isinstance(value, Mapping) and set(value) == {"value", "low", "high"}:
+            middle, low, high = (number(value[part]) for part in ("value", "low", "high"))
+            if middle is not None and low is not None and high is not None:
+                yield name, f"{middle:.3f} ({low:.3f} to {high:.3f})"
+        elif isinstance(value, Mapping) and depth < 3:
+            plain = key in ("metrics", "facts", "summary", "mean")
+            yield from _flat(value, within if plain else str(key).replace("_", " "), depth + 1)
         elif isinstance(value, bool) or value is None:
             yield name, {True: "yes", False: "no", None: "none"}[value]
         elif isinstance(value, int | float):
@@ -438,10 +468,10 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, st
             yield name, ", ".join(f"{v:.4g}" for v in value)
 
 
-def _pictures(folder: Path, problems: list[str], *, deep: bool = False) -> tuple[Picture, ...]:
+def _pictures(folder: Path, problems: list[str]) -> tuple[Picture, ...]:
     if not folder.is_dir():
         return ()
-    paths = sorted((folder.rglob if deep else folder.glob)("*.png"), key=_natural)
+    paths = sorted(folder.glob("*.png"), key=_natural)
     pictures = []
     for path in paths[:_MOST_PICTURES]:
         try:
@@ -453,7 +483,7 @@ def _pictures(folder: Path, problems: list[str], *, deep: bool = False) -> tuple
             why = "is no PNG picture" if body else f"is larger than {_LARGEST_PICTURE >> 20} MiB"
             problems.append(f"{folder.name}/{path.name} {why}")
             continue
-        pictures.append(Picture(path.relative_to(folder).with_suffix("").as_posix(), body))
+        pictures.append(Picture(path.stem, body))
     if len(paths) > _MOST_PICTURES:
         problems.append(f"{folder.name}: the first {_MOST_PICTURES} of {len(paths)} pictures are shown")
     return tuple(pictures)

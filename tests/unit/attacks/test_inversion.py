@@ -198,6 +198,9 @@ def test_known_masks_signs_and_noise_are_made_use_of() -> None:
     assert float(cosine_distance(masked, Adaptation("mask"))(true)) == pytest.approx(0, abs=1e-6)
     assert float(cosine_distance(masked, Adaptation())(true)) > 0.1
     assert float(squared_distance(masked, Adaptation("mask"))(true)) == pytest.approx(0, abs=1e-9)
+    loud = {"a": observed["a"].clone(), "b": observed["b"]}
+    loud["a"][0, :5] += 1000.0
+    assert float(cosine_distance(loud, Adaptation("small", limit=10.0))(true)) == pytest.approx(0, abs=1e-6)
     signs = {name: 0.01 * leaf.sign() for name, leaf in observed.items()}
     adaptive = float(cosine_distance(signs, Adaptation("sign"))(true))
     assert adaptive < float(cosine_distance(signs, Adaptation())(true))

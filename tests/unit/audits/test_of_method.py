@@ -26,7 +26,7 @@ DELTA = 1e-5
 SAMPLES = 400
 
 
-PRIVATE = ("centaur", "fedceo", "ppsgd", "udp-fedavg")  # those whose clients share the noise of a sum
+PRIVATE = ("centaur", "cpsgd", "dp-fedags-proven", "dp-fedavg", "fedceo", "ppsgd", "udp-fedavg")
 
 
 class Weakened(UDPFedAvg):
@@ -68,7 +68,7 @@ def findings(method: AnyMethod, plan: Plan = PLAN, seed: int = 0) -> dict[str, A
 
 
 @pytest.mark.parametrize("name", PRIVATE)
-def test_methods_that_share_noise_stay_below_what_is_proven(name: str) -> None:
+def test_methods_stay_below_what_is_proven(name: str) -> None:
     found = findings(METHODS[name]())
     assert found
     for audited in found.values():

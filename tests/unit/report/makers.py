@@ -120,10 +120,11 @@ def write_everything(root: Path) -> Path:
                 proven=private,
             )
     first = root / "demo" / "fedavg" / "seed-0"
-    write_picture(first / "attacks" / "inversion" / "original.png")
-    write_picture(first / "attacks" / "inversion" / "reconstruction.png", 90)
-    finding = {"kind": "inversion", "metrics": {"psnr": 21.5, "label_found": True}}
-    (first / "attacks" / "inversion" / "finding.json").write_text(json.dumps(finding))
+    nested = first / "attacks" / "inversion" / "round-1-client-0"
+    write_picture(nested / "original.png")
+    write_picture(nested / "reconstruction.png", 90)
+    finding = {"kind": "inversion", "against_x": {"mean": {"psnr": 21.5}, "per_image": {"psnr": [1.0] * 20}}}
+    (nested / "finding.json").write_text(json.dumps(finding))
     (first / "attacks" / "membership").mkdir()
     (first / "attacks" / "membership" / "finding.json").write_text(json.dumps({"auc": 0.75}))
     curve = {"fpr": [0.0, 0.0, 0.5, 1.0], "tpr": [0.0, 0.5, 1.0, 1.0]}

@@ -12,7 +12,7 @@ from fedveil.errors import InputError, ResultError
 from fedveil.report.html import render
 from fedveil.report.reading import read_folder, read_runs, run_folders
 from fedveil.results import Result
-from tests.unit.report.makers import proof, summary_of, write_picture, write_run
+from tests.unit.report.makers import proof, summary_of, write_everything, write_picture, write_run
 
 
 def test_a_whole_folder_has_no_problems(tmp_path: Path) -> None:
@@ -131,3 +131,20 @@ def test_a_broken_roc_curve_is_said(tmp_path: Path, curve: Any) -> None:
     run = read_folder(folder)
     assert run.attacks[0].roc is None
     assert any("roc.json" in problem for problem in run.problems)
+
+
+def test_attacks_are_found_at_any_depth_with_their_scores(tmp_path: Path) -> None:
+    run = read_folder(write_everything(tmp_path) / "demo" / "fedavg" / "seed-0")
+    inversion, membership = run.attacks
+    assert (inversion.name, inversion.target) == ("inversion", "round-1-client-0")
+    assert ("psnr (against x)", "21.5") in inversion.facts
+    assert len(inversion.facts) == 2
+    assert [picture.width for picture in inversion.pictures] == [8, 8]
+    assert membership.roc == ((0.0, 0.0, 0.5, 1.0), (0.0, 0.5, 1.0, 1.0))
+    assert run.problems == ()
+
+
+def test_an_attack_without_a_finding_is_said(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    (folder / "attacks" / "inversion" / "half").mkdir(parents=True)
+    assert any("finding.json is missing" in problem for problem in read_folder(folder).problems)

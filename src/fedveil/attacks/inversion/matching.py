@@ -129,6 +129,10 @@ def _adapted(observed: Params, adaptation: Adaptation) -> tuple[Callable[[Tensor
     ones = {name: torch.ones_like(leaf) for name, leaf in observed.items()}
     if adaptation.kind == "mask":
         return _unchanged, {name: (leaf != 0).to(leaf.dtype) for name, leaf in observed.items()}
+    if adaptation.kind == "small":
+        return _unchanged, {
+            name: (leaf.abs() <= adaptation.limit).to(leaf.dtype) for name, leaf in observed.items()
+        }
     if adaptation.kind == "sign":
         return _soft_sign, ones
     if adaptation.kind == "noise":

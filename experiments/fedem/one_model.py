@@ -1,0 +1,150 @@
+"""Every defence on the same model and the same batch: what is left of eight images once the server inverts the upload.
+
+    fedveil run ... fedsgd ... --set run.transcript=true
+    python experiments/fedem/one_model.py RESULT --round 3 --data data --picture defences.png
+
+The model is the one that a FedSGD run broadcast in that round, and client 0 answers it under each defence in turn. All
+answers are attacked as one stack from the same kind of random start, so rows differ in the defence alone. With
+`--adaptive` the attacker makes use of knowing the defence, and rows are attacked one after another.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+from reduced import ROWS
+from torch import Tensor
+
+from fedveil.attack_run import score
+from fedveil.attacks.knowledge import adaptation_to
+from fedveil.attacks.registry import make_attack
+from fedveil.attacks.view import Finding
+from fedveil.config import make_config
+from fedveil.evaluation.image_quality import Brightness
+from fedveil.methods.method import AnyMethod
+from fedveil.recorded import RecordedRun, Truth, open_run, read_exchange, server_view, truth
+from fedveil.streams import ClientStreams, named_stream
+from fedveil.tree import Params, concatenate
+
+
+def method_of(row: str) -> AnyMethod:
+    fields, wrap = ROWS[row]
+    return make_config({"method": {"lr": 0.1, "batch_size": 8} | fields, "wrap": wrap}).build_method()
+
+
+def answer(run: RecordedRun, row: str, round: int) -> tuple[Params, Truth]:
+    """What client 0 sends under this defence, and what it held."""
+    method = method_of(row)
+    exchange = read_exchange(run, round)
+    streams = ClientStreams(run.seed, round, (0,))
+    data = run.prepared.clients.load([0])
+    state = method.init_client(run.prepared.task, data, streams)
+    up, after = method.client_update(run.prepared.task, exchange.at, exchange.down, data, state, streams)
+    held = truth(run, exchange, [0])
+    return up.gradient, replace(held, delta=after["delta"]) if "delta" in after else held
+
+
+def draw(strips: list[tuple[str, Tensor]], brightness: Brightness, path: Path) -> None:
+    """A row of images for each defence, named."""
+    columns = strips[0][1].shape[0]
+    figure = Figure(figsize=(1.5 + 0.8 * columns, 0.82 * len(strips)), dpi=150)
+    grid = figure.add_gridspec(
+        len(strips),
+        columns,
+        left=1.45 / (1.5 + 0.8 * columns),
+        right=0.995,
+        top=0.995,
+        bottom=0.005,
+        wspace=0.04,
+        hspace=0.04,
+    )
+    for row, (name, images) in enumerate(strips):
+        for column, image in enumerate(brightness(images).clamp(0, 1)):
+            axes = figure.add_subplot(grid[row, column])
+            axes.imshow(image.permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=1)
+            axes.set_xticks([])
+            axes.set_yticks([])
+            if column == 0:
+                axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Every defence on one model and one batch.")
+    parser.add_argument("result", type=Path)
+    parser.add_argument("--round", type=int, default=3)
+    parser.add_argument("--rows", default=",".join(ROWS))
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--tv", type=float, default=1e-5)
+    parser.add_argument("--adaptive", action="store_true")
+    parser.add_argument("--picture", type=Path)
+    parser.add_argument("--data", type=Path)
+    arguments = parser.parse_args()
+    run = open_run(arguments.result, arguments.data)
+    names = arguments.rows.split(",")
+    answers = [answer(run, name, arguments.round) for name in names]
+    exchange = read_exchange(run, arguments.round)
+    one = server_view(run, exchange, [0], labels=answers[0][1].y, adaptive=False)
+    view = replace(
+        one,
+        observed=concatenate([gradient for gradient, _ in answers]),
+        labels=answers[0][1].y.expand(len(names), -1),
+    )
+    attack = make_attack("inverting-gradients", {"steps": arguments.steps, "tv": arguments.tv})
+    if arguments.adaptive:
+        parts = []
+        for (gradient, _), name in zip(answers, names, strict=True):
+            known = adaptation_to(
+                method_of(name), exchange.at, sum(g.numel() for g in gradient.values()), one.examples
+            )
+            single = replace(one, observed=gradient, adaptation=known)
+            parts.append(attack(single, named_stream(0, "one model")))
+        finding = replace(
+            parts[0],
+            images=torch.cat([part.images for part in parts]),
+            losses=torch.cat([part.losses for part in parts]),
+            seconds=sum(part.seconds for part in parts),
+        )
+    else:
+        finding = attack(view, named_stream(0, "one model"))
+    dataset = run.prepared.dataset
+    strips = [("original", answers[0][1].x[0])]
+    print("| defence | MSE | PSNR | SSIM | LPIPS | KL | PSNR to x+delta | x+delta to x |")
+    print("|---|---|---|---|---|---|---|---|")
+    for t, (name, (_, held)) in enumerate(zip(names, answers, strict=True)):
+        found = Finding(
+            finding.attack,
+            finding.images[t : t + 1],
+            held.y,
+            finding.losses[t : t + 1],
+            (),
+            finding.steps,
+            0.0,
+        )
+        scored = score(run, one, found, held)
+        mean = scored.against_x.means()
+        seen = None if scored.against_trained_on is None else scored.against_trained_on.means()["psnr"]
+        values = [mean[key] for key in ("mse", "psnr", "ssim", "lpips", "kl")] + [
+            seen,
+            scored.distortion_psnr,
+        ]
+        print(f"| {name} | " + " | ".join("-" if v is None else f"{v:.3f}" for v in values) + " |")
+        strips.append((name, found.images[0][scored.order[0]]))
+    print(
+        f"{finding.seconds:.0f} s for {len(names)} uploads of {view.examples} images, {finding.steps} steps"
+    )
+    if arguments.picture is not None:
+        draw(
+            [(n, torch.as_tensor(x)) for n, x in strips],
+            Brightness(dataset.mean, dataset.std),
+            arguments.picture,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Draws FedLAP-DP's figures from short runs on the embedded digits, with and without privacy.
+
+python experiments/fedlap_dp/figures.py --out docs/methods
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fedveil.api import run
+from fedveil.config import Config, load_config
+from fedveil.experiment import prepare
+from fedveil.report.fedlap_figures import Sets, WatchSets, images_figure, path_figure, pixels_figure
+from fedveil.report.figures import save_figure
+from fedveil.task import Task
+from fedveil.training.surrogate import measure_path
+
+HERE = Path(__file__).parent
+# The same settings without privacy: images follow exact gradients, and each client measures its radius.
+PLAIN = ["method.name=fedlap", "method.radius=10.0", "method.radius_examples=50", "run.rounds=4"]
+PRIVATE = ["run.rounds=4"]
+
+
+def watched(config: Config, rounds: tuple[int, ...]) -> tuple[Task, dict[int, Sets], float | None]:
+    prepared = prepare(config, 0)
+    watch = WatchSets(rounds)
+    test = prepared.dataset.test
+    result = run(
+        prepared.task,
+        prepared.clients,
+        prepared.method,
+        rounds=config.run.rounds,
+        sampler="all",
+        test=(test.x, test.y),
+        classes=prepared.dataset.num_classes,
+        observers=[watch],
+        workers=1,
+    )
+    return prepared.task, watch.found, result.accuracy
+
+
+def draw(out: Path, name: str, changes: list[str]) -> None:
+    config = load_config(HERE / "digits.toml", changes)
+    rounds = (1, config.run.rounds // 2, config.run.rounds)
+    task, found, accuracy = watched(config, rounds)
+    print(f"{name}: accuracy {accuracy:.4f} after {config.run.rounds} rounds")
+    prepared = prepare(config, 0)
+    names = prepared.dataset.classes
+    save_figure(images_figure(found, range(4), names), out / f"{name}-images.png")
+    save_figure(pixels_figure(found), out / f"{name}-pixels.png")
+    sets = found[rounds[-1]]
+    everyone = prepared.clients.load(range(prepared.plan.clients))
+    path = measure_path(task, sets.model, sets.images, sets.labels, everyone, lr=0.05, radius=10.0, steps=60)
+    save_figure(path_figure(path, 10.0), out / f"{name}-path.png")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("docs/methods"))
+    parser.add_argument("--only", choices=("fedlap", "fedlap-dp"))
+    chosen = parser.parse_args()
+    for name, changes in (("fedlap", PLAIN), ("fedlap-dp", PRIVATE)):
+        if chosen.only in (None, name):
+            draw(chosen.out, name, changes)
+
+
+if __name__ == "__main__":
+    main()
