@@ -106,7 +106,14 @@ def test_a_trained_model_is_attacked_through_its_local_steps(tmp_path: Path) -> 
 
 
 def test_an_upload_that_does_not_tell_its_examples_needs_them(tmp_path: Path) -> None:
-    run = open_run(finished(tmp_path, {"name": "udp-fedavg", "batch_size": 2}))
+    folder = finished(
+        tmp_path,
+        {"name": "udp-fedavg", "batch_size": 2},
+        task={"data_options": {"max_train": 8}},
+        partition={"kind": "iid", "clients": 2},
+        run={"rounds": 1, "sampler": "all", "cohort": None},
+    )
+    run = open_run(folder)
     exchange = read_exchange(run, 1)
     with pytest.raises(InputError, match="--examples"):
         server_view(run, exchange, exchange.clients[:1])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fedveil.attack_run import attack_smallest
 from fedveil.compare import plan_cells, run_cells
 from fedveil.errors import InputError
 from fedveil.results import ResultFolder
@@ -130,3 +131,58 @@ def test_processes_give_the_results_of_one(config: Path, tmp_path: Path) -> None
         assert many["accuracy"] == one["accuracy"]
         assert many["privacy"] == one["privacy"]
     assert heard[-1] == (4, 2)
+
+
+def test_the_most_exposed_upload_is_attacked_once(config: Path, tmp_path: Path) -> None:
+    cells = plan_cells([config], methods=["fedavg", "udp-fedavg"], changes=["run.transcript=[1]"], seeds=[0])
+    assert run_cells(cells, tmp_path / "results", jobs=1) == {}
+    for cell in cells:
+        folder = cell.folder(tmp_path / "results")
+        place = attack_smallest(folder, "inverting-gradients", {"steps": 2})
+        found = json.loads((place / "finding.json").read_text())
+        sizes = [sum(row) for row in json.loads((folder / "summary.json").read_text())["partition"]]
+        taking_part = json.loads((folder / "transcript/round-000001/exchange-0000/clients.json").read_text())
+        assert sizes[found["clients"][0]] == min(sizes[client] for client in taking_part)
+        before = (place / "finding.json").stat().st_mtime_ns
+        assert attack_smallest(folder, "inverting-gradients", {"steps": 2}) == place
+        assert (place / "finding.json").stat().st_mtime_ns == before
+
+
+def test_the_command_refuses_an_attack_without_a_transcript(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fedveil.cli import main
+
+    results = tmp_path / "results"
+    arguments = ["compare", str(config), "--attack", "inverting-gradients", "--results", str(results)]
+    monkeypatch.setattr("sys.argv", ["fedveil", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert "run.transcript" in capsys.readouterr().err
+    assert not results.exists()
+
+
+def test_the_command_ends_with_table_and_report(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fedveil.cli import main
+
+    report = tmp_path / "out" / "report.html"
+    where = ["--seed", "0", "--jobs", "1", "--results", str(tmp_path / "results")]
+    arguments = [str(config), "--methods", "fedavg,udp-fedavg", *where, "--report", str(report)]
+    monkeypatch.setattr("sys.argv", ["fedveil", "compare", *arguments, "--markdown"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 0
+    table = capsys.readouterr().out.splitlines()
+    assert table[0].startswith("| method | seeds | accuracy % |")
+    assert len(table) == 4
+    assert table[3].endswith("| 50.00 |")
+    assert "udp-fedavg" in report.read_text()
+    monkeypatch.setattr("sys.argv", ["fedveil", "compare", *arguments, "--json"])
+    with pytest.raises(SystemExit):
+        main()
+    told = json.loads(capsys.readouterr().out)
+    assert [run["method"] for run in told["runs"]] == ["fedavg", "udp-fedavg"]
+    assert told["report"] == str(report)

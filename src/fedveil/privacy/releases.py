@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -77,7 +78,7 @@ def _positive(field: str, value: float) -> None:
 
 
 @dataclass(frozen=True)
-class Protection:
+class Protection(ABC):
     """How a value is protected. Each kind knows its own name on the ledger."""
 
     kind: ClassVar[str] = ""
@@ -85,8 +86,9 @@ class Protection:
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind, **dataclasses.asdict(self)}
 
+    @abstractmethod
     def in_words(self) -> str:
-        raise NotImplementedError
+        """The protection as a privacy officer reads it."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from fedveil.report.scales import Scale, exact, linear, logarithmic, short
 from fedveil.report.style import LOOKS, look
 
 WIDE, HALF, NARROW = 880, 492, 352
+MOST_BUBBLES = 40  # clients; beyond, shades are easier to read
 _MOST_POINTS = 400
 _BANDS = ((1.0, "strong"), (10.0, "meaningful"), (float("inf"), "too large to protect"))
 
@@ -315,13 +316,13 @@ def partition_chart(counts: Sequence[Sequence[int]], classes: Sequence[str], *, 
     clients, number = len(counts), len(counts[0])
     most = max(1, max(max(row) for row in counts))
     names = [*classes, *(str(i) for i in range(len(classes), number))]
-    bubbles = clients <= 40
+    bubbles = clients <= MOST_BUBBLES
 
     def draw(width: int) -> tuple[int, str]:
         longest = max(len(_clip(name, 14)) for name in names)
         left = 14 + 6.5 * longest
         cell = (width - left - 8) / clients
-        tall = min(26.0, max(7.0, cell)) if number <= 40 else 7.0
+        tall = min(26.0, max(14.0, cell)) if number <= 40 else 7.0
         bars, top = 46, 66
         height = round(top + number * tall + 40)
         sizes = [sum(row) for row in counts]

@@ -17,6 +17,7 @@ from fedveil.report.settings import Setting
 _WIDE_PICTURE = 400  # pixels; a whole figure, not one image
 _SCORE = re.compile(
     r"(mean image )?(psnr|ssim|mse|lpips|kl|auc|accuracy|advantage|labels right|tpr|true positive)\b"
+    r"(?! note)(?!.*per image)"
 )
 
 
@@ -56,7 +57,8 @@ def attacks(settings: Sequence[Setting]) -> str:
 
 
 def _attack(setting: Setting, run: Run, attack: Attack) -> str:
-    scores = [fact for fact in attack.facts if _SCORE.match(fact[0])] or list(attack.facts)
+    scores = [fact for fact in attack.facts if _SCORE.match(fact[0]) and fact[1] != "none"]
+    scores = scores or list(attack.facts)
     rest = [fact for fact in attack.facts if fact not in scores]
     ordered = sorted(
         attack.pictures, key=lambda p: not any(w in p.name for w in ("original", "truth", "target"))
@@ -70,13 +72,19 @@ def _attack(setting: Setting, run: Run, attack: Attack) -> str:
         )
         for item in ordered
     )
-    where = f", {attack.target}" if attack.target else ""
+    where = f", {_place(attack.target)}" if attack.target else ""
     more = f"<details><summary>All facts</summary>{_facts(rest)}</details>" if rest else ""
     return (
         f'<article class="card{" broad" if wide else ""}"><h4>{named(setting)}</h4>'
         f'<p class="note">seed {run.seed}{escape(where)}</p>'
-        f"{f'<div class=tiles>{shown}</div>' if shown else ''}{_facts(scores)}{more}</article>"
+        f"{f'<div class=tiles>{shown}</div>' if shown else ''}<div>{_facts(scores)}{more}</div></article>"
     )
+
+
+def _place(target: str) -> str:
+    """`round-1-client-46-50890df4` as words, without the hash of the attack's settings."""
+    plain = re.sub(r"-[0-9a-f]{8}$", "", target)
+    return re.sub(r"-(\d+)-?", r" \1, ", plain).removesuffix(", ")
 
 
 def _facts(facts: Sequence[tuple[str, str]]) -> str:

@@ -193,9 +193,9 @@ def read_folder(folder: Path) -> Run:
         problems.append(_unfinished(history, config))
     attacks = tuple(_attack(place, folder / "attacks", problems) for place in _attacks(folder / "attacks"))
     audits = [
-        found
+        row
         for path in sorted((folder / "audits").glob("**/*.json"), key=_natural)
-        if isinstance(found := _json(path, problems), Mapping)
+        for row in _audit_rows(_json(path, problems))
     ]
     return _build(
         "/".join(folder.resolve().parts[-3:]),
@@ -254,7 +254,7 @@ def _build(
         stopped=told.text("stopped", required=False),
         claim=_claim(privacy.values.get("paper_claim")),
         proven=_proofs(privacy),
-        audits=(*([audit] if audit else []), *audits),
+        audits=(*(_audit_rows(audit) if audit else []), *audits),
         words=told.text("privacy_in_words"),
         classes=tuple(str(item) for item in told.items("classes", required=False)),
         per_class=tuple(number(item) for item in told.items("per_class", required=False)),
@@ -401,6 +401,16 @@ def _points(lines: Iterable[Any]) -> tuple[Point, ...]:
         accuracy, loss, epsilon = (number(line.get(key)) for key in ("accuracy", "loss", "epsilon"))
         points.append(Point(at, accuracy, loss, epsilon, sent))
     return tuple(points)
+
+
+def _audit_rows(found: Any) -> list[Mapping[str, Any]]:
+    """The single audits in a file: itself, the one of a privacy statement, or all that one lists."""
+    if not isinstance(found, Mapping):
+        return []
+    if "audit" in found:
+        return _audit_rows(found["audit"])
+    listed = found.get("all")
+    return [row for row in listed if isinstance(row, Mapping)] if isinstance(listed, list) else [found]
 
 
 def _attacks(place: Path) -> list[Path]:

@@ -406,7 +406,6 @@ def partition(settings: Sequence[Setting]) -> str:
         f"the smallest has {min(sizes)}, the largest {max(sizes)} (seed {known.seed}).{cut}"
     )
     chart = charts.partition_chart(counts, known.classes, label=f"Who holds what. {said}")
-    note = (
-        "Bars: examples of a client. Dots: examples of a class; their area is the count. Hover for numbers."
-    )
+    how = "dots: their area" if len(counts) <= charts.MOST_BUBBLES else "shades: their depth"
+    note = f"Bars are the examples of a client. Below are those of each class as {how} is the count."
     return section("partition", "Who holds what", chart, f'<p class="note">{note}</p>', lead=said)

@@ -147,6 +147,13 @@ def contradictions(setting: Setting) -> list[str]:
     found = []
     for audit in setting.audited():
         bound = number(audit.get("lower_bound"))
+        if isinstance(
+            audit.get("broken"), bool
+        ):  # the audit has compared with what is proven for its own scope
+            if audit["broken"]:
+                against = WHO.get(str(audit.get("adversary")), "somebody")
+                found.append(f"BROKEN: an audit refutes what is proven against {against}.")
+            continue
         if bound is not None and proven and bound > max(proven):
             found.append(
                 f"BROKEN: an audit shows epsilon of at least {show(bound)}, {show(max(proven))} was proven."

@@ -10,6 +10,7 @@ or a plain loop where that is not possible.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -105,19 +106,20 @@ def per_example_gradients(
     }
 
 
-class _Part:
+class _Part(ABC):
     """The per-example gradients of some parameters, held in whatever form is cheapest."""
 
+    @abstractmethod
     def squares(self) -> Tensor:
         """Squared norms `[b]` in float64."""
-        raise NotImplementedError
 
+    @abstractmethod
     def weighted_sum(self, factors: Tensor) -> Params:
         """`sum_i factors[i] * g_i`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def gradients(self) -> Params:
-        raise NotImplementedError
+        """All of them, `[b, ...]`."""
 
 
 @dataclass

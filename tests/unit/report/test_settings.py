@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from pathlib import Path
 
@@ -131,3 +132,25 @@ def test_small_numbers_are_not_cut_in_two() -> None:
     assert small(1e-5) == "10⁻⁵"
     assert small(2e-6) == "2e-06"
     assert small(0.01) == "0.01"
+
+
+def test_an_audit_file_tells_every_audit_and_its_own_verdict(tmp_path: Path) -> None:
+    row = {
+        "lower_bound": 1.0,
+        "proven": 2.0,
+        "broken": False,
+        "adversary": "server",
+        "scope": "one participation",
+    }
+    folder = write_run(tmp_path, proven=[proof("observer", 0.5)])
+    (folder / "audits").mkdir()
+    path = folder / "audits" / "audit.json"
+    path.write_text(json.dumps({"proven": [], "audit": row | {"all": [row, row | {"lower_bound": 0.1}]}}))
+    (setting,) = group(read_runs([tmp_path]))
+    assert [audit["lower_bound"] for audit in setting.audited()] == [1.0, 0.1]
+    assert headline([setting]).level == "good"
+    path.write_text(json.dumps({"audit": row | {"broken": True}}))
+    (setting,) = group(read_runs([tmp_path]))
+    assert "refutes what is proven against the server" in " ".join(line.text for line in lines(setting))
+    path.write_text(json.dumps({"audit": None}))
+    assert group(read_runs([tmp_path]))[0].audited() == []
