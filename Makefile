@@ -32,6 +32,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/simulator.py
 	$(BIN)/python benchmarks/t_tsvd.py
 	$(BIN)/python benchmarks/per_example.py
+	$(BIN)/python benchmarks/gradient_matching.py
 	$(BIN)/python benchmarks/accounting.py
 
 clean:

@@ -30,7 +30,8 @@ def _plan(config: Config, records: int | None, data: Path | None) -> Plan:
     """The plan of this configuration; with `records` no data is touched."""
     if records is None:
         return prepare(config, config.run.seeds[0], data).plan
-    clients = config.partition.clients
+    groups = config.partition.groups
+    clients = config.partition.clients or (len(groups) if groups else None)
     if clients is None:
         raise InputError(
             "partition.clients",

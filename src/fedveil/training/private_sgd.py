@@ -15,7 +15,7 @@ import torch
 
 from fedveil.chain import cross_entropy_gradient, example_norms, mean_gradient
 from fedveil.data.client_data import ClientData
-from fedveil.streams import ClientStreams, normal
+from fedveil.streams import ClientStreams, Stream, normal
 from fedveil.task import Batch, Task
 from fedveil.training.per_example import clipped_gradient_sum
 from fedveil.tree import Params, per_row, rows
@@ -72,7 +72,8 @@ def private_sgd(
     anchor = {name: leaf.clone() for name, leaf in params.items()} if proximal else {}
     velocity = {name: torch.zeros_like(leaf) for name, leaf in params.items()}
     ordered, own = data.rows(order), streams.rows(order)
-    draws, drops, noises = own.of_round("batches"), own.of_round("dropout"), own.noise("dp-sgd")
+    draws = sampling_streams(own, own.of_round("batches"))
+    drops, noises = own.of_round("dropout"), own.noise("dp-sgd")
     std = multiplier * clip if math.isfinite(clip) else 0.0
     for step in range(epochs * max(batches, default=0)):
         active = sum(step < epochs * batches[k] for k in order)  # clients that are done are at the end
@@ -95,7 +96,15 @@ def private_sgd(
     return rows(params, back)
 
 
-def poisson_batch(data: ClientData, rates: Sequence[float], draws: Sequence[np.random.Generator]) -> Batch:
+def sampling_streams(streams: ClientStreams, seeded: Sequence[Stream]) -> Sequence[Stream]:
+    """What batches are drawn from: `seeded`, on a deployed node the system's entropy.
+
+    Who is in a batch must stay secret, or sampling does not amplify privacy.
+    """
+    return seeded if streams.noise_source == "seeded" else streams.noise("sampling")
+
+
+def poisson_batch(data: ClientData, rates: Sequence[float], draws: Sequence[Stream]) -> Batch:
     """Each example of client k with probability rates[k]; padding where others drew more."""
     active = len(rates)
     sizes = data.sizes[:active].tolist()

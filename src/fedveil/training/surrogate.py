@@ -25,7 +25,7 @@ from fedveil.training.gradient_matching import (
     weighted_gradient,
     weighted_loss,
 )
-from fedveil.training.private_sgd import clipped_sum, poisson_batch
+from fedveil.training.private_sgd import clipped_sum, poisson_batch, sampling_streams
 from fedveil.tree import Params, add, expand, norms, per_row, rows, sub, with_axis, without_axis
 
 PADDING = -1  # the label of a row that holds no image
@@ -113,7 +113,7 @@ class RealGradients:
             x, y = data.x.new_zeros(data.count, 1, *data.x.shape[2:]), data.y.new_zeros(data.count, 1)
             data = ClientData(x, y, data.sizes)
         self._task, self._data, self._loops = task, data, loops
-        self._batches = streams.of_exchange("real-batches")
+        self._batches = sampling_streams(streams, streams.of_exchange("real-batches"))
         self._noise = streams.noise("real-gradients")
         self._views = streams.of_exchange("augmentation")
         sizes = data.sizes.tolist()
@@ -123,7 +123,7 @@ class RealGradients:
     def draw(self, w: Params, active: Sequence[int]) -> tuple[Params, list[View]]:
         """The gradients of the `active` clients at their models `w [active, ...]`, and how they were augmented."""
         loops, task = self._loops, self._task
-        batches: list[np.random.Generator] = [self._batches[k] for k in active]
+        batches = [self._batches[k] for k in active]
         batch = poisson_batch(self._data.rows(active), [self._rates[k] for k in active], batches)
         views = [draw_view(loops.augment, self._views[k]) for k in active]
         seen = Batch(_seen(batch.x, views), batch.y, batch.mask)

@@ -18,7 +18,7 @@ from fedveil.engines.worker import ClientWorker
 from fedveil.errors import InputError
 from fedveil.guard import PrivacySettings
 from fedveil.methods.fedlap import FedLAP, FedLAPDP, MeasuredSet, Server, global_radius
-from fedveil.methods.method import AnyMethod
+from fedveil.methods.method import AnyMethod, field_names
 from fedveil.methods.psg import PSG
 from fedveil.models.registry import make_model
 from fedveil.privacy.accounting import account
@@ -88,8 +88,8 @@ def test_the_charge_is_the_worst_case_of_the_loops() -> None:
 
 
 def test_without_noise_or_clip_nothing_is_proven() -> None:
-    for fields in ({"noise_multiplier": 0.0}, {"clip": math.inf}):
-        rows = account(FedLAPDP(**fields).releases(PLAN), PLAN, 1e-5)
+    for method in (FedLAPDP(noise_multiplier=0.0), FedLAPDP(clip=math.inf)):
+        rows = account(method.releases(PLAN), PLAN, 1e-5)
         assert all(row.epsilon is None for row in rows)
     assert all(row.epsilon is None for row in account(FedLAP().releases(PLAN), PLAN, 1e-5))
 
@@ -249,11 +249,11 @@ def test_learning_works_where_clients_share_no_class(name: str) -> None:
         "feddm": {"matching_steps": 10, "spread": 0.1},
         "dsc": {"augment": ()},
     }
-    known = set(METHODS[name].__dataclass_fields__)
+    known = set(field_names(METHODS[name]))
     chosen = {key: value for key, value in fields.items() if key in known} | extra.get(name, {})
     held = clients()
     test = (held.x, held.y)
-    method = METHODS[name](**chosen, labels="own")
+    method = METHODS[name](**(chosen | {"labels": "own"}))
     result = run(task(), held, method, rounds=3, sampler="all", test=test, seed=1)
     assert result.accuracy is not None
     assert result.accuracy > 0.7
@@ -263,11 +263,11 @@ def test_learning_works_where_clients_share_no_class(name: str) -> None:
 def test_a_client_without_examples_does_no_harm(name: str) -> None:
     held = clients()
     lonely = ArrayClients(held.x, held.y, [*held.parts, torch.zeros(0, dtype=torch.long)])
-    known = set(METHODS[name].__dataclass_fields__)
+    known = set(field_names(METHODS[name]))
     chosen = {key: value for key, value in QUICK.items() if key in known}
     if "matching_steps" in known:
         chosen["matching_steps"] = 2
     if name == "dsc":
         chosen["augment"] = ()
-    result = run(task(), lonely, METHODS[name](**chosen, labels="own"), rounds=2, sampler="all")
+    result = run(task(), lonely, METHODS[name](**(chosen | {"labels": "own"})), rounds=2, sampler="all")
     assert all(bool(torch.isfinite(leaf).all()) for leaf in result.model.values())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedveil.data.client_data import ArrayClients, ClientData
 from fedveil.errors import InputError
 from fedveil.models.registry import make_model
-from fedveil.streams import ClientStreams, named_stream
+from fedveil.streams import ClientStreams, named_stream, normal
 from fedveil.task import Task
 from fedveil.training import gradient_matching, surrogate
 from fedveil.training.augmentation import CHANGES, View
@@ -25,6 +25,7 @@ from fedveil.training.gradient_matching import (
     weighted_gradient,
     weighted_loss,
 )
+from fedveil.training.private_sgd import poisson_batch
 from fedveil.training.surrogate import (
     PADDING,
     Loops,
@@ -203,7 +204,7 @@ class Reads:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, data: ClientData) -> None:
         self.counts = [0] * data.count
         self.sizes: list[int] = []
-        read = surrogate.poisson_batch
+        read = poisson_batch
 
         def counting(rows: ClientData, rates: list[float], draws: list[np.random.Generator]) -> Any:
             for own in rows.x:
@@ -264,6 +265,19 @@ def test_a_batch_larger_than_the_data_is_all_of_it(monkeypatch: pytest.MonkeyPat
     assert all(torch.allclose(found[name], leaf) for name, leaf in mean.items())
 
 
+def test_a_deployed_node_draws_its_batches_in_secret() -> None:
+    """Whoever knows the run's seed could replay the batches, and sampling would hide nothing."""
+    task, data = linear(), examples((40,))
+    w = with_axis(task.init(0))
+    settings = loops(batch_size=20)
+    found = []
+    for source in ("seeded", "seeded", "entropy", "entropy"):
+        streams = ClientStreams(0, 1, (0,), noise_source=source)
+        found.append(surrogate.RealGradients(task, data, streams, settings).draw(w, [0])[0]["1.weight"])
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[2], found[3])
+
+
 def test_noise_is_drawn_once_per_batch_with_the_declared_deviation() -> None:
     task, data = linear(), examples((20,))
     w = with_axis(task.init(0))
@@ -294,24 +308,25 @@ def test_one_example_moves_the_sum_by_no_more_than_the_clip() -> None:
     assert 0 < float(norms(moved)) <= 0.1 * (1 + 1e-6)
 
 
-def test_augmentation_leaves_batches_and_noise_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[list[Tensor]] = []
+def test_augmentation_leaves_the_noise_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Tensor] = []
+
+    def watched(*arguments: Any) -> Tensor:
+        drawn.append(normal(*arguments))
+        return drawn[-1]
+
+    monkeypatch.setattr(surrogate, "normal", watched)
+    task, data = convolutional(), examples((9,))
+    images, labels = synthetic(data)
+    w = with_axis(task.init(0))
+    runs: list[list[Tensor]] = []
     for changes in ((), CHANGES):
-        task, data = convolutional(), examples((9,))
-        seen: list[Tensor] = []
-        normal = surrogate.normal
-        monkeypatch.setattr(
-            surrogate, "normal", lambda *a, seen=seen, normal=normal: seen.append(normal(*a)) or seen[-1]
-        )
+        drawn.clear()
         settings = loops(clip=1.0, noise_multiplier=1.0, augment=changes, trajectories=1)
-        w = with_axis(task.init(0))
-        images, labels = synthetic(data)
-        seen.clear()
-        approximate(task, lambda _, w=w: w, data, images, labels, ClientStreams(0, 1, (0,)), settings)
-        monkeypatch.setattr(surrogate, "normal", normal)
-        drawn.append(seen)
-    assert len(drawn[0]) == len(drawn[1]) > 0
-    assert all(torch.equal(a, b) for a, b in zip(*drawn, strict=True))
+        approximate(task, lambda _: w, data, images, labels, ClientStreams(0, 1, (0,)), settings)
+        runs.append(list(drawn))
+    assert len(runs[0]) == len(runs[1]) > 0
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
 def test_inputs_are_left_as_they_are() -> None:
