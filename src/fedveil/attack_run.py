@@ -88,7 +88,8 @@ def attack_smallest(
     there already is not made again.
     """
     attack = make_attack(name, settings)
-    done = sorted((folder / "attacks" / attack.name).glob(f"*-{attack_identity(attack, 'known', True, 0)}"))
+    identity = attack_identity(attack, "known", True, 0)
+    done = sorted((folder / "attacks").glob(f"{attack.name}-*-{identity}"))
     if done and (done[0] / "finding.json").exists():
         return done[0]
     run = open_run(folder, data_dir)

@@ -28,6 +28,13 @@ workers = 1
 """
 
 
+# A shell that starts a job in the background has it ignore Ctrl-C; a person at a terminal does not.
+START = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from fedveil.cli import main; main()"
+)
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "small.toml"
@@ -146,7 +153,7 @@ def test_an_unknown_command_exits_2(fedveil: Command) -> None:
 def test_ctrl_c_leaves_a_folder_that_resumes(config: Path, tmp_path: Path) -> None:
     long = ["run", str(config), "--set", "run.rounds=4000", "--set", "run.evaluate_every=4000", "--json"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "fedveil", *long],
+        [sys.executable, "-c", START, *long],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
