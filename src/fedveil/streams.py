@@ -34,7 +34,7 @@ class Stream(Protocol):
 def named_stream(seed: int, *name: int | str) -> np.random.Generator:
     """The stream of this name: the same bits for the same name, independent of every other name."""
     text = "\x1f".join(str(part) for part in (seed, *name))
-    key = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
+    key = np.frombuffer(hashlib.blake2b(text.encode(), digest_size=16).digest(), dtype="<u8")
     return np.random.Generator(np.random.Philox(key=key))
 
 

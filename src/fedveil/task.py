@@ -237,6 +237,8 @@ class Task:
 
 def _kept(stream: np.random.Generator, count: int, p: float) -> npt.NDArray[np.uint8]:
     """1 with probability 1 - p, else 0: one random bit each for p = 1/2, else sixteen."""
+    if p == 0.5 and count % 64 == 0:  # the same bits as below, without the detour through a bytes object
+        return np.unpackbits(stream.bit_generator.random_raw(count // 64).view(np.uint8))
     if p == 0.5:
         return np.unpackbits(np.frombuffer(stream.bytes((count + 7) // 8), dtype=np.uint8), count=count)
     words = np.frombuffer(stream.bytes(2 * count), dtype=np.uint16)

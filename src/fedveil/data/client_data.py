@@ -76,6 +76,7 @@ class ArrayClients:
         self.x = x
         self.y = y
         self.parts = [part.to(torch.long) for part in parts]
+        self._starts = [_start_of_run(part) for part in self.parts]
 
     @classmethod
     def from_arrays(cls, clients: Sequence[tuple[Tensor, Tensor]]) -> ArrayClients:
@@ -92,6 +93,11 @@ class ArrayClients:
 
     def load(self, clients: Sequence[int]) -> ClientData:
         parts = [self.parts[k] for k in clients]
+        if parts and (run := self._one_run(clients)) is not None:  # a view, nothing to copy
+            shape = (len(parts), len(parts[0]))
+            x, y = self.x[run], self.y[run]
+            sizes = torch.full((len(parts),), shape[1])
+            return ClientData(x.reshape(*shape, *x.shape[1:]), y.reshape(*shape, *y.shape[1:]), sizes)
         sizes = torch.tensor([len(part) for part in parts])
         largest = int(sizes.max()) if len(parts) else 0
         if all(len(part) == largest for part in parts):
@@ -104,6 +110,22 @@ class ArrayClients:
         x = self.x.index_select(0, index.reshape(-1)).reshape(*shape, *self.x.shape[1:])
         y = self.y.index_select(0, index.reshape(-1)).reshape(*shape, *self.y.shape[1:])
         return ClientData(x, y, sizes)
+
+    def _one_run(self, clients: Sequence[int]) -> slice | None:
+        """The rows of these clients if they have one size and lie one after another, in order."""
+        start, size = self._starts[clients[0]], len(self.parts[clients[0]])
+        for number, client in enumerate(clients):
+            if self._starts[client] != start + number * size or len(self.parts[client]) != size or start < 0:
+                return None
+        return slice(start, start + size * len(clients))
+
+
+def _start_of_run(part: Tensor) -> int:
+    """Where this part begins if its rows lie one after another, else -1."""
+    if not len(part):
+        return -1
+    start = int(part[0])
+    return start if torch.equal(part, torch.arange(start, start + len(part))) else -1
 
 
 class LazyClients:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import multiprocessing
 import os
@@ -145,6 +146,15 @@ def _require_room(arena: Arena, leaves: Sequence[Leaf]) -> None:
         )
 
 
+def _keep_freed_memory() -> None:
+    """Let this process keep the memory it frees: glibc would hand it back, and take it anew, at every step."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
+        mallopt(trim_threshold, 2**31 - 1)
+        mallopt(mmap_max, 0)
+
+
 def _serve(
     worker: ClientWorker,
     connection: Connection,
@@ -157,6 +167,7 @@ def _serve(
         other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the simulator decides when to stop
     torch.set_num_threads(1)
+    _keep_freed_memory()
     while True:
         try:
             job = json.loads(connection.recv_bytes())
@@ -190,7 +201,9 @@ def _work(worker: ClientWorker, job: dict[str, Any], downloads: Arena, uploads: 
     tensors |= {f"state/{name}": leaf for name, leaf in after.items()}
     leaves = layout(tensors, rows=job["total"])
     _require_room(uploads, leaves)
-    rows = torch.tensor(job["rows"])
+    first, last = job["rows"][0], job["rows"][-1]
+    together = job["rows"] == list(range(first, last + 1))
+    rows = slice(first, last + 1) if together else torch.tensor(job["rows"])
     for leaf in leaves:
-        uploads.view(leaf).index_copy_(0, rows, tensors[leaf.name].contiguous())
+        uploads.view(leaf)[rows] = tensors[leaf.name]
     return {"head": up.head(), "leaves": [leaf.to_json() for leaf in leaves]}

@@ -111,7 +111,10 @@ def local_sgd(
             seen = task.loss(state.w, batch).double().cpu() * counts
             losses[:active] += seen / data.sizes.cpu()[walk.order[:active]]
         if task.chain is not None:
-            _chain_step(task, batch, dropout[:active], state, update)
+            # Before the first step every client still has its start, which most of the time is one and the same.
+            _chain_step(
+                task, batch, dropout[:active], state, update, at=state.anchor if number == 0 else state.w
+            )
         else:
             update.apply(state, task.grad(state.w, batch, dropout[:active]))
 
@@ -183,18 +186,23 @@ class _Update:
 
 
 def _chain_step(
-    task: Task, batch: Batch, dropout: Sequence[np.random.Generator], state: _Running, update: _Update
+    task: Task,
+    batch: Batch,
+    dropout: Sequence[np.random.Generator],
+    state: _Running,
+    update: _Update,
+    at: Params,
 ) -> None:
     """One step of a network of linear layers; without momentum gradient and update are one product."""
     assert task.chain is not None
     drop = task.dropout_masks(batch, dropout)
-    scores, tape = task.chain.forward(state.w, batch.x, drop)
+    scores, tape = task.chain.forward(at, batch.x, drop)
     g = cross_entropy_gradient(scores, batch.y)
     if batch.mask is None:
         g.div_(batch.y.shape[1])
     else:
         g.mul_(batch.weights(g.dtype).unsqueeze(-1))
-    factors = task.chain.backward(state.w, batch.x, tape, g, drop)
+    factors = task.chain.backward(at, batch.x, tape, g, drop)
     if state.velocity is not None:
         gradient: Params = {}
         for factor in factors:
