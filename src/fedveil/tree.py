@@ -30,11 +30,6 @@ def scale(a: Params, factor: float) -> Params:
     return {name: leaf * factor for name, leaf in a.items()}
 
 
-def scale_rows(a: Params, factors: Tensor) -> Params:
-    """Row k of every leaf times `factors[k]`."""
-    return {name: leaf * per_row(factors, leaf) for name, leaf in a.items()}
-
-
 def per_row(values: Tensor, leaf: Tensor) -> Tensor:
     """`values` `[K]` shaped to multiply `leaf` `[K, ...]`."""
     return values.to(leaf.dtype).reshape(-1, *([1] * (leaf.dim() - 1)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import numpy as np
@@ -203,8 +203,3 @@ def half_of(count: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
     """A random half of `count` places, and the other half."""
     order = torch.from_numpy(rng.permutation(count))
     return order[: count // 2], order[count // 2 :]
-
-
-def asking(view: MembershipView, asked: Examples) -> MembershipView:
-    """The same view with other examples in question."""
-    return replace(view, asked=asked)
