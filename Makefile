@@ -2,13 +2,19 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
+DEV := .venv/.ready-dev
+PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo figures test lint slow bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) -e .
 	touch $(READY)
+
+$(DEV): $(READY)
+	$(PIP) -e '.[dev,flower,text]'
+	touch $(DEV)
 
 demo: $(READY)
 	$(BIN)/fedveil compare experiments/demo.toml --methods fedavg,udp-fedavg,fedceo \
@@ -17,18 +23,18 @@ demo: $(READY)
 figures: demo
 	$(BIN)/python docs/figures/make_figures.py results/demo
 
-test: $(READY)
+test: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile
 
-slow: $(READY)
+slow: $(DEV)
 	$(BIN)/python -m pytest -q -m slow
 
-lint: $(READY)
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY)
+bench: $(DEV)
 	$(BIN)/python benchmarks/simulator.py
 	$(BIN)/python benchmarks/t_tsvd.py
 	$(BIN)/python benchmarks/per_example.py
