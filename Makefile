@@ -13,7 +13,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 $(DEV): $(READY)
-	$(PIP) -e '.[dev,flower,text]'
+	$(PIP) -e '.[dev,flower,report,text]'
 	touch $(DEV)
 
 demo: $(READY)
