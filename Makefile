@@ -5,7 +5,7 @@ READY := .venv/.ready
 DEV := .venv/.ready-dev
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo figures test lint slow bench clean
+.PHONY: demo figures test chaos lint slow bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -28,6 +28,9 @@ test: $(DEV)
 
 slow: $(DEV)
 	$(BIN)/python -m pytest -q -m slow
+
+chaos: $(DEV)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.faults --kills 50
 
 lint: $(DEV)
 	$(BIN)/ruff check .
