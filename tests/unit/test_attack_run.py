@@ -171,6 +171,67 @@ def test_the_attacker_knows_the_defence(wrap: dict[str, Any], kind: str) -> None
     assert adaptation_to(method, At(Plan(2, 2, "all", 1), 1), 1000, 8).kind == kind
 
 
+@pytest.mark.parametrize(
+    ("method", "std"),
+    [
+        (
+            {"name": "udp-fedavg", "clip": 2.0, "noise_multiplier": 0.5, "noise_scope": "local", "lr": 0.1},
+            10.0,
+        ),
+        ({"name": "fedceo", "clip": 2.0, "noise_multiplier": 0.5, "noise_scope": "local", "lr": 0.1}, 10.0),
+        ({"name": "fedceo", "clip": 2.0, "noise_multiplier": 0.5, "lr": 0.1, "server_lr": 3.0}, 15.0),
+        ({"name": "fedceo", "unit": "record", "batch_size": 8, "clip": 2.0, "lr": 0.1, "epochs": 4}, 0.5),
+        ({"name": "fedceo", "clip": 2.0, "noise_multiplier": 0.0}, 0.0),
+        ({"name": "fedavg"}, 0.0),
+        ({"name": "fedem", "rho_max": 1.0}, 0.0),
+    ],
+)
+def test_noise_is_known_from_what_a_method_declares(method: dict[str, Any], std: float) -> None:
+    known = adaptation_to(
+        make_config({"method": method}).build_method(), At(Plan(4, 4, "all", 1, 8, 8), 1), 9, 8
+    )
+    assert known.kind == ("noise" if std else "none")
+    assert known.noise == pytest.approx(std)
+
+
+def test_declared_noise_is_the_noise_that_is_sent(tmp_path: Path) -> None:
+    fields = {"name": "fedceo", "batch_size": 2, "lr": 0.1, "clip": 0.5, "noise_multiplier": 3.0}
+    more = {
+        "task": {"data_options": {"max_train": 8}},
+        "partition": {"kind": "iid", "clients": 2},
+        "run": {"rounds": 1, "sampler": "all", "cohort": None},
+    }
+    views = []
+    for name, method in (("loud", fields), ("quiet", fields | {"noise_multiplier": 0.0})):
+        run = open_run(finished(tmp_path / name, method, **more))
+        views.append(server_view(run, read_exchange(run, 1), [0], examples=4))
+    loud, quiet = views
+    difference = torch.cat([(loud.observed[name] - quiet.observed[name]).flatten() for name in loud.observed])
+    assert float(difference.std()) == pytest.approx(loud.adaptation.noise, rel=0.1)
+
+
+def test_the_attacker_who_comes_closer_is_kept(tmp_path: Path) -> None:
+    folder = finished(
+        tmp_path,
+        {"name": "fedsgd", "batch_size": 2},
+        task={"data_options": {"max_train": 8}},
+        partition={"kind": "iid", "clients": 2},
+        run={"rounds": 1, "sampler": "all", "cohort": None},
+        wrap=[{"name": "gradient-masking", "part": 0.5}],
+    )
+    arguments = ["attack", str(folder), "--attack", "inverting-gradients", "--set", "steps=30", "--json"]
+    found = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).stdout)
+    plain = json.loads(CliRunner().invoke(app, [*arguments, "--no-adaptive"], catch_exceptions=False).stdout)
+    assert "metrics" not in found  # a score has one name: it is compared with x, or with what was trained on
+    assert plain["weaker_attacker"] is None
+    assert plain["adaptation"]["kind"] == "none"
+    assert {found["adaptation"]["kind"], found["weaker_attacker"]["adaptation"]} == {"mask", "none"}
+    assert found["against_x"]["mean"]["psnr"] >= found["weaker_attacker"]["mean"]["psnr"]
+    assert found["against_x"]["mean"]["psnr"] >= plain["against_x"]["mean"]["psnr"]
+    shown = CliRunner().invoke(app, arguments[:-1], catch_exceptions=False)
+    assert "Shown is the attacker who" in shown.output
+
+
 def test_attacks_of_the_configuration(tmp_path: Path) -> None:
     folder = finished(
         tmp_path,

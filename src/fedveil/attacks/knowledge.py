@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from typing import Any
 
 from fedveil.attacks.view import Adaptation, LocalSteps
 from fedveil.methods.dp_fedags import DPFedAGS
 from fedveil.methods.fields import LocalTraining
 from fedveil.methods.method import AnyMethod, At
-from fedveil.methods.udp_fedavg import UDPFedAvg, upload_multiplier
 from fedveil.methods.wrappers.defences import (
     DPSGD,
     LDPM,
@@ -22,6 +22,8 @@ from fedveil.methods.wrappers.defences import (
     GradientPruning,
     SignCompression,
 )
+from fedveil.privacy.releases import GaussianNoise, RandomGaussianNoise, Release
+from fedveil.training.private_sgd import accumulated_noise
 
 _UNTOUCHED = (
     0.02  # DP-FedAGS noises the larger coordinates of a gradient clipped to 1 and leaves the rest bare
@@ -57,7 +59,7 @@ def local_steps(method: AnyMethod, at: At) -> LocalSteps | None:
 
 
 def adaptation_to(method: AnyMethod, at: At, dimension: int, examples: int) -> Adaptation:
-    """How an attacker who knows the configuration adapts to its outermost defence."""
+    """How an attacker who knows the configuration adapts to its outermost defence, or to its declared noise."""
     for defence in defences_of(method):
         if isinstance(defence, (GradientMasking, GradientPruning)):
             return Adaptation("mask")
@@ -66,13 +68,50 @@ def adaptation_to(method: AnyMethod, at: At, dimension: int, examples: int) -> A
         std = _noise_of(defence, dimension, examples)
         if std > 0:
             return Adaptation("noise", std)
-    inner = innermost(method)
-    if isinstance(inner, DPFedAGS):
+    if isinstance(innermost(method), DPFedAGS):
         return Adaptation("small", limit=_UNTOUCHED)
-    if isinstance(inner, UDPFedAvg) and math.isfinite(inner.clip) and inner.noise_multiplier > 0:
-        share = upload_multiplier(inner.noise_multiplier, inner.noise_scope, at.plan)
-        return Adaptation("noise", inner.server_lr * inner.clip * share / inner.lr_at(at))
-    return Adaptation()
+    std = declared_noise(method, at, examples)
+    return Adaptation("noise", std) if std > 0 else Adaptation()
+
+
+def declared_noise(method: AnyMethod, at: At, examples: int) -> float:
+    """The standard deviation that the declared noise has in each entry of what the server reads as a gradient.
+
+    Every method is judged by what it declares to disclose to the server, in units of its clip; 0 if it declares no
+    Gaussian noise there. Noise on each step of local training adds up over the steps.
+    """
+    inner: Any = innermost(method)
+    clip = float(getattr(inner, "clip", math.inf))
+    if not math.isfinite(clip):
+        return 0.0
+    for release in method.releases(at.plan):
+        multiplier = _multiplier(release)
+        if multiplier > 0 and "server" in release.visible_to and release.happens_in(at.round):
+            return multiplier * clip * _entry_scale(method, inner, release, at, examples)
+    return 0.0
+
+
+def _multiplier(release: Release) -> float:
+    noise = release.protection
+    if isinstance(noise, GaussianNoise):
+        return noise.multiplier
+    if isinstance(noise, RandomGaussianNoise):
+        drawn = zip(noise.multipliers, noise.weights, strict=True)
+        return math.sqrt(math.fsum(weight * value**2 for value, weight in drawn))
+    return 0.0
+
+
+def _entry_scale(method: AnyMethod, inner: Any, release: Release, at: At, examples: int) -> float:
+    """What one unit of clipped noise becomes in the upload, read as a gradient."""
+    gradient = "gradient" in {field.name for field in fields(method.up_type)}
+    if not isinstance(inner, LocalTraining):
+        return 1 / examples if release.unit == "record" else 1.0
+    lr = inner.lr_at(at)
+    per_lr = 1.0 if gradient else float(getattr(inner, "server_lr", 1.0)) / lr
+    if release.unit == "record":
+        added = accumulated_noise(lr, inner.batch_size, inner.epochs, inner.momentum, examples)
+        return per_lr * added
+    return per_lr
 
 
 def _noise_of(defence: Defence, dimension: int, examples: int) -> float:
