@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
 from typing import Any
 
 from fedveil.attacks.view import Adaptation, LocalSteps
 from fedveil.methods.dp_fedags import DPFedAGS
+from fedveil.methods.dp_fedags_proven import DPFedAGSProven
+from fedveil.methods.dp_fedprox import DPFedProx
 from fedveil.methods.fields import LocalTraining
 from fedveil.methods.method import AnyMethod, At
+from fedveil.methods.scaffold import Scaffold
 from fedveil.methods.wrappers.defences import (
     DPSGD,
     LDPM,
@@ -23,6 +25,7 @@ from fedveil.methods.wrappers.defences import (
     SignCompression,
 )
 from fedveil.privacy.releases import GaussianNoise, RandomGaussianNoise, Release
+from fedveil.training.local_sgd import scheduled_lr
 from fedveil.training.private_sgd import accumulated_noise
 
 _UNTOUCHED = (
@@ -51,8 +54,14 @@ def defences_of(method: AnyMethod) -> list[Defence]:
 
 
 def local_steps(method: AnyMethod, at: At) -> LocalSteps | None:
-    """How a method's clients train between two messages; None if they do not."""
+    """How a method's clients train between two messages; None if they do not.
+
+    A pull towards the start and Scaffold's correction are left out: the latter is zero when a client first takes part.
+    """
     inner = innermost(method)
+    if isinstance(inner, (DPFedProx, Scaffold)):
+        lr = scheduled_lr(inner.lr, inner.lr_schedule, at.round, at.plan.rounds)
+        return LocalSteps(lr, inner.batch_size, inner.epochs)
     if not isinstance(inner, LocalTraining):
         return None
     return LocalSteps(inner.lr_at(at), inner.batch_size, inner.epochs, inner.momentum, inner.weight_decay)
@@ -68,8 +77,11 @@ def adaptation_to(method: AnyMethod, at: At, dimension: int, examples: int) -> A
         std = _noise_of(defence, dimension, examples)
         if std > 0:
             return Adaptation("noise", std)
-    if isinstance(innermost(method), DPFedAGS):
+    inner = innermost(method)
+    if isinstance(inner, DPFedAGS):
         return Adaptation("small", limit=_UNTOUCHED)
+    if isinstance(inner, DPFedAGSProven) and inner.variant != "everywhere":
+        return Adaptation("mask")
     std = declared_noise(method, at, examples)
     return Adaptation("noise", std) if std > 0 else Adaptation()
 
@@ -103,15 +115,15 @@ def _multiplier(release: Release) -> float:
 
 def _entry_scale(method: AnyMethod, inner: Any, release: Release, at: At, examples: int) -> float:
     """What one unit of clipped noise becomes in the upload, read as a gradient."""
-    gradient = "gradient" in {field.name for field in fields(method.up_type)}
-    if not isinstance(inner, LocalTraining):
+    local = local_steps(method, at)
+    if local is None:
         return 1 / examples if release.unit == "record" else 1.0
-    lr = inner.lr_at(at)
-    per_lr = 1.0 if gradient else float(getattr(inner, "server_lr", 1.0)) / lr
-    if release.unit == "record":
-        added = accumulated_noise(lr, inner.batch_size, inner.epochs, inner.momentum, examples)
-        return per_lr * added
-    return per_lr
+    if isinstance(inner, DPFedAGSProven):
+        return 1.0  # it clips and noises the accumulated gradient, not the update
+    of_update = float(getattr(inner, "server_lr", 1.0)) / local.lr
+    if release.unit == "client":
+        return of_update
+    return of_update * accumulated_noise(local.lr, local.batch_size, local.epochs, local.momentum, examples)
 
 
 def _noise_of(defence: Defence, dimension: int, examples: int) -> float:
