@@ -18,7 +18,7 @@ from fedveil.results import Result
 
 HERE = Path(__file__).parent
 EVERYONE = "partition.groups=[[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]]"  # one client: the centralised setting
-OPEN = ["run.rounds=10"]
+OPEN = ["run.rounds=8"]
 # As far per round as the paper's clients: a twentieth of its steps, twenty times its learning rate of 0.1.
 PRIVATE = ["method.name=dp-fedprox", "method.epochs=1", "method.lr=2.0"]
 FEDLAP = [
