@@ -25,6 +25,7 @@ from fedveil.models.registry import make_model
 from fedveil.partition.partition import Partition
 from fedveil.partition.registry import make_partition
 from fedveil.privacy.releases import Plan
+from fedveil.report.leave import pictures_of
 from fedveil.results import Result
 from fedveil.run import Observer
 from fedveil.streams import named_stream
@@ -112,8 +113,13 @@ def run_seed(
     data_dir: Path | None = None,
     observe: Callable[[Plan], Sequence[Observer]] = lambda _plan: (),
 ) -> Result:
-    """One seed of an experiment, in `results/<experiment>/<config hash>/seed-<seed>`."""
+    """One seed of an experiment, in `results/<experiment>/<config hash>/seed-<seed>`.
+
+    A method that has pictures to show leaves them there too, for the report.
+    """
     prepared = prepare(config, seed, data_dir)
+    folder = result_folder(config, seed, experiment, results)
+    pictures = pictures_of(prepared.method, prepared.plan, prepared.dataset, folder)
     section = config.privacy
     facts: dict[str, Any] = {
         "experiment": experiment,
@@ -143,7 +149,7 @@ def run_seed(
             section.budget_unit,
             None if section.ledger is None else Path(section.ledger),
         ),
-        results=result_folder(config, seed, experiment, results),
+        results=folder,
         config=config.to_toml(),
         facts=facts,
         evaluate_every=config.run.evaluate_every,
@@ -154,7 +160,7 @@ def run_seed(
         execution=config.run.execution,
         workers=config.run.workers,
         max_memory=config.run.max_memory,
-        observers=observe(prepared.plan),
+        observers=[*pictures, *observe(prepared.plan)],
     )
 
 
