@@ -77,7 +77,7 @@ class RunSection(_Section):
     cohort: Annotated[int, Field(ge=1)] | None = None
     sampler: Sampler = "fixed"
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [0]
-    engine: Literal["simulation"] = "simulation"
+    engine: Literal["simulation", "flower-simulation", "flower"] = "simulation"
     device: str = "cpu"
     workers: Annotated[int, Field(ge=0)] = 0
     execution: Execution = "auto"
@@ -88,8 +88,9 @@ class RunSection(_Section):
     transcript_exchanges: Annotated[int, Field(ge=1)] | None = None
     min_clients: Annotated[int, Field(ge=0)] = 0
     deadline: Annotated[float, Field(gt=0)] | None = None
+    max_message: int | None = None
 
-    @field_validator("max_memory", mode="before")
+    @field_validator("max_memory", "max_message", mode="before")
     @classmethod
     def _bytes(cls, value: Any) -> Any:
         """Bytes as a number, or as text with a unit: "2GiB"."""
@@ -99,7 +100,7 @@ class RunSection(_Section):
                 raise ValueError('give bytes, or a number with a unit such as "2GiB"')
             value = int(float(match[1]) * _UNITS[match[2]])
         if isinstance(value, int) and value <= 0:
-            raise ValueError("give a positive amount of memory")
+            raise ValueError("give a positive number of bytes")
         return value
 
     @field_validator("seeds")
@@ -156,6 +157,10 @@ class Config(_Section):
         if self.run.deadline is not None and self.run.engine == "simulation":
             raise InputError(
                 "run.deadline", self.run.deadline, "the simulator waits for every client", "Leave it out."
+            )
+        if self.run.max_message is not None and self.run.engine == "simulation":
+            raise InputError(
+                "run.max_message", self.run.max_message, "the simulator sends nothing", "Leave it out."
             )
         self.build_method()
         return self
