@@ -29,6 +29,7 @@ LAYERS = [
     ["report"],
     ["config"],
     ["experiment"],
+    ["deploy"],
     ["recorded", "attack_run", "membership_run", "compare"],
     ["progress", "live", "tracking", "watching"],
     ["cli"],
