@@ -30,7 +30,7 @@ from fedveil.errors import FedveilError
 from fedveil.messages import Message, MessageError
 
 log = logging.getLogger("flwr.fedveil")
-Admit = Callable[[Order], None]
+Admit = Callable[[Order, Message], None]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Node:
         require_same((order.version, order.fingerprint), (VERSION, mark), "the server's")
         self._require_plan(order)
         down = self._read(order)
-        self.admit(order)
+        self.admit(order, down)
         store = StateStore(self.states, order.run)
         held = None if order.state is None else store.load(order.state)
         if order.state is not None and held is None:
@@ -106,7 +106,7 @@ class Node:
         return down
 
 
-def admit_all(_order: Order) -> None:
+def admit_all(_order: Order, _down: Message) -> None:
     """Takes part in everything: a simulated client has no policy of its own."""
 
 

@@ -106,10 +106,10 @@ class Roster:
         log.info("node %d is client %d with %d examples", node, who.client, who.size)
 
     def wait_for(self, count: int, timeout: float) -> None:
-        """Wait until so many clients are there, or the time is up."""
+        """Wait until so many nodes are there, whether let in or not, or the time is up."""
         end = time.monotonic() + timeout
         while True:
             self.refresh()
-            if len(self._known) >= count or time.monotonic() >= end:
+            if len(self._known) + len(self._refused) >= count or time.monotonic() >= end:
                 return
             time.sleep(1.0)
