@@ -269,5 +269,5 @@ def _tell(folder: ResultFolder, observers: Sequence[Observer], plan: Plan, told:
     return told
 
 
-def _tail(log: Path, lines: int = 30) -> str:
+def _tail(log: Path, lines: int = 80) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
