@@ -25,7 +25,12 @@ from fedveil.privacy.releases import Adversary, Sampler, Unit
 
 VERSION = 1
 # Keys that came after results had been recorded: at their default they leave a configuration's hash as it was.
-_NEWER_KEYS = (("task", "input_shape", None), ("task", "classes", None), ("run", "max_message", None))
+_NEWER_KEYS = (
+    ("task", "input_shape", None),
+    ("task", "classes", None),
+    ("run", "max_message", None),
+    ("method", "block", 1),
+)
 _UNITS = {
     "": 1,
     "B": 1,

@@ -65,7 +65,11 @@ class InMemoryNodes(Grid):
         node = message.metadata.dst_node_id
         arrived = make_message(message.metadata, content=_over_the_wire(message.content))
         fault = self.faults.get(node)
-        reply = self._answer(node, arrived) if fault is None else fault(arrived, lambda: self._answer(node, arrived))
+        reply = (
+            self._answer(node, arrived)
+            if fault is None
+            else fault(arrived, lambda: self._answer(node, arrived))
+        )
         if reply is None:
             return None
         reply.metadata.__dict__["_src_node_id"] = node
@@ -78,7 +82,9 @@ class InMemoryNodes(Grid):
             return Message(Error(3, "Node Unavailable"), reply_to=message)
         return self._app(message, self._contexts[node])
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:

@@ -24,13 +24,16 @@ CLIENTS = 4
 
 def quick_config(name: str, engine: str = "simulation", **run: Any) -> Config:
     known = set(field_names(METHODS[name]))
-    fields = {key: value for key, value in QUICK.items() if key in known} | ({"batch_size": 16} if "batch_size" in known else {})
+    fields = {key: value for key, value in QUICK.items() if key in known} | (
+        {"batch_size": 16} if "batch_size" in known else {}
+    )
     return make_config(
         {
             "task": {"dataset": "digits", "model": "mlp-2", "data_options": {}, "model_options": {}},
             "partition": {"kind": "dirichlet", "clients": CLIENTS},
             "method": {"name": name} | fields,
-            "run": {"rounds": 2, "cohort": 3, "engine": engine, "execution": "one-by-one", "workers": 1} | run,
+            "run": {"rounds": 2, "cohort": 3, "engine": engine, "execution": "one-by-one", "workers": 1}
+            | run,
         }
     )
 

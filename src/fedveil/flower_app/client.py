@@ -19,7 +19,7 @@ from fedveil.data.dataset import require_labels_below
 from fedveil.deploy.node import open_node
 from fedveil.deploy.policy import RefusedError
 from fedveil.engines.flower.node import Node, admit_all, refused_by
-from fedveil.engines.flower.wire import LARGEST_MESSAGE, Order, Refusal
+from fedveil.engines.flower.wire import LARGEST_MESSAGE, Order, RefusalError
 from fedveil.engines.worker import ClientWorker
 from fedveil.errors import FedveilError, InputError
 from fedveil.experiment import Prepared, prepare
@@ -64,7 +64,7 @@ def _deployed(settings: RunSettings, folder: str) -> Node:
     config = settings.config
     classes = config.task.classes
     if classes is None:
-        raise Refusal("message", "the run does not say how many classes there are")
+        raise RefusalError("message", "the run does not say how many classes there are")
     x, y = home.examples.x, home.examples.y
     require_labels_below(y, classes, home.name)
     shape = tuple(x.shape[1:])
@@ -80,17 +80,20 @@ def _deployed(settings: RunSettings, folder: str) -> Node:
         try:
             home.guard.admit(order.run, at.round, method, at.plan, exchange=at.exchange, announced=announced)
         except RefusedError as error:
-            raise Refusal("policy", str(error)) from error
+            raise RefusalError("policy", str(error)) from error
 
     worker = ClientWorker(Task(build), home.clients, method, settings.seed, home.noise)
     limit = home.guard.policy.maximum_message
-    return Node(home.client, len(home.examples), worker, home.state / "clients", admit, limit)
+    return Node(home.name, home.client, len(home.examples), worker, home.state / "clients", admit, limit)
 
 
 def _simulated(settings: RunSettings, context: Context) -> Node:
     if settings.config.run.engine == "flower":
         raise InputError(
-            "node-config", dict(context.node_config), "names no node folder", "Start it by `fedveil deploy node`."
+            "node-config",
+            dict(context.node_config),
+            "names no node folder",
+            "Start it by `fedveil deploy node`.",
         )
     client = int(str(context.node_config.get("partition-id", -1)))
     prepared = _prepared(settings.config.to_toml(), settings.seed, settings.data)
@@ -99,7 +102,9 @@ def _simulated(settings: RunSettings, context: Context) -> Node:
     worker = ClientWorker(prepared.task, prepared.clients, prepared.method, settings.seed)
     limit = settings.config.run.max_message or LARGEST_MESSAGE
     size = prepared.clients.sizes[client]
-    return Node(client, size, worker, settings.folder / STATES / str(client), admit_all, limit)
+    return Node(
+        f"client-{client}", client, size, worker, settings.folder / STATES / str(client), admit_all, limit
+    )
 
 
 @functools.lru_cache(maxsize=1)

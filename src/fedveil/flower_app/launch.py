@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -24,16 +25,15 @@ from fedveil.config import Config
 from fedveil.errors import FedveilError, InputError
 from fedveil.experiment import load_image_or_table, prepare
 from fedveil.experiment import run_seed as simulate_seed
-from fedveil.flower_app.settings import RunSettings
+from fedveil.flower_app.settings import PROBLEM, RunSettings
+from fedveil.messages import Record
 from fedveil.methods.method import At
 from fedveil.privacy.releases import Plan
-from fedveil.messages import Record as _Elsewhere
 from fedveil.results import Result, ResultFolder
 from fedveil.run import Observer, RoundEnd
 
 SERVER_APP = "fedveil.flower_app.server:app"
 CLIENT_APP = "fedveil.flower_app.client:app"
-PROBLEM = ".flower-problem"
 _NAME = "fedveil-run"
 _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -122,9 +122,7 @@ def with_shape(config: Config, data_dir: Path | None) -> Config:
 def require_flower(engine: str) -> None:
     for module in ("flwr", "ray") if engine == "flower-simulation" else ("flwr",):
         if importlib.util.find_spec(module) is None:
-            raise InputError(
-                "run.engine", engine, f"{module} is not installed", "Install fedveil[flower]."
-            )
+            raise InputError("run.engine", engine, f"{module} is not installed", "Install fedveil[flower].")
 
 
 def write_app(folder: Path, settings: RunSettings) -> Path:
@@ -158,7 +156,9 @@ def write_connection(home: Path, address: str, root_certificates: Path | None = 
 
 def environment(home: Path) -> dict[str, str]:
     """For every process of Flower: nothing calls home, one thread per client, our own interpreter first."""
-    paths = [str(Path(part).absolute()) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    paths = [
+        str(Path(part).absolute()) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part
+    ]
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     own = {"FLWR_HOME": str(home), "PYTHONPATH": os.pathsep.join(paths), "PATH": programs}
     return os.environ | _QUIET | own
@@ -241,18 +241,32 @@ def _follow(
         )
     told = 0
     try:
-        while True:
-            ended = process.poll() is not None
-            told = _tell(folder, observers, plan, told)
-            if folder.finished:
-                return folder.read()
-            if problem.exists():
-                raise FedveilError(problem.read_text())
-            if ended:
-                raise FedveilError(f"the run on Flower ended without a result:\n{_tail(log)}")
-            time.sleep(_LOOK_EVERY)
+        with _terminated_by_exception():
+            while True:
+                ended = process.poll() is not None
+                told = _tell(folder, observers, plan, told)
+                if folder.finished:
+                    return folder.read()
+                if problem.exists():
+                    raise FedveilError(problem.read_text())
+                if ended:
+                    raise FedveilError(f"the run on Flower ended without a result:\n{_tail(log)}")
+                time.sleep(_LOOK_EVERY)
     finally:
         stop(process)
+
+
+@contextmanager
+def _terminated_by_exception() -> Iterator[None]:
+    """SIGTERM as an exception, so that the processes we started end with us."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _tell(folder: ResultFolder, observers: Sequence[Observer], plan: Plan, told: int) -> int:
@@ -262,7 +276,7 @@ def _tell(folder: ResultFolder, observers: Sequence[Observer], plan: Plan, told:
         if number <= told:
             continue
         metrics = {key: value for key, value in line.items() if key != "round"}
-        end = RoundEnd(At(plan, number), (), _Elsewhere(), {}, number == plan.rounds, metrics)
+        end = RoundEnd(At(plan, number), (), Record(), {}, number == plan.rounds, metrics)
         for observer in observers:
             observer.round_ends(end)
         told = number

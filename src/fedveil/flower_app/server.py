@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from flwr.app import Context
@@ -21,7 +22,7 @@ from fedveil.engines.flower.wire import LARGEST_MESSAGE, fingerprint
 from fedveil.errors import FedveilError, InputError
 from fedveil.experiment import facts_of, load_image_or_table, options_of, prepare
 from fedveil.flower_app.client import STATES
-from fedveil.flower_app.settings import RunSettings
+from fedveil.flower_app.settings import LOG, PROBLEM, RunSettings
 from fedveil.models.registry import make_model
 from fedveil.privacy.releases import Plan
 from fedveil.results import Result
@@ -29,7 +30,6 @@ from fedveil.task import Task
 
 log = logging.getLogger("flwr.fedveil")
 app = ServerApp()
-PROBLEM = ".flower-problem"  # why the last attempt failed, for the command that waits for the result
 FEDERATION = "federation.json"
 GATHER_SECONDS = 600.0
 
@@ -40,13 +40,29 @@ def main(grid: Grid, context: Context) -> None:
     settings = RunSettings.from_run_config(context.run_config)
     serve = serve_deployed if settings.config.run.engine == "flower" else serve_simulated
     try:
-        serve(grid, settings)
+        with _logged(settings):
+            serve(grid, settings)
     except FedveilError as error:
         _leave(settings, str(error))
         raise
     except Exception:
         _leave(settings, traceback.format_exc())
         raise
+
+
+@contextmanager
+def _logged(settings: RunSettings) -> Iterator[None]:
+    """What concerns nodes is also written to the run's folder, where its owner looks."""
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(settings.folder / LOG)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        handler.close()
 
 
 def _leave(settings: RunSettings, problem: str) -> None:
@@ -151,7 +167,9 @@ def _agreed_plan(roster: Roster, settings: RunSettings) -> Plan:
     sizes = [who.size for who in roster.clients.values()]
     needed = max(1, section.min_clients)
     if len(sizes) < needed:
-        raise FedveilError(f"{len(sizes)} of {clients} nodes are here, {needed} are needed. Start the others.")
+        raise FedveilError(
+            f"{len(sizes)} of {clients} nodes are here, {needed} are needed. Start the others."
+        )
     cohort = clients if section.cohort is None or section.sampler == "all" else section.cohort
     plan = Plan(clients, cohort, section.sampler, section.rounds, max(1, min(sizes)), max(1, max(sizes)))
     settings.folder.mkdir(parents=True, exist_ok=True)

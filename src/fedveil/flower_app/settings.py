@@ -14,6 +14,8 @@ from fedveil.errors import InputError
 from fedveil.experiment import result_folder
 from fedveil.streams import NoiseSource
 
+PROBLEM = ".flower-problem"  # in a run's folder: why its last attempt failed
+LOG = "federation.log"  # in a run's folder: which nodes came, failed and were refused
 _KEYS = ("config", "seed", "experiment", "results", "data", "noise")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedveil.engines.flower.wire import Refusal
+from fedveil.engines.flower.wire import RefusalError
 from fedveil.messages import Message
 from fedveil.privacy.releases import Plan
 from fedveil.task import Task
@@ -32,16 +32,16 @@ class UploadChecks:
             like = self._params.get(key)
             if like is not None and (leaf.shape[1:] != like.shape or leaf.dtype != like.dtype):
                 shown, wanted = (_shown(tensor) for tensor in (leaf[0], like))
-                raise Refusal("message", f"{name!r} is {shown}, the model's is {wanted}")
+                raise RefusalError("message", f"{name!r} is {shown}, the model's is {wanted}")
         told, said = sent.scalars(), up.scalars()
         for name in told.keys() & said.keys():
             if told[name] != said[name]:
-                raise Refusal("message", f"{name!r} is {said[name]!r:.40}, it was sent {told[name]!r}")
+                raise RefusalError("message", f"{name!r} is {said[name]!r:.40}, it was sent {told[name]!r}")
         given, back = sent.tensors(), up.tensors()
         for name in given.keys() & back.keys():
             whole = not given[name].is_floating_point()
             if whole and (given[name].shape != back[name].shape or bool((given[name] != back[name]).any())):
-                raise Refusal("message", f"{name!r} is not what it was sent")
+                raise RefusalError("message", f"{name!r} is not what it was sent")
         self._require_range(back, "size", 0, self._plan.largest_client)
         if self._classes is not None:
             self._require_range(back, "labels", 0, self._classes - 1)
@@ -51,7 +51,7 @@ class UploadChecks:
         if leaf is None or leaf.is_floating_point() or not leaf.numel():
             return
         if int(leaf.min()) < low or int(leaf.max()) > high:
-            raise Refusal("message", f"{name!r} is not between {low} and {high}")
+            raise RefusalError("message", f"{name!r} is not between {low} and {high}")
 
     def strangers(self, uploads: Mapping[int, Message]) -> dict[int, str]:
         """The clients whose upload has another form than the others', and how it differs.

@@ -22,7 +22,7 @@ from fedveil.engines.flower.wire import (
     LARGEST_MESSAGE,
     VERSION,
     Order,
-    Refusal,
+    RefusalError,
     Version,
     fingerprint,
     pack_order,
@@ -144,13 +144,13 @@ class FlowerEngine:
             node = reply.metadata.src_node_id
             client = self._roster.client(node)
             if client is None or client not in sent:
-                log.warning("round %d: node %d answered without being asked", at.round, node)
+                log.warning("round %d: %s answered without being asked", at.round, self._roster.names(node))
                 continue
             try:
                 uploads[client], remembers = self._read(client, sent[client], reply, at)
                 if remembers:
                     remembering.add(client)
-            except Refusal as refusal:
+            except RefusalError as refusal:
                 self._lose(client, at, str(refusal))
         return uploads
 
@@ -158,7 +158,7 @@ class FlowerEngine:
         answer = read_reply(reply.content, self._limits.max_message)
         require_same((answer.version, answer.fingerprint), (VERSION, self._fingerprint), "its")
         if (answer.client, answer.round, answer.exchange) != (client, at.round, at.exchange):
-            raise Refusal("message", f"it answers for client {answer.client} of round {answer.round}")
+            raise RefusalError("message", f"it answers for client {answer.client} of round {answer.round}")
         up = read_upload(self._method, answer.up)
         self._checks.require_fit(sent, up)
         return up, answer.remembers
@@ -166,9 +166,14 @@ class FlowerEngine:
     def _lose(self, client: int, at: At, problem: str) -> None:
         self._lost.add(client)
         node = self._roster.node(client)
-        where = "" if node is None else f" (node {node})"
+        where = "" if node is None else f", {self._roster.names(node)},"
         log.warning(
-            "round %d, exchange %d: client %d%s is left out: %s", at.round, at.exchange, client, where, problem
+            "round %d, exchange %d: client %d%s is left out: %s",
+            at.round,
+            at.exchange,
+            client,
+            where,
+            problem,
         )
 
     def own(self, record: R) -> R:

@@ -16,7 +16,7 @@ from fedveil.engines.flower.wire import (
     VERSION,
     Introduction,
     Order,
-    Refusal,
+    RefusalError,
     Reply,
     fingerprint,
     introduce,
@@ -41,6 +41,7 @@ class Node:
     down, it has written when it returns.
     """
 
+    name: str
     client: int
     size: int
     worker: ClientWorker
@@ -50,7 +51,7 @@ class Node:
 
     def introduction(self) -> RecordDict:
         mark = fingerprint(self.worker.task, self.worker.method)
-        return introduce(Introduction(self.client, self.size, VERSION, mark))
+        return introduce(Introduction(self.name, self.client, self.size, VERSION, mark))
 
     def answer(self, content: RecordDict) -> RecordDict:
         """The upload that this order asks for, or the reason why there is none. Never raises.
@@ -59,12 +60,12 @@ class Node:
         """
         try:
             return pack_reply(self._work(read_order(content, self.limit)))
-        except Refusal as refusal:
+        except RefusalError as refusal:
             log.warning("client %d refuses: %s", self.client, refusal)
             return refuse(refusal, self.client)
         except Exception as error:
             log.exception("client %d failed", self.client)
-            return refuse(Refusal("error", f"failed with {type(error).__name__}"), self.client)
+            return refuse(RefusalError("error", f"failed with {type(error).__name__}"), self.client)
 
     def _work(self, order: Order) -> Reply:
         worker, at = self.worker, order.at
@@ -76,7 +77,9 @@ class Node:
         store = StateStore(self.states, order.run)
         held = None if order.state is None else store.load(order.state)
         if order.state is not None and held is None:
-            log.warning("client %d has lost its state after exchange %s; it starts anew", self.client, order.state)
+            log.warning(
+                "client %d has lost its state after exchange %s; it starts anew", self.client, order.state
+            )
         known = {} if held is None else {self.client: held}
         with one_thread():
             up, after = worker.update([self.client], down, known, at)
@@ -88,21 +91,21 @@ class Node:
 
     def _require_plan(self, order: Order) -> None:
         if order.client != self.client:
-            raise Refusal("plan", f"this is client {self.client}, not {order.client}")
+            raise RefusalError("plan", f"this is client {self.client}, not {order.client}")
         plan = order.at.plan
         if not plan.records_per_client <= max(1, self.size) <= plan.largest_client:
-            raise Refusal("plan", "the plan's sizes of clients do not include this one's")
+            raise RefusalError("plan", "the plan's sizes of clients do not include this one's")
         if order.at.exchange >= self.worker.method.exchanges(plan):
-            raise Refusal("plan", f"a round has no exchange {order.at.exchange}")
+            raise RefusalError("plan", f"a round has no exchange {order.at.exchange}")
 
     def _read(self, order: Order) -> Message:
         try:
             down = self.worker.method.down_type.from_bytes(order.down)
         except MessageError as error:
-            raise Refusal("message", str(error)) from error
+            raise RefusalError("message", str(error)) from error
         for name, leaf in down.tensors().items():
             if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
-                raise Refusal("message", f"{name!r} is not finite")
+                raise RefusalError("message", f"{name!r} is not finite")
         return down
 
 
@@ -113,6 +116,6 @@ def admit_all(_order: Order, _down: Message) -> None:
 def refused_by(error: FedveilError, client: int | None) -> RecordDict:
     """The answer of a node that cannot even begin."""
     log.warning("this node cannot take part: %s", error)
-    if isinstance(error, Refusal):
+    if isinstance(error, RefusalError):
         return refuse(error, client)
-    return refuse(Refusal("error", f"failed with {type(error).__name__}"), client)
+    return refuse(RefusalError("error", f"failed with {type(error).__name__}"), client)

@@ -13,7 +13,7 @@ from fedveil.engines.flower.wire import (
     HELLO,
     VERSION,
     Introduction,
-    Refusal,
+    RefusalError,
     hello,
     read_introduction,
     require_same,
@@ -72,6 +72,11 @@ class Roster:
     def node(self, client: int) -> int | None:
         return next((node for node, who in self._known.items() if who.client == client), None)
 
+    def names(self, node: int) -> str:
+        """A node for the log: its own name, and Flower's number for it."""
+        who = self._known.get(node)
+        return f"node {node}" if who is None else f"node {who.name!r} ({node})"
+
     def client(self, node: int) -> int | None:
         who = self._known.get(node)
         return None if who is None else who.client
@@ -80,7 +85,8 @@ class Roster:
         """Forget nodes that have left and get to know those that have come."""
         here = set(self._grid.get_node_ids())
         for node in self._known.keys() - here:
-            log.warning("node %d (client %d) has left", node, self._known.pop(node).client)
+            log.warning("%s has left", self.names(node))
+            del self._known[node]
         self._refused &= here
         new = sorted(here - self._known.keys() - self._refused)
         if not new:
@@ -91,19 +97,22 @@ class Roster:
                 log.warning("a node did not introduce itself: %s", reply.error.reason)
                 continue
             node = reply.metadata.src_node_id
+            name = f"node {node}"
             try:
-                self._admit(node, read_introduction(reply.content))
-            except Refusal as refusal:
+                who = read_introduction(reply.content)
+                name = f"node {who.name!r} ({node})"
+                self._admit(node, who)
+            except RefusalError as refusal:
                 self._refused.add(node)
-                log.warning("node %d is not let in: %s", node, refusal)
+                log.warning("%s is not let in: %s", name, refusal)
 
     def _admit(self, node: int, who: Introduction) -> None:
         require_same((who.version, who.fingerprint), (VERSION, self.fingerprint or who.fingerprint), "its")
         other = self.node(who.client)
         if other is not None and other != node:
-            raise Refusal("plan", f"it says that it is client {who.client}, which node {other} is")
+            raise RefusalError("plan", f"it says that it is client {who.client}, which {self.names(other)} is")
         self._known[node] = who
-        log.info("node %d is client %d with %d examples", node, who.client, who.size)
+        log.info("%s is client %d with %d examples", self.names(node), who.client, who.size)
 
     def wait_for(self, count: int, timeout: float) -> None:
         """Wait until so many nodes are there, whether let in or not, or the time is up."""

@@ -33,7 +33,7 @@ Version = tuple[int, int]
 """Of a client's state: after which exchange of which round."""
 
 
-class Refusal(FedveilError):
+class RefusalError(FedveilError):
     """A message that is not answered, or an answer that is not used, and why."""
 
     def __init__(self, reason: Reason, text: str) -> None:
@@ -50,8 +50,9 @@ def fingerprint(task: Task, method: AnyMethod) -> str:
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a node says of itself: which client it is, and how many examples it has."""
+    """What a node says of itself: its name, which client it is, and how many examples it has."""
 
+    name: str
     client: int
     size: int
     version: str
@@ -96,7 +97,7 @@ def introduce(who: Introduction) -> RecordDict:
     return _pack({"kind": "introduction", **asdict(who)})
 
 
-def refuse(refusal: Refusal, client: int | None) -> RecordDict:
+def refuse(refusal: RefusalError, client: int | None) -> RecordDict:
     """A reply that says why there is no upload."""
     head = {"kind": "refusal", "reason": refusal.reason, "text": str(refusal)[:500], "client": client}
     return _pack(head)
@@ -126,12 +127,16 @@ def read_introduction(content: RecordDict) -> Introduction:
     head, _ = _unpack(content, "introduction", 0)
     try:
         who = Introduction(
-            int(head["client"]), int(head["size"]), str(head["version"]), str(head["fingerprint"])
+            str(head["name"])[:64],
+            int(head["client"]),
+            int(head["size"]),
+            str(head["version"]),
+            str(head["fingerprint"]),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise Refusal("message", "its introduction is damaged") from error
+        raise RefusalError("message", "its introduction is damaged") from error
     if who.client < 0 or who.size < 0:
-        raise Refusal("message", f"it says that it is client {who.client} with {who.size} examples")
+        raise RefusalError("message", f"it says that it is client {who.client} with {who.size} examples")
     return who
 
 
@@ -152,9 +157,9 @@ def read_order(content: RecordDict, limit: int = LARGEST_MESSAGE) -> Order:
             body,
         )
     except (KeyError, TypeError, ValueError, InputError) as error:
-        raise Refusal("message", f"the order is damaged: {type(error).__name__}") from error
+        raise RefusalError("message", f"the order is damaged: {type(error).__name__}") from error
     if not (1 <= round_ <= plan.rounds and exchange >= 0 and 0 <= order.client < plan.clients):
-        raise Refusal("plan", f"round {round_}, client {order.client} are not in the plan")
+        raise RefusalError("plan", f"round {round_}, client {order.client} are not in the plan")
     return order
 
 
@@ -171,15 +176,15 @@ def read_reply(content: RecordDict, limit: int = LARGEST_MESSAGE) -> Reply:
             body,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise Refusal("message", "its reply is damaged") from error
+        raise RefusalError("message", "its reply is damaged") from error
 
 
 def require_same(theirs: tuple[str, str], ours: tuple[str, str], whose: str) -> None:
     """Refuse another version of fedveil and another model or method; both sides ask."""
     if theirs[0] != ours[0]:
-        raise Refusal("version", f"{whose} fedveil is {theirs[0]!r:.40}, ours {ours[0]!r}")
+        raise RefusalError("version", f"{whose} fedveil is {theirs[0]!r:.40}, ours {ours[0]!r}")
     if theirs[1] != ours[1]:
-        raise Refusal("model", f"{whose} model or method is another: {theirs[1]!r:.40}, ours {ours[1]!r}")
+        raise RefusalError("model", f"{whose} model or method is another: {theirs[1]!r:.40}, ours {ours[1]!r}")
 
 
 def read_upload(method: AnyMethod, data: bytes) -> Message:
@@ -187,12 +192,12 @@ def read_upload(method: AnyMethod, data: bytes) -> Message:
     try:
         up = method.up_type.from_bytes(data)
     except MessageError as error:
-        raise Refusal("message", str(error)) from error
+        raise RefusalError("message", str(error)) from error
     for name, leaf in up.tensors().items():
         if leaf.dim() < 1 or leaf.shape[0] != 1:
-            raise Refusal("message", f"{name!r} has shape {list(leaf.shape)}, not one row")
+            raise RefusalError("message", f"{name!r} has shape {list(leaf.shape)}, not one row")
         if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
-            raise Refusal("message", f"{name!r} is not finite")
+            raise RefusalError("message", f"{name!r} is not finite")
     return up
 
 
@@ -215,24 +220,24 @@ def _unpack(content: RecordDict, kind: str, limit: int) -> tuple[dict[str, Any],
         head = json.loads(text)
         said = head["kind"]
     except (KeyError, TypeError, ValueError) as error:
-        raise Refusal("message", "this is not a message of fedveil") from error
+        raise RefusalError("message", "this is not a message of fedveil") from error
     if said == "refusal":
         known: tuple[Reason, ...] = (
             "version", "model", "method", "policy", "size", "message", "plan", "error",
         )  # fmt: skip
         reason = next((r for r in known if r == head.get("reason")), "error")
-        raise Refusal(reason, f"refused: {str(head.get('text'))[:500]}")
+        raise RefusalError(reason, f"refused: {str(head.get('text'))[:500]}")
     if said != kind:
-        raise Refusal("message", f"expected {kind}, got {str(said)[:40]!r}")
+        raise RefusalError("message", f"expected {kind}, got {str(said)[:40]!r}")
     if _BODY not in content:
         return head, b""
     try:
         array = content[_BODY][_BODY]
         body = bytes(array.data)
     except (KeyError, TypeError, AttributeError) as error:
-        raise Refusal("message", "this is not a message of fedveil") from error
+        raise RefusalError("message", "this is not a message of fedveil") from error
     if len(body) > limit:
-        raise Refusal("size", f"{len(body)} bytes, more than the {limit} allowed")
+        raise RefusalError("size", f"{len(body)} bytes, more than the {limit} allowed")
     if array.stype != _ENCODING:
-        raise Refusal("message", f"unknown encoding {array.stype!r:.40}")
+        raise RefusalError("message", f"unknown encoding {array.stype!r:.40}")
     return head, body
