@@ -200,6 +200,7 @@ def partition(
 def main() -> None:
     """The entry point: errors a user can mend are one line, exit code 2."""
     import fedveil.cli_attack
+    import fedveil.cli_deploy
     import fedveil.cli_privacy
     import fedveil.cli_report  # noqa: F401  their commands register themselves on the app
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -13,6 +14,7 @@ from fedveil.errors import InputError
 
 NODE_FILE = "node.toml"
 POLICY_FILE = "policy.toml"
+SERVER_FILE = "server.toml"
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -55,6 +57,40 @@ class TestingSection(Section):
     seeded_noise: bool = False
 
 
+class ConnectionSection(Section):
+    """How a node reaches the server and proves who it is."""
+
+    address: Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$")]
+    ca: Path = Path("ca.crt")
+    key: Path = Path("node.key")
+    insecure: bool = False
+
+    @property
+    def host(self) -> str:
+        return self.address.rpartition(":")[0].strip("[]")
+
+    @model_validator(mode="after")
+    def _safe(self) -> ConnectionSection:
+        refuse_insecure(self.insecure, [self.host])
+        return self
+
+
+class ServerConfig(Section):
+    """`server.toml`."""
+
+    listen: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=1, le=65535)] = 8443
+    names: Annotated[tuple[str, ...], Field(min_length=1)] = ("127.0.0.1",)
+    """Under which names and addresses the nodes know it; its certificate holds them."""
+    insecure: bool = False
+    state: Path = Path("state")
+
+    @model_validator(mode="after")
+    def _safe(self) -> ServerConfig:
+        refuse_insecure(self.insecure, [self.listen, *self.names])
+        return self
+
+
 class NodeConfig(Section):
     """`node.toml`."""
 
@@ -63,7 +99,28 @@ class NodeConfig(Section):
     """The node's place on the client axis; no two nodes have the same."""
     state: Path = Path("state")
     data: DataSection
+    connection: ConnectionSection | None = None
     testing: TestingSection = TestingSection()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this name or address never leaves the machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def refuse_insecure(insecure: bool, hosts: Sequence[str]) -> None:
+    """Without TLS only on loopback."""
+    for host in hosts if insecure else ():
+        if not is_loopback(host):
+            raise InputError(
+                "insecure",
+                host,
+                "without TLS everybody on the way can read and change what is sent",
+                "Leave insecure out, or use 127.0.0.1.",
+            )
 
 
 def read_toml(path: Path, model: type[M]) -> M:
