@@ -120,11 +120,12 @@ def test_a_killed_server_resumes_and_charges_every_attempt(tmp_path: Path) -> No
         loopback.start_server()
         for client in (0, 1):
             loopback.start_node(client)
-        waiting = threading.Thread(target=lambda: pytest.raises(FedveilError, loopback.run, config))
+        waiting = threading.Thread(target=lambda: attempt(loopback, config))
         waiting.start()
         wait_until(lambda: started(folder) == 2, 400)
         loopback.kill("server")
-        waiting.join(120)
+        waiting.join(400)
+        assert not waiting.is_alive()
         loopback.start_server()
         result = loopback.run(config)
     finally:
@@ -135,6 +136,11 @@ def test_a_killed_server_resumes_and_charges_every_attempt(tmp_path: Path) -> No
         charged = {entry.round for entry in open_node(node).guard.ledger.entries}
         assert charged == {1, 2, 3, 4}
     assert len(Ledger(folder / "ledger.jsonl")) >= len(Ledger(here.folder / "ledger.jsonl"))  # type: ignore[operator]
+
+
+def attempt(loopback: Loopback, config: Config) -> None:
+    with pytest.raises(FedveilError, match="does not answer any more"):
+        loopback.run(config)
 
 
 def started(folder: Path) -> int:
