@@ -19,7 +19,7 @@ from typing import Any
 from flwr.supernode import start_client_internal as internal
 from flwr.supernode.cli.flower_supernode import flower_supernode
 
-CLIENT_APP = "fedveil.engines.flower.app:client"
+CLIENT_APP = "fedveil.flower_app.client:app"
 _HARMLESS = (".toml", ".md", ".json", "/CONTENT", "/LICENSE")
 _MOST_BYTES = 1 << 20
 log = logging.getLogger("flwr.fedveil")
