@@ -16,7 +16,8 @@ from rich.table import Table
 
 from fedveil.config import Config, load_config
 from fedveil.errors import FedveilError
-from fedveil.experiment import load_image_or_table, result_folder, run_seed, split_clients
+from fedveil.experiment import load_image_or_table, result_folder, split_clients
+from fedveil.flower_app.launch import run_seed
 from fedveil.privacy.releases import Plan
 from fedveil.progress import ShowProgress, progress_bar
 from fedveil.report.tables import results_table
