@@ -104,6 +104,7 @@ class RunSection(_Section):
     min_clients: Annotated[int, Field(ge=0)] = 0
     deadline: Annotated[float, Field(gt=0)] | None = None
     max_message: int | None = None
+    federation: str | None = None
 
     @field_validator("max_memory", "max_message", mode="before")
     @classmethod
@@ -178,6 +179,10 @@ class Config(_Section):
             raise InputError(
                 "run.max_message", self.run.max_message, "the simulator sends nothing", "Leave it out."
             )
+        if self.run.federation is not None and self.run.engine != "flower":
+            raise InputError(
+                "run.federation", self.run.federation, 'is for engine = "flower"', "Leave it out."
+            )
         self.build_method()
         return self
 
@@ -205,9 +210,11 @@ class Config(_Section):
     def identity(self) -> str:
         """A short hash of everything that changes the result; the seed and the number of workers do not."""
         content = self.resolved()
-        for key in ("seeds", "workers", "max_memory", "checkpoint_every"):
+        for key in ("seeds", "workers", "max_memory", "checkpoint_every", "federation"):
             content["run"].pop(key)
         content.pop("paper", None)
+        if self.task.dataset != NO_DATASET:  # which says both
+            content["task"].update(input_shape=None, classes=None)
         for section, key, default in _NEWER_KEYS:
             if content[section].get(key, default) == default:
                 content[section].pop(key, None)

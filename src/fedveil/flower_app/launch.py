@@ -6,14 +6,11 @@ import importlib.util
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +19,15 @@ from pathlib import Path
 import tomli_w
 
 from fedveil.config import Config
+from fedveil.deploy.config import SERVER_FILE, ServerConfig, read_toml
+from fedveil.deploy.processes import (
+    CONNECTION,
+    START_SECONDS,
+    environment,
+    free_port,
+    is_up,
+    write_connection,
+)
 from fedveil.errors import FedveilError, InputError
 from fedveil.experiment import load_image_or_table, prepare
 from fedveil.experiment import run_seed as simulate_seed
@@ -34,16 +40,7 @@ from fedveil.run import Observer, RoundEnd
 
 SERVER_APP = "fedveil.flower_app.server:app"
 CLIENT_APP = "fedveil.flower_app.client:app"
-_NAME = "fedveil-run"
-_QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
 _LOOK_EVERY = 0.3
-_START_SECONDS = 120.0
 Observe = Callable[[Plan], Sequence[Observer]]
 
 
@@ -55,12 +52,8 @@ def run_seed(
     results: Path,
     data_dir: Path | None = None,
     observe: Observe = lambda _plan: (),
-    federation: Path | None = None,
 ) -> Result:
-    """One seed of an experiment with the engine that its configuration names.
-
-    `federation` is the Flower home of the server to submit to, for the engine "flower".
-    """
+    """One seed of an experiment with the engine that its configuration names."""
     if config.run.engine == "simulation":
         return simulate_seed(
             config, seed, experiment=experiment, results=results, data_dir=data_dir, observe=observe
@@ -69,25 +62,15 @@ def run_seed(
     data = None if data_dir is None else data_dir.absolute()
     settings = RunSettings(config, seed, experiment, results.absolute(), data)
     if config.run.engine == "flower":
-        if federation is None:
-            raise InputError(
-                "run.engine",
-                "flower",
-                "no federation is named",
-                "Submit it with `fedveil deploy submit DIR CONFIG`.",
-            )
-        return submit(settings, federation, observe)
+        return submit(settings, server_home(config), observe)
     prepared = prepare(config, seed, data_dir)  # refuses before anything is started
     finished = ResultFolder(settings.folder)
     if finished.finished:
         return finished.read()
     with tempfile.TemporaryDirectory(prefix="fedveil-flower-") as place:
-        home = Path(place)
-        port = free_port()
-        write_connection(home, f"127.0.0.1:{port}")
-        arguments = ["--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
-        arguments += ["--disable-runtime-dependency-installation"]
-        with superlink(home, arguments, port):
+        link = ServerConfig(port=free_port(), insecure=True, state=Path())
+        home = write_connection(link, Path(place))
+        with _simulating(link, home):
             nodes = f"num-supernodes={prepared.plan.clients} client-resources-num-cpus=1"
             nodes += " init-args-log-to-driver=false"
             command = ["--federation-config", nodes]
@@ -99,7 +82,9 @@ def submit(settings: RunSettings, home: Path, observe: Observe = lambda _plan: (
 
     The run's folder is written by the server; it must be on this machine or on a disk that both see.
     """
-    settings = replace(settings, config=with_shape(settings.config, settings.data))
+    config = with_shape(settings.config, settings.data)
+    config = config.model_copy(update={"run": config.run.model_copy(update={"federation": None})})
+    settings = replace(settings, config=config)  # what nodes need not know is not sent to them
     finished = ResultFolder(settings.folder)
     if finished.finished:
         return finished.read()
@@ -107,6 +92,16 @@ def submit(settings: RunSettings, home: Path, observe: Observe = lambda _plan: (
     clients = settings.config.partition.clients or 1
     plan = Plan(clients, section.cohort or clients, section.sampler, section.rounds)
     return _follow(settings, home, [], observe(plan), plan)
+
+
+def server_home(config: Config) -> Path:
+    """The Flower home of the server that `run.federation` names, the folder of `fedveil deploy server`."""
+    if config.run.federation is None:
+        raise InputError(
+            "run.federation", None, "no server is named", "Give the folder of its `fedveil deploy server`."
+        )
+    folder = Path(config.run.federation).absolute()
+    return write_connection(read_toml(folder / SERVER_FILE, ServerConfig), folder)
 
 
 def with_shape(config: Config, data_dir: Path | None) -> Config:
@@ -144,24 +139,12 @@ def write_app(folder: Path, settings: RunSettings) -> Path:
     return folder
 
 
-def write_connection(home: Path, address: str, root_certificates: Path | None = None) -> None:
-    """Name a SuperLink in this Flower home; without certificates, the connection is not encrypted."""
-    connection: dict[str, str | bool] = {"address": address, "insecure": root_certificates is None}
-    if root_certificates is not None:
-        connection["root-certificates"] = str(root_certificates)
-    home.mkdir(parents=True, exist_ok=True)
-    content = {"superlink": {"default": _NAME, _NAME: connection}}
-    (home / "config.toml").write_text(tomli_w.dumps(content))
-
-
-def environment(home: Path) -> dict[str, str]:
-    """For every process of Flower: nothing calls home, one thread per client, our own interpreter first."""
+def surroundings(home: Path) -> dict[str, str]:
+    """The environment of every program: nothing calls home, and relative places of modules still hold."""
     paths = [
         str(Path(part).absolute()) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part
     ]
-    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    own = {"FLWR_HOME": str(home), "PYTHONPATH": os.pathsep.join(paths), "PATH": programs}
-    return os.environ | _QUIET | own
+    return environment(home, PYTHONPATH=os.pathsep.join(paths))
 
 
 def program(name: str) -> str:
@@ -173,42 +156,30 @@ def program(name: str) -> str:
     return found
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextmanager
-def superlink(home: Path, arguments: Sequence[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A SuperLink without TLS on loopback, up when this begins and gone when it ends."""
-    with (home / "superlink.log").open("ab") as log:
+def _simulating(link: ServerConfig, home: Path) -> Iterator[None]:
+    """A SuperLink of our own on loopback that simulates its nodes: up when this begins and gone when it ends."""
+    command = [program("flower-superlink"), "--insecure", "--simulation"]
+    command += ["--host", link.listen, "--port", str(link.port), "--disable-runtime-dependency-installation"]
+    log = home / "superlink.log"
+    with log.open("wb") as out:
         process = subprocess.Popen(
-            [program("flower-superlink"), *arguments],
-            env=environment(home),
-            stdout=log,
+            command,
+            env=surroundings(home),
+            stdout=out,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
     try:
-        _wait_until_healthy(process, port, home / "superlink.log")
-        yield process
+        end = time.monotonic() + START_SECONDS
+        while not is_up(link, home):
+            if process.poll() is not None or time.monotonic() > end:
+                raise FedveilError(f"Flower's SuperLink did not start:\n{_tail(log)}")
+            time.sleep(_LOOK_EVERY)
+        yield
     finally:
         stop(process)
-
-
-def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    end = time.monotonic() + _START_SECONDS
-    while time.monotonic() < end:
-        if process.poll() is not None:
-            break
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.2)
-    raise FedveilError(f"Flower's SuperLink did not start:\n{_tail(log)}")
 
 
 def stop(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
@@ -229,12 +200,13 @@ def _follow(
     folder = ResultFolder(settings.folder)
     problem = settings.folder / PROBLEM
     problem.unlink(missing_ok=True)
-    app = write_app(home / "fedveil-run", settings)
-    log = home / "run.log"
+    place = Path(tempfile.mkdtemp(prefix="run-", dir=home))
+    app = write_app(place / "fedveil-run", settings)
+    log = place / "run.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [program("flwr"), "run", str(app), _NAME, "--stream", *arguments],
-            env=environment(home),
+            [program("flwr"), "run", str(app), CONNECTION, "--stream", *arguments],
+            env=surroundings(home),
             stdout=out,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -254,6 +226,7 @@ def _follow(
                 time.sleep(_LOOK_EVERY)
     finally:
         stop(process)
+        shutil.rmtree(place, ignore_errors=True)
 
 
 @contextmanager

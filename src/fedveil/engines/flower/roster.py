@@ -110,7 +110,9 @@ class Roster:
         require_same((who.version, who.fingerprint), (VERSION, self.fingerprint or who.fingerprint), "its")
         other = self.node(who.client)
         if other is not None and other != node:
-            raise RefusalError("plan", f"it says that it is client {who.client}, which {self.names(other)} is")
+            raise RefusalError(
+                "plan", f"it says that it is client {who.client}, which {self.names(other)} is"
+            )
         self._known[node] = who
         log.info("%s is client %d with %d examples", self.names(node), who.client, who.size)
 

@@ -184,7 +184,9 @@ def require_same(theirs: tuple[str, str], ours: tuple[str, str], whose: str) -> 
     if theirs[0] != ours[0]:
         raise RefusalError("version", f"{whose} fedveil is {theirs[0]!r:.40}, ours {ours[0]!r}")
     if theirs[1] != ours[1]:
-        raise RefusalError("model", f"{whose} model or method is another: {theirs[1]!r:.40}, ours {ours[1]!r}")
+        raise RefusalError(
+            "model", f"{whose} model or method is another: {theirs[1]!r:.40}, ours {ours[1]!r}"
+        )
 
 
 def read_upload(method: AnyMethod, data: bytes) -> Message:
