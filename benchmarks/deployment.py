@@ -1,20 +1,20 @@
 """What a deployment costs: bytes and memory per node and method (`sizes`), and many virtual clients (`clients`).
 
-`sizes`: what the server sends one client in a round and what it answers, as bytes on the wire, and the peak memory of
-the process in which a node computes that answer. LeNet-5 on 1x28x28 pictures of 10 classes, 600 records, one epoch.
+`sizes`: what the server sends one client in a round and what it answers, as bytes on the wire, and the memory that the
+answer adds to the process in which a node computes it. LeNet-5 on 1x28x28 pictures, 10 classes, 600 records, one epoch.
 `clients`: the simulator with ever more clients whose data is made when they take part; 100 of them are expected in a
-round. Every row is a process of its own, so that its peak memory is its own.
+round. Every row is a process of its own, forked after the imports, so that its peak memory is its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import resource
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -85,8 +85,7 @@ def size_of(name: str) -> dict[str, Any]:
         "exchanges": exchanges,
         "down": exchanges * len(down.to_bytes()),
         "up": exchanges * len(up.to_bytes()),
-        "start_mb": round(before),
-        "peak_mb": round(peak_mb()),
+        "added_mb": round(peak_mb() - before),
     }
 
 
@@ -130,11 +129,22 @@ def many_clients(count: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def in_own_process(*arguments: str) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        return {"failed": arguments, "why": done.stderr.strip().splitlines()[-1:]}
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+def in_own_process(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The answer of a forked process: its peak memory is that of what it does, on top of the imports."""
+    mine, theirs = multiprocessing.Pipe(duplex=False)
+
+    def report() -> None:
+        torch.set_num_threads(1)
+        theirs.send(work())
+
+    process = multiprocessing.get_context("fork").Process(target=report)
+    process.start()
+    theirs.close()
+    try:
+        answer: dict[str, Any] = mine.recv()
+    except EOFError:
+        raise SystemExit(1) from None
+    process.join()
     return answer
 
 
@@ -144,18 +154,14 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(sorted(METHODS)))
     parser.add_argument("--counts", default="1000,10000,100000")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    if chosen.one is not None:
-        answer = (
-            size_of(chosen.one) if chosen.what == "sizes" else many_clients(int(chosen.one), chosen.rounds)
-        )
-        print(json.dumps(answer))
-        return
-    for item in (chosen.methods if chosen.what == "sizes" else chosen.counts).split(","):
-        print(
-            json.dumps(in_own_process(chosen.what, "--one", item, "--rounds", str(chosen.rounds))), flush=True
-        )
+    print(json.dumps({"imports_mb": round(peak_mb())}), flush=True)
+    if chosen.what == "sizes":
+        for name in chosen.methods.split(","):
+            print(json.dumps(in_own_process(partial(size_of, name))), flush=True)
+    else:
+        for count in chosen.counts.split(","):
+            print(json.dumps(in_own_process(partial(many_clients, int(count), chosen.rounds))), flush=True)
 
 
 if __name__ == "__main__":
