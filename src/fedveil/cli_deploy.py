@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from fedveil.cli import AsJson, app, out
+from fedveil.cli import AsJson, Changes, ConfigFile, DataDir, Results, Seed, app, out, run
 from fedveil.deploy.config import NODE_FILE, SERVER_FILE, NodeConfig, ServerConfig, read_toml
 from fedveil.errors import InputError
 from fedveil.privacy.releases import Adversary
@@ -114,6 +114,34 @@ def node_command(folder: NodeFolder) -> None:
     from fedveil.deploy.processes import run_node
 
     run_node(folder, _tell)
+
+
+@deploy.command("submit")
+def submit_command(
+    folder: ServerFolder,
+    config: ConfigFile,
+    changes: Changes = None,
+    seed: Seed = None,
+    results: Results = Path("results"),
+    data: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run an experiment on this server's nodes and wait for its result; to be given on the server itself.
+
+    The clients are the nodes, each with its own data: the configuration's data set is only what the server tests on.
+    """
+    from fedveil.deploy.processes import running_process
+
+    state = _state(folder)
+    if not (folder / SERVER_FILE).exists() or running_process(state) is None:
+        raise InputError(
+            "folder", str(folder), "no server is running there", "Run `fedveil deploy server` first."
+        )
+    nodes = len(list((folder / "keys").glob("*.pub")))
+    fixed = ['run.engine="flower"', f"run.federation={json.dumps(str(folder.absolute()))}"]
+    run(
+        config, [f"partition.clients={nodes}", *(changes or []), *fixed], seed, results, data, as_json=as_json
+    )
 
 
 @deploy.command("stop")

@@ -30,7 +30,8 @@ from fedveil.errors import FedveilError, InputError
 
 CONNECTION = "fedveil"
 START_SECONDS = 300.0
-STOP_SECONDS = 20.0
+STOP_SECONDS = 60.0
+ANSWER_SECONDS = 300.0
 _PAUSE = 0.2
 
 
@@ -161,12 +162,12 @@ def register_keys(folder: Path) -> list[str]:
             del wanted[name]
             continue
         if entry["id"] in listed:
-            flower(folder, "supernode", "unregister", entry["id"], CONNECTION, timeout=60)
+            flower(folder, "supernode", "unregister", entry["id"], CONNECTION, timeout=ANSWER_SECONDS)
         del known[name]
         changed.append(f"node {name} may no longer take part")
     for name, path in wanted.items():
         answer = flower(
-            folder, "supernode", "register", str(path), CONNECTION, "--format", "json", timeout=60
+            folder, "supernode", "register", str(path), CONNECTION, "--format", "json", timeout=ANSWER_SECONDS
         )
         known[name] = {"id": str(json.loads(answer)["node-id"]), "key": path.read_text()}
         changed.append(f"node {name} may take part")
@@ -183,12 +184,14 @@ def node_names(folder: Path) -> dict[str, str]:
 
 
 def listed_nodes(folder: Path) -> list[dict[str, Any]]:
-    answer = json.loads(flower(folder, "supernode", "list", CONNECTION, "--format", "json", timeout=60))
+    answer = json.loads(
+        flower(folder, "supernode", "list", CONNECTION, "--format", "json", timeout=ANSWER_SECONDS)
+    )
     return list(answer.get("nodes", []))
 
 
 def listed_runs(folder: Path) -> list[dict[str, Any]]:
-    answer = json.loads(flower(folder, "list", CONNECTION, "--format", "json", timeout=60))
+    answer = json.loads(flower(folder, "list", CONNECTION, "--format", "json", timeout=ANSWER_SECONDS))
     return list(answer.get("runs", []))
 
 
