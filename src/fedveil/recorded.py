@@ -163,6 +163,10 @@ def _client_truth(run: RecordedRun, exchange: Exchange, client: int) -> Truth:
     at = exchange.at
     if not isinstance(method, (FedSGD, FedEM)):
         return Truth(data.x[0], data.y[0], None)
+    if isinstance(method, FedEM) and method.block > 1:
+        raise InputError(
+            "method.block", method.block, "an upload sums several batches", "Record a run with block = 1."
+        )
     streams = ClientStreams(run.seed, at.round, (client,), at.exchange)
     batch = batch_in_step(data, method.batch_size, at.exchange, streams)
     count = batch.y.shape[1] if batch.mask is None else int(batch.mask.sum())
