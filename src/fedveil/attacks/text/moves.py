@@ -22,7 +22,7 @@ class Change:
 
 
 def reorder(texts: Sequence[Sequence[int]], count: int, rng: np.random.Generator) -> Change:
-    """One of LAMP's transformations, at random: swap two tokens, move a token, move a part, or the beginning to the end.
+    """One of LAMP's transformations, at random: swap two tokens, move one, move a part, or the beginning to the end.
 
     In a batch one in four swaps tokens of two texts, since a gradient does not tell whose a token is. Every token
     stays as often as it was.
