@@ -54,7 +54,7 @@ def check_fit(task: Task, clients: Clients) -> None:
     try:
         with torch.no_grad():
             scores = task.outputs(with_axis(task.init(0)), data.x[:, :1].to(task.device))
-    except RuntimeError as error:
+    except (RuntimeError, IndexError) as error:  # a token beyond the embeddings is an IndexError
         shape, kind = list(data.x.shape[2:]), str(data.x.dtype).removeprefix("torch.")
         raise DataError(
             f"the model cannot read examples of shape {shape} and type {kind}: {error}"

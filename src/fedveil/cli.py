@@ -16,7 +16,7 @@ from rich.table import Table
 
 from fedveil.config import Config, load_config
 from fedveil.errors import FedveilError
-from fedveil.experiment import load_image_or_table, result_folder, run_seed, split_clients
+from fedveil.experiment import load_examples, result_folder, run_seed, split_clients
 from fedveil.privacy.releases import Plan
 from fedveil.progress import ShowProgress, progress_bar
 from fedveil.report.tables import results_table
@@ -183,15 +183,15 @@ def partition(
     from fedveil.partition.picture import counts_table, save_picture
 
     loaded = load_config(config, changes or [])
-    dataset = load_image_or_table(loaded, data)
+    dataset = load_examples(loaded, data)
     number = loaded.run.seeds[0] if seed is None else seed
-    counts = split_clients(loaded, dataset, number).counts(dataset.train.y, dataset.num_classes)
+    counts = split_clients(loaded, dataset, number).counts(dataset.labels, len(dataset.label_names))
     if plot is not None:
-        save_picture(counts, plot, dataset.classes)
+        save_picture(counts, plot, dataset.label_names)
     if as_json:
-        print(json.dumps({"classes": list(dataset.classes), "counts": counts.tolist()}))
+        print(json.dumps({"classes": list(dataset.label_names), "counts": counts.tolist()}))
         return
-    out.print(counts_table(counts, dataset.classes))
+    out.print(counts_table(counts, dataset.label_names))
     if plot is not None:
         out.print(f"picture in {plot}", markup=False, highlight=False, soft_wrap=True)
 
