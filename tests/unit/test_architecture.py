@@ -29,7 +29,7 @@ LAYERS = [
     ["report"],
     ["config"],
     ["experiment"],
-    ["recorded", "attack_run", "membership_run", "compare"],
+    ["recorded", "attack_run", "attack_texts", "membership_run", "compare"],
     ["progress", "live", "tracking", "watching"],
     ["cli"],
 ]

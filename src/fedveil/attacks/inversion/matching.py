@@ -112,10 +112,15 @@ def layer_cosine_distance(observed: Params, adaptation: Adaptation) -> Distance:
     change, weights = _adapted(observed, adaptation)
     if adaptation.kind == "sign":
         observed = {name: leaf.sign() for name, leaf in observed.items()}
-    picks = adaptation.kind in ("mask", "small")  # else a layer's weights are all alike and cancel in its cosine
+    picks = adaptation.kind in (
+        "mask",
+        "small",
+    )  # else a layer's weights are all alike and cancel in its cosine
     wanted = {name: leaf * weights[name] if picks else leaf for name, leaf in observed.items()}
     lengths = {name: _norm([leaf]) for name, leaf in wanted.items()}
-    shares = {name: weights[name].flatten(1).mean(1) * leaf.flatten(1).any(1) for name, leaf in wanted.items()}
+    shares = {
+        name: weights[name].flatten(1).mean(1) * leaf.flatten(1).any(1) for name, leaf in wanted.items()
+    }
     total = torch.stack(list(shares.values())).sum(0).clamp(min=1e-30)
 
     def distance(candidate: Params) -> Tensor:

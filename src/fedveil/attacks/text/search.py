@@ -259,7 +259,13 @@ class Search:
 
 
 def make_search(
-    view: ServerView, restarts: int, prior: LanguagePrior, prior_weight: float, *, use_leak: bool
+    view: ServerView,
+    restarts: int,
+    prior: LanguagePrior,
+    prior_weight: float,
+    rng: np.random.Generator,
+    *,
+    use_leak: bool,
 ) -> Search:
     """The search of these uploads, with what their embedding gradients name."""
     assert view.text is not None
@@ -267,7 +273,7 @@ def make_search(
     known = view.text.known
     longest = int((known != model.pad).sum(2).max())
     known = known[:, :, :longest]
-    ignored = sorted({model.pad, *view.text.special})
+    ignored = sorted({model.pad, *known[known != UNKNOWN].tolist()})
     gradient = view.observed.get(model.table)
     leaks = tuple(
         leaked_tokens(None if gradient is None else gradient[t], int((known[t] == UNKNOWN).sum()), ignored)
@@ -279,7 +285,7 @@ def make_search(
     observed = {name: leaf for name, leaf in view.observed.items() if name != model.table}
     labels = None
     if not predicts_tokens(view.task):
-        labels = repeat(known_or_inferred(view, np.random.default_rng(0))[0], restarts)
+        labels = repeat(known_or_inferred(view, rng)[0], restarts)
     stacked = {name: repeat(leaf, restarts) for name, leaf in observed.items()}
     table = view.params[model.table] if model.table in view.params else model.embedding_table()
     return Search(
