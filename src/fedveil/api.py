@@ -202,8 +202,7 @@ def _summary(
 ) -> dict[str, Any]:
     scored = history[-1] if history and "accuracy" in history[-1] else {}
     if test is not None and not scored:
-        score = EvaluateOnTest(task, *test, None, 1).score(model)
-        scored = {"accuracy": score.accuracy, "loss": score.loss, "per_class": score.per_class}
+        scored = EvaluateOnTest(task, *test, None, 1).score(model).metrics()
     statement = guard.statement(outcome.rounds)
     return {
         "method": method.name,
@@ -228,7 +227,7 @@ def _summary(
         },
         "parameters": task.parameter_count,
         "environment": environment(),
-    }
+    } | {name: scored[name] for name in ("mcc", "perplexity") if name in scored}
 
 
 def _describe(task: Task, method: AnyMethod, plan: Plan, seed: int) -> str:

@@ -19,7 +19,7 @@ from fedveil.errors import FedveilError
 from fedveil.experiment import load_examples, result_folder, run_seed, split_clients
 from fedveil.privacy.releases import Plan
 from fedveil.progress import ShowProgress, progress_bar
-from fedveil.report.tables import results_table
+from fedveil.report.tables import results_table, text_notes
 from fedveil.run import Observer
 from fedveil.watching import Watching
 
@@ -42,6 +42,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="End with one JSON object o
 Seed = Annotated[int | None, typer.Option(help="Run this seed only.", min=0)]
 
 SUMMARY_KEYS = ("accuracy", "loss", "rounds", "seconds", "bytes_up", "bytes_down", "privacy")
+TEXT_KEYS = ("mcc", "perplexity", "text")
 
 
 @app.command()
@@ -65,9 +66,14 @@ def run(
             notes.print(f"live at {watching.url}", markup=False, highlight=False, soft_wrap=True)
         summaries = _run_all(loaded, config.stem, results, data, seed, watching)
     if as_json:
-        shown = [{"result": s["result"]} | {key: s[key] for key in SUMMARY_KEYS} for s in summaries]
+        shown = [
+            {"result": s["result"]} | {key: s[key] for key in SUMMARY_KEYS + TEXT_KEYS if key in s}
+            for s in summaries
+        ]
         print(json.dumps(shown[0] if len(shown) == 1 else {"runs": shown}))
         return
+    for line in text_notes(summaries[-1].get("text")):
+        notes.print(line, highlight=False, markup=False)
     notes.print(summaries[-1]["privacy_in_words"], highlight=False, markup=False)
     out.print(results_table(summaries))
     for summary in summaries:

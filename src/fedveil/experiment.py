@@ -56,7 +56,10 @@ def load_examples(config: Config, data_dir: Path | None) -> Dataset:
     if isinstance(dataset, Dataset):
         if reads != "numbers":
             raise InputError(
-                "task.model", config.task.model, f"reads {reads}, {dataset.name} holds none", "Choose another model."
+                "task.model",
+                config.task.model,
+                f"reads {reads}, {dataset.name} holds none",
+                "Choose another model.",
             )
         if config.task.text is not None:
             raise InputError("task.text", "given", f"{dataset.name} holds no texts", "Leave the section out.")
@@ -83,7 +86,11 @@ def _text_section(config: Config) -> TextSection:
     if section.vocabulary != "auto":
         return section
     options = config.task.model_options
-    folder = options.get("path", DEFAULT) if config.task.model in ("bert", "gpt") else options.get("embedding_path")
+    folder = (
+        options.get("path", DEFAULT)
+        if config.task.model in ("bert", "gpt")
+        else options.get("embedding_path")
+    )
     if folder is None:
         return section.model_copy(update={"vocabulary": "hash"})
     return section.model_copy(update={"vocabulary": "tokenizer", "path": section.path or str(folder)})

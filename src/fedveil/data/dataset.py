@@ -80,13 +80,6 @@ class TokenFacts:
             "dropped": dict(self.dropped),
         }
 
-    def notes(self) -> list[str]:
-        """What a user should know before the run, one line each."""
-        told = []
-        for what, counts in (("cut to the length", self.truncated), ("left out as empty", self.dropped)):
-            told += [f"{count} texts of the {split} split were {what}" for split, count in counts.items() if count]
-        return told
-
 
 @dataclass(frozen=True)
 class Dataset:

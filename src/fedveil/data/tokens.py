@@ -1,7 +1,7 @@
 """Texts as token ids of one length, padded on the right: what the models of texts read.
 
-A classifier's example is one text with its label. A language model's example is a window of `length` tokens and the token
-after each: of all texts of a split joined end to end (`pack`), so that a record is a window, or of one text each.
+A classifier's example is one text with its label. A language model's example is a window of `length` tokens and the
+token after each: of all texts of a split joined end to end (`pack`), so that a record is a window, or of one text each.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ def tokenise(
         )
     if not next_token and dataset.train.labels is None:
         raise InputError(
-            "task.dataset", dataset.name, "has no labels to classify", "Choose a language model, e.g. causal-lm."
+            "task.dataset",
+            dataset.name,
+            "has no labels to classify",
+            "Choose a language model, e.g. causal-lm.",
         )
     made: list[Examples] = []
     truncated: dict[str, int] = {}

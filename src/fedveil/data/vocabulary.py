@@ -1,7 +1,7 @@
 """From words to token ids. No vocabulary here looks at the clients' texts, so none of them costs privacy.
 
-"hash" needs no list of words, "bytes" none either, "public" takes the words of a text that is public anyway, "tokenizer"
-is that of a transformers folder. `Vocabulary.made` says which, and what that costs, in every result.
+"hash" needs no list of words, "bytes" none either, "public" takes the words of a text that is public anyway,
+"tokenizer" is that of a transformers folder. `Vocabulary.made` says which in every result.
 """
 
 from __future__ import annotations
@@ -136,13 +136,19 @@ class TokenizerVocabulary(Vocabulary):
             self._tokenizer: Any = library.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         except (OSError, ValueError, KeyError) as error:
             raise InputError(
-                "task.text.path", str(path), "its tokenizer cannot be loaded", "Save it again with save_pretrained."
+                "task.text.path",
+                str(path),
+                "its tokenizer cannot be loaded",
+                "Save it again with save_pretrained.",
             ) from error
         tokenizer = self._tokenizer
         end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
         if end is None:
             raise InputError(
-                "task.text.path", str(path), "its tokenizer has no token that ends a text", "Set its eos_token."
+                "task.text.path",
+                str(path),
+                "its tokenizer has no token that ends a text",
+                "Set its eos_token.",
             )
         self.end = int(end)
         # Without a token of its own, padding is the end: causal models never look at what follows the end.
