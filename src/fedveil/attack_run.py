@@ -69,7 +69,7 @@ def attack_exchange(
         raise InputError(
             "attack",
             attack.name,
-            f"it reconstructs {'texts' if attack.of_texts else 'images'}, which {run.prepared.dataset.name} does not hold",
+            f"{run.prepared.dataset.name} does not hold the {'texts' if attack.of_texts else 'images'} it is for",
             "Use lamp." if texts else "See `fedveil list attacks`.",
         )
     recorded = read_exchange(run, round, exchange)
