@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional
 
@@ -119,14 +120,23 @@ class Search:
     # From embeddings to tokens
 
     def decode(self, x: Tensor) -> Tensor:
-        """The nearest candidate token by cosine of each place `[N, B, L]`, and what is known where it is known."""
+        """The nearest candidate token by cosine of each place `[N, B, L]`, and what is known where it is known.
+
+        A token that leaked occurs: each gets the place that suits it best, and the places left over choose among all.
+        """
         rows = [self._decode(row, x[row : row + 1]) for row in range(self.count)]
         return torch.cat(rows)
 
     def _decode(self, row: int, x: Tensor) -> Tensor:
         choice = self.allowed[row].nonzero()[:, 0]
-        near = functional.normalize(x.detach(), dim=-1) @ self.unit[choice].T
-        return torch.where(self.free[row], choice[near.argmax(-1)], self.known[row])
+        near = functional.normalize(x[0][self.free[row]].detach(), dim=-1) @ self.unit[choice].T
+        picked = near.argmax(-1)
+        if self.leaks[row // self.restarts].tokens:
+            tokens, places = linear_sum_assignment(near.T.double().nan_to_num(), maximize=True)
+            picked[torch.from_numpy(places)] = torch.from_numpy(tokens)
+        written = self.known[row].clone()
+        written[self.free[row]] = choice[picked]
+        return written.unsqueeze(0)
 
     def embed(self, tokens: Tensor) -> Tensor:
         return functional.embedding(tokens, self.embeddings)
@@ -242,7 +252,7 @@ class Search:
         places = self.free[row].nonzero()
         texts = [(places[:, 0] == b).nonzero()[:, 0].tolist() for b in range(now.shape[0])]
         content = now[self.free[row]].tolist()
-        missing = sorted(set(self.leaks[row // self.restarts].tokens) - set(content))
+        named = frozenset(self.leaks[row // self.restarts].tokens)
         choice = self.allowed[row].nonzero()[:, 0]
         if len(choice) <= _CHOICES:
             choices = [choice.tolist()] * len(content)
@@ -251,10 +261,8 @@ class Search:
             choices = choice[near.topk(_NEAREST, dim=-1).indices].tolist()
         made = []
         for _ in range(count):
-            if rng.random() < 0.5:
-                made.append(reorder(texts, len(content), rng))
-            else:
-                made.append(substitute(content, choices, missing, rng))
+            other = substitute(content, choices, named, rng) if rng.random() < 0.5 else None
+            made.append(other or reorder(texts, len(content), rng))
         return made
 
 
