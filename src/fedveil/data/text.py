@@ -118,6 +118,25 @@ def load_text(*, path: str | Path, data_dir: Path | None = None, test_fraction: 
     return _in_order(f"text:{source.stem}", _not_blank(text_lines(source)), test_fraction, source.name)
 
 
+def load_labelled_text(
+    *, path: str | Path, data_dir: Path | None = None, test_fraction: float = 0.2, seed: int = 0
+) -> TextDataset:
+    """A UTF-8 file of lines "text<TAB>label", any label names; split here, fixed by the seed."""
+    source = given_file("path", path, data_dir)
+    check_fraction("test_fraction", test_fraction)
+    rows = [line.rsplit("\t", 1) for line in text_lines(source)]
+    for number, row in enumerate(rows, 1):
+        if len(row) != 2 or not row[1].strip():
+            raise DataError(f"{source}: line {number} is not a text, a tab and a label.")
+    classes = tuple(sorted({row[1].strip() for row in rows}))
+    y = np.array([classes.index(row[1].strip()) for row in rows], dtype=np.int64)
+    made = [
+        TextExamples(tuple(rows[i][0] for i in index.tolist()), torch.from_numpy(y[index.numpy()]))
+        for index in stratified_split(y, test_fraction, seed, "labelled-text")
+    ]
+    return TextDataset(f"labelled-text:{source.stem}", made[0], made[1], classes, source.name)
+
+
 def _known(folder: str, name: str, data_dir: Path | None, how_to_get: str) -> Path:
     return locate([f"{folder}/{name}"], data_dir, what=f"{folder}: {name}", how_to_get=how_to_get)
 

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedveil.errors import InputError
@@ -92,16 +92,29 @@ def token_embeddings(path: str | Path, vocabulary: int) -> Tensor:
     """The token embeddings `[V, E]` of a folder's model, for a vocabulary of this size."""
     folder = find_folder(path, "weights", field="embedding_path")
     for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(str(file), framework="pt") as content:
-            for name in sorted(content.keys()):
-                if name.endswith(_TOKEN_TABLES):
-                    table: Tensor = content.get_tensor(name).float()
-                    if table.shape[0] != vocabulary:
-                        raise InputError(
-                            "embedding_path",
-                            str(path),
-                            f"has embeddings of {table.shape[0]} tokens, the vocabulary has {vocabulary}",
-                            "Use the same folder's tokenizer as vocabulary.",
-                        )
-                    return table
+        try:
+            table = _token_table(file)
+        except SafetensorError as error:
+            raise InputError(
+                "embedding_path", str(path), f"{file.name} is damaged", "Save the model again."
+            ) from error
+        if table is None:
+            continue
+        if table.shape[0] != vocabulary:
+            raise InputError(
+                "embedding_path",
+                str(path),
+                f"has embeddings of {table.shape[0]} tokens, the vocabulary has {vocabulary}",
+                "Use the same folder's tokenizer as vocabulary.",
+            )
+        return table
     raise InputError("embedding_path", str(path), "holds no token embeddings", "Give a BERT or GPT folder.")
+
+
+def _token_table(file: Path) -> Tensor | None:
+    with safe_open(str(file), framework="pt") as content:
+        for name in sorted(content.keys()):
+            if name.endswith(_TOKEN_TABLES):
+                table: Tensor = content.get_tensor(name).float()
+                return table
+    return None

@@ -2,7 +2,8 @@
 
 Deviations: FedCEO prints nothing of its LSTM but the name and cites LEAF (Caldas et al. 2018), whose network has two
 layers of 100 units on 25 tokens with fixed word vectors. Sizes are options here; `frozen_embedding` keeps the
-vectors fixed, and `embedding_path` takes them from a transformers folder.
+vectors fixed, `embedding_path` takes them from a transformers folder, and `pooling = "mean"` reads all states in
+place of the last, which learns much faster by plain SGD.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedveil.data.transformers_folder import token_embeddings
+from fedveil.errors import InputError
 from fedveil.models.frozen import freeze
 from fedveil.models.shapes import check_count, check_rate, check_text
 from fedveil.text_model import TextModel
@@ -50,7 +53,7 @@ class LSTMLayer(nn.Module):
 
 
 class LSTMClassifier(TextModel):
-    """Embedding, LSTM layers, dropout, one linear layer on the state after the last token."""
+    """Embedding, LSTM layers, dropout, one linear layer on the state after the last token, or on all states' mean."""
 
     table = "embedding.weight"
 
@@ -63,9 +66,11 @@ class LSTMClassifier(TextModel):
         hidden: int,
         layers: int,
         dropout: float,
+        pooling: str,
     ) -> None:
         super().__init__()
         self.pad = pad
+        self.pooling = pooling
         self.embedding = nn.Embedding(vocabulary, embedding)
         nn.init.normal_(self.embedding.weight, std=1 / math.sqrt(embedding))
         sizes = [embedding, *([hidden] * layers)]
@@ -77,7 +82,11 @@ class LSTMClassifier(TextModel):
         mask = self.mask(ids)
         for layer in self.layers:
             embedded = layer(embedded, mask)
-        scores: Tensor = self.output(self.dropout(embedded[:, -1]))
+        summary = embedded[:, -1]
+        if self.pooling == "mean":
+            weights = mask.to(embedded.dtype).unsqueeze(-1)
+            summary = (embedded * weights).sum(1) / weights.sum(1).clamp(min=1)
+        scores: Tensor = self.output(self.dropout(summary))
         return scores
 
 
@@ -91,23 +100,29 @@ def lstm(
     hidden: int = 64,
     layers: int = 1,
     dropout: float = 0.0,
+    pooling: Literal["last", "mean"] = "last",
     frozen_embedding: bool = False,
     embedding_path: str | None = None,
 ) -> LSTMClassifier:
     """An LSTM classifier of texts of `input_shape[0]` tokens.
 
     `frozen_embedding` keeps the embeddings at their start, a constant that nobody trains or sends. `embedding_path`
-    takes them, frozen, from a transformers folder whose tokenizer made the tokens ("default" for the package).
+    takes them, frozen and scaled to a mean square of 1, from a transformers folder whose tokenizer made the tokens
+    ("default" for the MiniLM package).
     """
     check_text("lstm", input_shape, vocabulary, pad)
     for field, value in (("embedding", embedding), ("hidden", hidden), ("layers", layers)):
         check_count(field, value)
+    if pooling not in ("last", "mean"):
+        raise InputError("pooling", pooling, "no such summary of the states", 'Use "last" or "mean".')
     table = None if embedding_path is None else token_embeddings(embedding_path, vocabulary)
     width = embedding if table is None else int(table.shape[1])
-    model = LSTMClassifier(vocabulary, pad, classes, width, hidden, layers, check_rate("dropout", dropout))
+    model = LSTMClassifier(
+        vocabulary, pad, classes, width, hidden, layers, check_rate("dropout", dropout), pooling
+    )
     if table is not None:
         with torch.no_grad():
-            model.embedding.weight.copy_(table)
+            model.embedding.weight.copy_(table / table.square().mean().sqrt())
     if frozen_embedding or table is not None:
         freeze(model, lambda name: name == model.table)
     return model

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedveil.data.transformers_folder import DEFAULT, find_folder, folder_config, transformers
@@ -168,7 +169,7 @@ def _load(folder: Path, kind: str, dropout: float) -> tuple[Any, str]:
             attn_implementation="eager",
             dtype=torch.float32,
         )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(
             "path", str(folder), f"cannot be loaded ({reason})", "Save the model again with save_pretrained."

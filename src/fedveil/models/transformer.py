@@ -23,7 +23,7 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.query_key_value = nn.Linear(width, 3 * width)
+        self.query_key_value = nn.Linear(width, 3 * width, bias=False)  # a bias of the keys would do nothing
         self.output = nn.Linear(width, width)
 
     def forward(self, h: Tensor, hidden: Tensor) -> Tensor:
