@@ -1,9 +1,9 @@
 """LAMP against FedEM's text defences (the attack columns of Tables 3, 8 and 10) at a size that a laptop finishes.
 
-    python experiments/fedem/text_attacks.py --results results --data data                       # Table 3, CoLA
-    python experiments/fedem/text_attacks.py --dataset sst2 --data data                          # Table 8
-    python experiments/fedem/text_attacks.py --dataset wikitext-2 --model causal-lm --data data  # Table 10
-    python experiments/fedem/text_attacks.py --model bert --clients 2 --texts 1 --rows fedsgd,fedem-2 --data data
+    python experiments/text/attacks.py --results results --data data                       # Table 3, CoLA
+    python experiments/text/attacks.py --dataset sst2 --data data                          # Table 8
+    python experiments/text/attacks.py --dataset wikitext-2 --model causal-lm --data data  # Table 10
+    python experiments/text/attacks.py --model bert --clients 2 --texts 1 --rows fedsgd,fedem-2 --data data
 
 Every client sends one gradient per text in round 1, as in the paper (batch size 1); all are attacked. What is reduced:
 a transformer from scratch in place of BERT-base (or MiniLM with --model bert), few texts, few attack steps.
