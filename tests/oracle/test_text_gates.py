@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.unit.attacks.texts import VOCABULARY, text_view
 from torch import Tensor
 
 from fedveil.attacks.text.lamp import Lamp
 from fedveil.evaluation.text_overlap import Rouge, mean_rouge, rouge
 from fedveil.streams import named_stream
-from tests.unit.attacks.texts import VOCABULARY, text_view
 
 
 def overlap(found: Tensor, ids: Tensor) -> Rouge:

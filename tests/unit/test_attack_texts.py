@@ -41,7 +41,13 @@ def finished(folder: Path, dataset: str, method: dict[str, object], model: str =
                 "dataset": dataset,
                 "model": model,
                 "data_options": {"max_train": 8},
-                "text": {"vocabulary": "public", "path": "words.txt", "size": 60, "length": 12, "pack": False},
+                "text": {
+                    "vocabulary": "public",
+                    "path": "words.txt",
+                    "size": 60,
+                    "length": 12,
+                    "pack": False,
+                },
             },
             "partition": {"kind": "iid", "clients": 4},
             "method": method,
@@ -96,7 +102,7 @@ def test_an_attack_is_shown_written_and_reported(tmp_path: Path) -> None:
     assert any("3-gram" in note for note in content["notes"])
     assert content["labels_right"] == 1.0
     (pair,) = json.loads((Path(content["finding"]) / "texts.json").read_text())
-    assert pair["original"] in {text for text in sentences(60, "files")}
+    assert pair["original"] in sentences(60, "files")
     assert pair["path"][0]["step"] == 0
     page = tmp_path / "page.html"
     assert fedveil.cli_report.app is app
