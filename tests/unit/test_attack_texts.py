@@ -105,7 +105,7 @@ def test_an_attack_is_shown_written_and_reported(tmp_path: Path) -> None:
     assert pair["original"] in sentences(60, "files")
     assert pair["path"][0]["step"] == 0
     page = tmp_path / "page.html"
-    assert fedveil.cli_report.app is app
+    assert fedveil.cli_report.report_command is not None
     CliRunner().invoke(app, ["report", str(folder), "--output", str(page)], catch_exceptions=False)
     html = page.read_text()
     assert pair["original"] in html

@@ -80,7 +80,8 @@ class Search:
         """LAMP's prior: the squared difference of the mean norm from that of tokens, `[N]`."""
         norms = x.square().sum(-1).clamp(min=1e-12).sqrt() * self.free
         mean = norms.flatten(1).sum(1) / self.free.flatten(1).sum(1).clamp(min=1)
-        return (mean - self.mean_norm).square()
+        gap: Tensor = mean - self.mean_norm
+        return gap.square()
 
     def _targets(self, embedded: Tensor, row: int | None = None, tokens: Tensor | None = None) -> Tensor:
         if self.labels is not None:
@@ -188,7 +189,8 @@ class Search:
         leak = self.leaks[row // self.restarts]
         if not leak.tokens:
             noise = torch.from_numpy(rng.standard_normal(shape)).to(self.embeddings)
-            return noise * (self.mean_norm / shape[-1] ** 0.5)
+            start: Tensor = noise * (self.mean_norm / shape[-1] ** 0.5)
+            return start
         places = self.free[row].nonzero()
         named = rng.permutation(leak.tokens)[: len(places)]
         rest = rng.choice(leak.tokens, len(places) - len(named))
