@@ -31,7 +31,7 @@ LAYERS = [
     ["config"],
     ["experiment"],
     ["deploy", "flower_app"],
-    ["recorded", "attack_run", "membership_run", "compare"],
+    ["recorded", "attack_run", "attack_texts", "membership_run", "compare"],
     ["progress", "live", "tracking", "watching"],
     ["cli"],
 ]
