@@ -107,6 +107,7 @@ def figure_6(arguments: argparse.Namespace) -> Figure:
         figure = new_figure(5.2, 3.4)
         axes = figure.add_subplot()
         axes.plot(list(seconds), list(seconds.values()), **matplotlib_line(0))
+        axes.set_xticks(list(seconds))
         axes.set_xlabel("perturbation steps N (0: FedSGD)")
         axes.set_ylabel("seconds per round")
         axes.set_ylim(bottom=0)
