@@ -39,7 +39,7 @@ from fedveil.streams import named_stream
 from fedveil.tree import rows
 
 MEMBERS = 400
-HIDDEN, EPOCHS = 128, 80
+HIDDEN, EPOCHS = 512, 60
 
 
 def network() -> nn.Module:
