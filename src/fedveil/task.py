@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from fedveil.errors import InputError
 from fedveil.tree import Params, with_axis, without_axis
 
 ExampleLoss = Callable[[Tensor, Tensor], Tensor]
+
+_STEPS_DRAWN_AT_ONCE = 16  # of dropout: few enough to stay in the cache
 
 
 @dataclass(frozen=True)
@@ -186,22 +189,70 @@ class Task:
         """
         if rng is None or not self._dropouts:
             return None
-        shapes = self._shapes_of_dropouts(batch.x)
         k, b = batch.y.shape[:2]
-        counts = [b] * k if batch.mask is None else batch.mask.sum(1).tolist()
-        dtype = batch.x.dtype if batch.x.is_floating_point() else torch.get_default_dtype()
-        masks = []
-        for layer, shape in zip(self._dropouts, shapes, strict=True):
-            size = math.prod(shape)
-            kept = np.zeros((k, b * size), dtype=np.uint8)
-            for row, stream, count in zip(kept, rng, counts, strict=True):
-                row[: count * size] = _kept(stream, count * size, layer.p)
-            mask = torch.from_numpy(kept).to(self.device, dtype).mul_(1 / (1 - layer.p))
-            masks.append(mask.reshape(k, b, *shape))
-        return masks
+        counts = np.full((1, k), b) if batch.mask is None else batch.mask.sum(1, keepdim=True).T.cpu().numpy()
+        like = batch.x if batch.x.is_floating_point() else torch.empty(0, device=self.device)
+        shapes = self.dropout_shapes(batch.x[0, :1])
+        masks = next(self.masks_of_steps(counts, b, [math.prod(shape) for shape in shapes], like, rng))
+        return [mask.reshape(k, b, *shape) for mask, shape in zip(masks, shapes, strict=True)]
 
-    def _shapes_of_dropouts(self, x: Tensor) -> list[tuple[int, ...]]:
-        key = tuple(x.shape[2:])
+    def masks_of_steps(
+        self,
+        counts: npt.NDArray[np.int64],
+        width: int,
+        sizes: Sequence[int],
+        like: Tensor,
+        rng: Sequence[np.random.Generator],
+    ) -> Iterator[list[Tensor]]:
+        """The masks `[K, width, size]` of consecutive steps, where client k has `counts[s, k]` examples in step s.
+
+        The same as `dropout_masks` step by step, but several steps are drawn at once.
+        """
+        for first in range(0, len(counts), _STEPS_DRAWN_AT_ONCE):
+            taken = counts[first : first + _STEPS_DRAWN_AT_ONCE]
+            kept = [np.zeros((*taken.shape, width * size), dtype=np.uint8) for size in sizes]
+            for k, stream in enumerate(rng if sizes else ()):
+                self._draw_kept(stream, taken[:, k].tolist(), sizes, [units[:, k] for units in kept])
+            masks = [
+                torch.from_numpy(units).to(like.device, like.dtype).mul_(1 / (1 - layer.p)).unbind()
+                for units, layer in zip(kept, self._dropouts, strict=True)
+            ]
+            for s in range(len(taken)):
+                yield [steps[s].view(-1, width, size) for steps, size in zip(masks, sizes, strict=True)]
+
+    def _draw_kept(
+        self,
+        stream: np.random.Generator,
+        counts: Sequence[int],
+        sizes: Sequence[int],
+        kept: Sequence[npt.NDArray[np.uint8]],
+    ) -> None:
+        """A client's kept units, step after step and in a step layer after layer; `kept` has a row per step."""
+        first = 0
+        for count, run in groupby(counts):
+            end = first + len(list(run))
+            numbers = [count * size for size in sizes]
+            bits = self._kept(stream, end - first, numbers)
+            for units, n, last in zip(kept, numbers, accumulate(numbers), strict=True):
+                units[first:end, :n] = bits[:, last - n : last]
+            first = end
+
+    def _kept(self, stream: np.random.Generator, steps: int, numbers: Sequence[int]) -> npt.NDArray[np.uint8]:
+        """1 with probability 1 - p, else 0: in each of `steps` rows `numbers[i]` units of dropout layer i."""
+        if all(layer.p == 0.5 for layer in self._dropouts) and all(n % 64 == 0 for n in numbers):
+            # The same bits as below, without the detour through bytes objects.
+            words = stream.bit_generator.random_raw(steps * sum(numbers) // 64)
+            return np.unpackbits(words.view(np.uint8)).reshape(steps, -1)
+        parts = [
+            _kept(stream, n, layer.p)
+            for _ in range(steps)
+            for n, layer in zip(numbers, self._dropouts, strict=True)
+        ]
+        return np.concatenate(parts).reshape(steps, -1)
+
+    def dropout_shapes(self, example: Tensor) -> list[tuple[int, ...]]:
+        """The shape of one example's mask in every dropout layer, for inputs like `example [1, ...]`."""
+        key = tuple(example.shape[1:])
         if key not in self._dropout_shapes:
             shapes: dict[int, tuple[int, ...]] = {}
             hooks = [
@@ -210,8 +261,8 @@ class Task:
                 )
                 for layer in self._dropouts
             ]
-            one = x[0, :1]
-            self.module(one.to(next(self.module.parameters()).dtype) if one.is_floating_point() else one)
+            dtype = next(self.module.parameters()).dtype
+            self.module(example.to(dtype) if example.is_floating_point() else example)
             for hook in hooks:
                 hook.remove()
             self._dropout_shapes[key] = [shapes[layer.index] for layer in self._dropouts]
@@ -237,7 +288,7 @@ class Task:
 
 def _kept(stream: np.random.Generator, count: int, p: float) -> npt.NDArray[np.uint8]:
     """1 with probability 1 - p, else 0: one random bit each for p = 1/2, else sixteen."""
-    if p == 0.5 and count % 64 == 0:  # the same bits as below, without the detour through a bytes object
+    if p == 0.5 and count % 64 == 0:
         return np.unpackbits(stream.bit_generator.random_raw(count // 64).view(np.uint8))
     if p == 0.5:
         return np.unpackbits(np.frombuffer(stream.bytes((count + 7) // 8), dtype=np.uint8), count=count)
