@@ -211,8 +211,13 @@ class Task:
         for first in range(0, len(counts), _STEPS_DRAWN_AT_ONCE):
             taken = counts[first : first + _STEPS_DRAWN_AT_ONCE]
             kept = [np.zeros((*taken.shape, width * size), dtype=np.uint8) for size in sizes]
-            for k, stream in enumerate(rng if sizes else ()):
-                self._draw_kept(stream, taken[:, k].tolist(), sizes, [units[:, k] for units in kept])
+            alike = bool(
+                (taken == taken[:, :1]).all()
+            )  # then all are drawn together, each from its own stream
+            groups = [slice(None)] if alike else [slice(k, k + 1) for k in range(taken.shape[1])]
+            for group in groups if sizes else ():
+                steps = taken[:, group][:, 0].tolist()
+                self._draw_kept(rng[group], steps, sizes, [units[:, group] for units in kept])
             masks = [
                 torch.from_numpy(units).to(like.device, like.dtype).mul_(1 / (1 - layer.p)).unbind()
                 for units, layer in zip(kept, self._dropouts, strict=True)
@@ -222,33 +227,36 @@ class Task:
 
     def _draw_kept(
         self,
-        stream: np.random.Generator,
+        streams: Sequence[np.random.Generator],
         counts: Sequence[int],
         sizes: Sequence[int],
         kept: Sequence[npt.NDArray[np.uint8]],
     ) -> None:
-        """A client's kept units, step after step and in a step layer after layer; `kept` has a row per step."""
+        """The units `kept[layer][step, client]` of clients with so many examples in every step."""
         first = 0
         for count, run in groupby(counts):
             end = first + len(list(run))
             numbers = [count * size for size in sizes]
-            bits = self._kept(stream, end - first, numbers)
+            bits = self._kept(streams, end - first, numbers).swapaxes(0, 1)
             for units, n, last in zip(kept, numbers, accumulate(numbers), strict=True):
-                units[first:end, :n] = bits[:, last - n : last]
+                units[first:end, :, :n] = bits[:, :, last - n : last]
             first = end
 
-    def _kept(self, stream: np.random.Generator, steps: int, numbers: Sequence[int]) -> npt.NDArray[np.uint8]:
-        """1 with probability 1 - p, else 0: in each of `steps` rows `numbers[i]` units of dropout layer i."""
+    def _kept(
+        self, streams: Sequence[np.random.Generator], steps: int, numbers: Sequence[int]
+    ) -> npt.NDArray[np.uint8]:
+        """1 with probability 1 - p, else 0: for each stream and step `numbers[i]` units of dropout layer i."""
         if all(layer.p == 0.5 for layer in self._dropouts) and all(n % 64 == 0 for n in numbers):
             # The same bits as below, without the detour through bytes objects.
-            words = stream.bit_generator.random_raw(steps * sum(numbers) // 64)
-            return np.unpackbits(words.view(np.uint8)).reshape(steps, -1)
+            words = [stream.bit_generator.random_raw(steps * sum(numbers) // 64) for stream in streams]
+            return np.unpackbits(np.stack(words).view(np.uint8)).reshape(len(streams), steps, -1)
         parts = [
             _kept(stream, n, layer.p)
+            for stream in streams
             for _ in range(steps)
             for n, layer in zip(numbers, self._dropouts, strict=True)
         ]
-        return np.concatenate(parts).reshape(steps, -1)
+        return np.concatenate(parts).reshape(len(streams), steps, -1)
 
     def dropout_shapes(self, example: Tensor) -> list[tuple[int, ...]]:
         """The shape of one example's mask in every dropout layer, for inputs like `example [1, ...]`."""

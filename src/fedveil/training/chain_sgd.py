@@ -22,7 +22,7 @@ from fedveil.task import Batch, Task
 from fedveil.training.updates import Running, Update, adding_product, adding_sum
 from fedveil.tree import Params
 
-_CACHE = 1 << 21  # bytes of weights and examples that a core keeps within reach
+_CACHE = 1 << 23  # bytes of weights and examples that a core keeps within reach
 
 
 def clients_per_block(w: Params, x: Tensor, examples: int) -> int:
@@ -80,10 +80,11 @@ class ChainSteps:
         self._programs: dict[tuple[int, int], _Program] = {}
 
     def start(self, state: Running, update: Update) -> None:
-        """From now on steps change this state."""
+        """From now on steps change this state, which is at its start."""
         self._state = state
         self._update = update
         self._programs = {}
+        self._at_start = True
 
     def dropout_masks(
         self, counts: npt.NDArray[np.int64], rng: Sequence[np.random.Generator]
@@ -94,13 +95,15 @@ class ChainSteps:
     def gather(self, rows: Tensor) -> Tensor:
         """The examples `[K, B, inputs]` of these rows `[K, B]`; valid until the next call."""
         x = self._cut(*rows.shape).x
-        torch.index_select(self._x, 0, rows.reshape(-1), out=x.view(-1, self._x.shape[1]))
+        torch.index_select(self._x, 0, rows.reshape(-1), out=_merged(x))
         return x
 
     def step(self, batch: Batch, masks: Sequence[Tensor]) -> None:
         """One step in place on the batch of the last `gather`, with dropout's masks `[K, B, size]` per layer."""
-        clients, examples = shape = batch.y.shape
-        program = self._programs.get(shape) or self._put_together(clients, examples)
+        clients, examples = shape = (batch.y.shape[0], batch.y.shape[1])
+        if self._at_start or shape not in self._programs:
+            self._put_together(clients, examples)
+        program = self._programs[shape]
         for memory, mask in zip(program.views.masks, masks, strict=True):
             memory.copy_(mask[:clients, :examples])
         for operation in program.forward:
@@ -113,13 +116,16 @@ class ChainSteps:
             g.mul_(batch.weights(g.dtype).unsqueeze(-1))
         for operation in program.backward:
             operation()
+        if self._at_start:
+            self._at_start = False
+            del self._programs[shape]
 
-    def _put_together(self, clients: int, examples: int) -> _Program:
+    def _put_together(self, clients: int, examples: int) -> None:
         views = self._cut(clients, examples)
         state = self._state.first(clients)
-        program = _Program(views, self._forward(views, state.w), self._backward(views, state))
-        self._programs[clients, examples] = program
-        return program
+        # At the start every client has the anchor's weights, which most of the time are one and the same for all.
+        forward = self._forward(views, state.anchor if self._at_start else state.w)
+        self._programs[clients, examples] = _Program(views, forward, self._backward(views, state))
 
     def _forward(self, views: _Views, w: Params) -> list[Callable[[], object]]:
         """From the examples to the softmax of the scores."""
@@ -130,6 +136,10 @@ class ChainSteps:
                 todo.append(partial(torch.mul, h, views.masks[step.index], out=out))
             elif isinstance(step, Activation):
                 todo.append(partial(_ACTIVATIONS[step.kind], h, out=out))
+            elif (
+                step.bias is None and w[step.weight].stride(0) == 0
+            ):  # all clients share it: one large product
+                todo.append(partial(torch.mm, _merged(h), w[step.weight][0].T, out=_merged(out)))
             elif step.bias is None:
                 todo.append(partial(torch.bmm, h, w[step.weight].transpose(1, 2), out=out))
             else:
@@ -177,6 +187,11 @@ class ChainSteps:
                 cut(self._minus_one, 1),
             )
         return self._views[key]
+
+
+def _merged(stack: Tensor) -> Tensor:
+    """`[K, B, width]` seen as `[K * B, width]`."""
+    return stack.view(-1, stack.shape[2])
 
 
 _ACTIVATIONS: dict[str, Callable[..., Tensor]] = {

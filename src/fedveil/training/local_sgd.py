@@ -151,29 +151,29 @@ def _batches(
 def _walk(data: ClientData, batch_size: int, epochs: int, steps: int | None, streams: ClientStreams) -> _Walk:
     """A fresh shuffle per epoch and client; the last batch of an epoch may be short."""
     sizes = data.sizes.tolist()
-    orders: list[npt.NDArray[np.int64]] = []
-    counts: list[npt.NDArray[np.int64]] = []
-    for n, stream in zip(sizes, streams.of_round("batches"), strict=True):
-        width = min(batch_size, n)
-        per_epoch = math.ceil(n / width) if n else 0
-        passes = epochs if steps is None else math.ceil(steps / per_epoch) if n else 0
-        walks = np.zeros((passes, per_epoch * width), dtype=np.int64)
-        for row in walks:
-            row[:n] = stream.permutation(n)
-        count = np.full((passes, per_epoch), width, dtype=np.int64)
-        if per_epoch:
-            count[:, -1] = n - (per_epoch - 1) * width
-        orders.append(walks.reshape(passes * per_epoch, width)[:steps])
-        counts.append(count.reshape(-1)[:steps])
-    by_length = sorted(range(len(sizes)), key=lambda i: (-len(orders[i]), i))
-    longest = max((len(order) for order in orders), default=0)
-    widest = max((order.shape[1] for order in orders), default=0)
-    rows = np.zeros((longest, len(sizes), widest), dtype=np.int64)
-    taken = np.zeros((longest, len(sizes)), dtype=np.int64)
-    for place, i in enumerate(by_length):
-        rows[: len(orders[i]), place, : orders[i].shape[1]] = orders[i] + i * data.largest
-        taken[: len(orders[i]), place] = counts[i]
-    return _Walk(by_length, torch.from_numpy(rows).to(data.x.device), taken)
+    per_epoch = [math.ceil(n / batch_size) for n in sizes]
+    total = [epochs * batches if steps is None else steps if batches else 0 for batches in per_epoch]
+    order = sorted(range(len(sizes)), key=lambda i: (-total[i], i))
+    shape = (max(total, default=0), len(sizes), min(batch_size, max(sizes, default=0)))
+    rows = np.zeros(shape, dtype=np.int64)
+    counts = np.zeros(shape[:2], dtype=np.int64)
+    shuffles = streams.of_round("batches")
+    for n in set(sizes) - {0}:  # clients of one size are laid out together
+        places = [place for place, i in enumerate(order) if sizes[i] == n]
+        batches, width = math.ceil(n / batch_size), min(batch_size, n)
+        end = total[order[places[0]]]
+        passes = math.ceil(end / batches)
+        shuffled = np.zeros((passes, len(places), batches * width), dtype=np.int64)
+        for column, place in enumerate(places):
+            permutation = shuffles[order[place]].permutation
+            for epoch in range(passes):
+                shuffled[epoch, column, :n] = permutation(n)
+        walked = shuffled.reshape(passes, len(places), batches, width).swapaxes(1, 2)
+        rows[:end, places, :width] = walked.reshape(passes * batches, len(places), width)[:end]
+        counts[:end, places] = width
+        counts[batches - 1 : end : batches, places] = n - (batches - 1) * width
+    rows += (np.array(order, dtype=np.int64) * data.largest)[:, None]
+    return _Walk(order, torch.from_numpy(rows).to(data.x.device), counts)
 
 
 def _own_rows(leaf: Tensor, order: Sequence[int]) -> Tensor:
