@@ -31,7 +31,7 @@ def _data(name: str) -> tuple[Workload, ArrayClients, nn.Module]:
     return workload, make_data(workload), model
 
 
-def _serve(name: str) -> None:
+def serve(name: str) -> None:
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
@@ -102,4 +102,6 @@ class FlowerRounds:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    import flower_rounds  # actors find what clients run by the name of its module
+
+    flower_rounds.serve(sys.argv[1])
