@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+pytest.importorskip("flwr")
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
