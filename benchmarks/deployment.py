@@ -24,6 +24,7 @@ from fedveil.data.client_data import ArrayClients, LazyClients
 from fedveil.engines.worker import ClientWorker, one_thread
 from fedveil.methods import METHODS
 from fedveil.methods.method import At, field_names
+from fedveil.methods.udp_fedavg import UDPFedAvg
 from fedveil.privacy.releases import Plan
 from fedveil.streams import named_stream
 from fedveil.task import Task
@@ -102,7 +103,7 @@ def many_clients(count: int, rounds: int) -> dict[str, Any]:
 
     test = [make(count + number) for number in range(20)]
     task = Task(lambda: fedveil.make_model("mlp-2", (features,), 10))
-    method = METHODS["udp-fedavg"](epochs=1, batch_size=10, lr=0.1, clip=0.5, noise_multiplier=1.0)
+    method = UDPFedAvg(epochs=1, batch_size=10, lr=0.1, clip=0.5, noise_multiplier=1.0)
     began = time.perf_counter()
     result = fedveil.run(
         task,

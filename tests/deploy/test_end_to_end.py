@@ -10,6 +10,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,9 @@ def test_from_two_tables_to_a_model(tmp_path: Path) -> None:
         path = tmp_path / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
+    def connected(name: str) -> bool:
+        return "SuperNode ID" in log(name)
+
     def online() -> int:
         return sum(node["status"] == "online" for node in status(server)["nodes"])
 
@@ -144,9 +148,9 @@ def test_from_two_tables_to_a_model(tmp_path: Path) -> None:
             program(tmp_path / "node-1.log", "deploy", "node", nodes[1]),
         ):
             for name in ("node-0", "node-1"):
-                wait_for(lambda name=name: "SuperNode ID" in log(name), name)
+                wait_for(partial(connected, name), name)
             assert online() == 2
-            results = ["--results", tmp_path / "results"]
+            results = ["--results", str(tmp_path / "results")]
 
             # A private run: it trains, and each node has charged itself.
             answer = json.loads(command("deploy", "submit", server, config, *results, "--json"))
