@@ -9,7 +9,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -85,10 +85,8 @@ class Loopback:
     def kill(self, name: str) -> None:
         """As a power cut would: the process and all that it started, at once."""
         for process in _family(self.processes[name].pid):
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         self.processes.pop(name).wait()
 
     def close(self) -> None:

@@ -90,17 +90,17 @@ def test_strangers_stay_outside_and_the_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_node_killed_in_a_round_and_one_that_is_late(tmp_path: Path) -> None:
-    """The round goes on with the others at its deadline; the late one is back in the round after."""
-    config = quick_config("fedavg", "flower", clients=3, cohort=3, rounds=3, deadline=75.0)
+    """The round goes on with the others at its deadline."""
+    config = quick_config("fedavg", "flower", clients=3, cohort=3, deadline=180.0)
     with federation(
-        tmp_path, quick_config("fedavg", clients=3), 3, {1: "late100", 2: "late1000"}
+        tmp_path, quick_config("fedavg", clients=3), 3, {1: "late300", 2: "late1000"}
     ) as loopback:
         results: list[Result] = []
         waiting = threading.Thread(target=lambda: results.append(loopback.run(config)))
         waiting.start()
-        wait_until(lambda: loopback.mark(2).exists(), 400)
+        wait_until(lambda: loopback.mark(2).exists(), 900)
         loopback.kill("node-2")
-        waiting.join(600)
+        waiting.join(900)
         assert results, "the run did not end"
     (result,) = results
     assert answered(result)[0] == 3
@@ -108,7 +108,7 @@ def test_a_node_killed_in_a_round_and_one_that_is_late(tmp_path: Path) -> None:
     log = log_of(result)
     assert "round 2, exchange 0: client 1, node 'node-1'" in log
     assert "round 2, exchange 0: client 2, node 'node-2'" in log
-    assert "no answer within 75 s" in log
+    assert "no answer within 180 s" in log
 
 
 def test_a_killed_server_resumes_and_charges_every_attempt(tmp_path: Path) -> None:
@@ -120,11 +120,12 @@ def test_a_killed_server_resumes_and_charges_every_attempt(tmp_path: Path) -> No
         loopback.start_server()
         for client in (0, 1):
             loopback.start_node(client)
-        waiting = threading.Thread(target=lambda: pytest.raises(FedveilError, loopback.run, config))
+        waiting = threading.Thread(target=lambda: attempt(loopback, config))
         waiting.start()
-        wait_until(lambda: started(folder) == 2, 400)
+        wait_until(lambda: started(folder) == 2, 900)
         loopback.kill("server")
-        waiting.join(120)
+        waiting.join(400)
+        assert not waiting.is_alive()
         loopback.start_server()
         result = loopback.run(config)
     finally:
@@ -135,6 +136,11 @@ def test_a_killed_server_resumes_and_charges_every_attempt(tmp_path: Path) -> No
         charged = {entry.round for entry in open_node(node).guard.ledger.entries}
         assert charged == {1, 2, 3, 4}
     assert len(Ledger(folder / "ledger.jsonl")) >= len(Ledger(here.folder / "ledger.jsonl"))  # type: ignore[operator]
+
+
+def attempt(loopback: Loopback, config: Config) -> None:
+    with pytest.raises(FedveilError, match="does not answer any more"):
+        loopback.run(config)
 
 
 def started(folder: Path) -> int:

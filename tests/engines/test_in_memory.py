@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+pytest.importorskip("flwr")
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -177,7 +179,7 @@ def test_a_broken_node_is_named_and_left_out_and_the_run_goes_on(
 
 @pytest.mark.parametrize("name", ["VERSION", "fingerprint"])
 def test_strangers_are_not_let_in(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stranger(message: Message, answer: Callable[[], Message]) -> Message:
+    def stranger(_message: Message, answer: Callable[[], Message]) -> Message:
         with monkeypatch.context() as patch:
             other = "9.9" if name == "VERSION" else lambda *_: "0" * 16
             patch.setattr(node_module, name, other)
@@ -225,19 +227,23 @@ def test_a_killed_server_resumes_to_the_same_bits_and_charges(name: str, tmp_pat
     """Also when it dies within a round: what clients did then is as if it had never been."""
     config = quick_config(name, "flower-simulation", rounds=4, checkpoint_every=2)
     whole = on_flower(config, tmp_path / "whole")
-    orders = 0
 
-    def die(message: Message, answer: Callable[[], Message]) -> Message:
-        nonlocal orders
-        orders += message.metadata.message_type.startswith("train")
-        reply = answer()
-        if orders == deadly:
-            raise KeyboardInterrupt
-        return reply
+    class DyingServer:
+        """Dies when so many orders have been answered."""
 
-    for deadly in (1, 3, 5):
+        def __init__(self, orders: int) -> None:
+            self.orders = orders
+
+        def __call__(self, message: Message, answer: Callable[[], Message]) -> Message:
+            reply = answer()
+            self.orders -= message.metadata.message_type.startswith("train")
+            if self.orders == 0:
+                raise KeyboardInterrupt
+            return reply
+
+    for orders in (1, 4, 6):
         with pytest.raises(KeyboardInterrupt):
-            on_flower(config, tmp_path / "cut", dict.fromkeys(range(1000, 1004), die))
+            on_flower(config, tmp_path / "cut", dict.fromkeys(range(1000, 1004), DyingServer(orders)))
     resumed = on_flower(config, tmp_path / "cut")
     assert distance(whole.model, resumed.model) == 0
     assert [line["round"] for line in resumed.history] == [1, 2, 3, 4]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
@@ -41,6 +43,8 @@ from fedveil.run import Observer, RoundEnd
 SERVER_APP = "fedveil.flower_app.server:app"
 CLIENT_APP = "fedveil.flower_app.client:app"
 _LOOK_EVERY = 0.3
+_ASK_EVERY = 20.0
+_TRIES = 3
 Observe = Callable[[Plan], Sequence[Observer]]
 
 
@@ -124,7 +128,13 @@ def write_app(folder: Path, settings: RunSettings) -> Path:
     """An app for `flwr run` that brings no code: it names fedveil's own apps and holds the run's settings."""
     folder.mkdir(parents=True, exist_ok=True)
     content = {
-        "project": {"name": "fedveil-run", "version": "1.0.0", "license": "Apache-2.0", "dependencies": []},
+        "project": {
+            "name": "fedveil-run",
+            "version": "1.0.0",
+            "description": "A run of fedveil.",
+            "license": "Apache-2.0",
+            "dependencies": [],
+        },
         "tool": {
             "flwr": {
                 "app": {
@@ -175,7 +185,9 @@ def _simulating(link: ServerConfig, home: Path) -> Iterator[None]:
         end = time.monotonic() + START_SECONDS
         while not is_up(link, home):
             if process.poll() is not None or time.monotonic() > end:
-                raise FedveilError(f"Flower's SuperLink did not start:\n{_tail(log)}")
+                raise FedveilError(
+                    f"Flower's SuperLink did not start:\n{_last_lines(log.read_text(errors='replace'))}"
+                )
             time.sleep(_LOOK_EVERY)
         yield
     finally:
@@ -200,33 +212,70 @@ def _follow(
     folder = ResultFolder(settings.folder)
     problem = settings.folder / PROBLEM
     problem.unlink(missing_ok=True)
-    place = Path(tempfile.mkdtemp(prefix="run-", dir=home))
-    app = write_app(place / "fedveil-run", settings)
-    log = place / "run.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [program("flwr"), "run", str(app), CONNECTION, "--stream", *arguments],
-            env=surroundings(home),
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-        )
-    told = 0
+    with _terminated_by_exception():
+        number = _submit(settings, home, arguments)
+        told = silent = 0
+        asked = time.monotonic()
+        while True:
+            told = _tell(folder, observers, plan, told)
+            if folder.finished:
+                return folder.read()
+            if problem.exists():
+                raise FedveilError(problem.read_text())
+            if silent >= _TRIES:
+                raise FedveilError("the server does not answer any more. Submit the run again to go on.")
+            if time.monotonic() - asked > _ASK_EVERY:
+                status = _status(home, number)
+                silent = 0 if status else silent + 1
+                asked = time.monotonic()
+                if status.startswith("finished") and not folder.finished and not problem.exists():
+                    shown = _flwr(home, "log", number, CONNECTION, "--show").stdout
+                    raise FedveilError(f"the run ended without a result ({status}):\n{_last_lines(shown)}")
+            time.sleep(_LOOK_EVERY)
+
+
+def _submit(settings: RunSettings, home: Path, arguments: Sequence[str]) -> str:
+    """Flower's number of the run that was started; a server that is slow to answer is asked again."""
+    with tempfile.TemporaryDirectory(prefix="run-", dir=home) as place:
+        app = write_app(Path(place) / "fedveil-run", settings)
+        for _ in range(_TRIES):
+            done = _flwr(home, "run", str(app), CONNECTION, "--format", "json", *arguments)
+            answer = _json(done.stdout)
+            if done.returncode == 0 and answer.get("run-id"):
+                return str(answer["run-id"])
+    raise FedveilError(f"the run could not be submitted:\n{_last_lines(done.stdout + done.stderr)}")
+
+
+def _status(home: Path, number: str) -> str:
+    """What the server says of a run: pending, starting, running, finished:...; nothing if it does not answer."""
+    done = _flwr(home, "list", CONNECTION, "--run-id", number, "--format", "json")
+    runs = _json(done.stdout).get("runs") or [{}]
+    return str(runs[0].get("status", ""))
+
+
+def _flwr(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [program("flwr"), *arguments]
     try:
-        with _terminated_by_exception():
-            while True:
-                ended = process.poll() is not None
-                told = _tell(folder, observers, plan, told)
-                if folder.finished:
-                    return folder.read()
-                if problem.exists():
-                    raise FedveilError(problem.read_text())
-                if ended:
-                    raise FedveilError(f"the run on Flower ended without a result:\n{_tail(log)}")
-                time.sleep(_LOOK_EVERY)
-    finally:
-        stop(process)
-        shutil.rmtree(place, ignore_errors=True)
+        return subprocess.run(
+            command,
+            env=surroundings(home),
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=START_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", "no answer")
+
+
+def _json(text: str) -> dict[str, Any]:
+    """The JSON object that a command ended with, whatever it said before."""
+    start = text.find("{")
+    try:
+        found: dict[str, Any] = json.loads(text[start:]) if start >= 0 else {}
+    except ValueError:
+        return {}
+    return found
 
 
 @contextmanager
@@ -256,5 +305,5 @@ def _tell(folder: ResultFolder, observers: Sequence[Observer], plan: Plan, told:
     return told
 
 
-def _tail(log: Path, lines: int = 80) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+def _last_lines(text: str, lines: int = 60) -> str:
+    return "\n".join(text.splitlines()[-lines:])

@@ -30,9 +30,7 @@ def _spoil(fault: str) -> None:
         elif fault == "shape":
             up = up.map(lambda _, leaf: leaf[..., :-1] if leaf.dim() > 2 else leaf)
         elif fault == "size":
-            up = up.map(
-                lambda name, leaf: leaf.repeat(*([1] * (leaf.dim() - 1)), 999) if leaf.dim() > 2 else leaf
-            )
+            up = up.map(lambda _, leaf: leaf.repeat(1, 1, 999) if leaf.dim() == 3 else leaf)
         elif fault.startswith("late") and at.round > 1:
             Path(os.environ["FEDVEIL_TEST_MARK"]).touch()
             time.sleep(float(fault.removeprefix("late")))
@@ -40,9 +38,9 @@ def _spoil(fault: str) -> None:
 
     ClientWorker.update = spoilt  # type: ignore[method-assign]
     if fault == "version":
-        node.VERSION = "9.9.9"
+        vars(node)["VERSION"] = "9.9.9"
     elif fault == "model":
-        node.fingerprint = lambda *_: "0" * 16
+        vars(node)["fingerprint"] = lambda *_: "0" * 16
 
 
 class _Loader(importlib.abc.Loader):

@@ -28,7 +28,8 @@ VERSION = metadata.version("fedveil")
 LARGEST_MESSAGE = 1 << 30
 _HEAD, _BODY, _ENCODING = "fedveil", "message", "fedveil"
 
-Reason = Literal["version", "model", "method", "policy", "size", "message", "plan", "error"]
+Reason = Literal["version", "model", "policy", "size", "message", "plan", "error"]
+REASONS: tuple[Reason, ...] = ("version", "model", "policy", "size", "message", "plan", "error")
 Version = tuple[int, int]
 """Of a client's state: after which exchange of which round."""
 
@@ -218,28 +219,20 @@ def _pack(head: Mapping[str, Any], body: bytes | None = None) -> RecordDict:
 
 def _unpack(content: RecordDict, kind: str, limit: int) -> tuple[dict[str, Any], bytes]:
     try:
-        text = content[_HEAD]["head"]
-        head = json.loads(text)
+        head = json.loads(str(content.config_records[_HEAD]["head"]))
         said = head["kind"]
     except (KeyError, TypeError, ValueError) as error:
         raise RefusalError("message", "this is not a message of fedveil") from error
     if said == "refusal":
-        known: tuple[Reason, ...] = (
-            "version", "model", "method", "policy", "size", "message", "plan", "error",
-        )  # fmt: skip
-        reason = next((r for r in known if r == head.get("reason")), "error")
+        reason: Reason = next((known for known in REASONS if known == head.get("reason")), "error")
         raise RefusalError(reason, f"refused: {str(head.get('text'))[:500]}")
     if said != kind:
         raise RefusalError("message", f"expected {kind}, got {str(said)[:40]!r}")
-    if _BODY not in content:
+    if _BODY not in content.array_records:
         return head, b""
-    try:
-        array = content[_BODY][_BODY]
-        body = bytes(array.data)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise RefusalError("message", "this is not a message of fedveil") from error
-    if len(body) > limit:
-        raise RefusalError("size", f"{len(body)} bytes, more than the {limit} allowed")
-    if array.stype != _ENCODING:
-        raise RefusalError("message", f"unknown encoding {array.stype!r:.40}")
-    return head, body
+    array = content.array_records[_BODY].get(_BODY)
+    if array is None or array.stype != _ENCODING:
+        raise RefusalError("message", "its encoding is not fedveil's")
+    if len(array.data) > limit:
+        raise RefusalError("size", f"{len(array.data)} bytes, more than the {limit} allowed")
+    return head, bytes(array.data)
