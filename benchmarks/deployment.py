@@ -24,7 +24,7 @@ from fedveil.data.client_data import ArrayClients, LazyClients
 from fedveil.engines.simulation import Simulation
 from fedveil.engines.worker import ClientWorker, one_thread
 from fedveil.methods import METHODS
-from fedveil.methods.method import At, field_names
+from fedveil.methods.method import AnyMethod, At, field_names
 from fedveil.methods.udp_fedavg import UDPFedAvg
 from fedveil.privacy.releases import Plan
 from fedveil.run import run_rounds
@@ -106,7 +106,7 @@ def many_clients(count: int, rounds: int) -> dict[str, Any]:
         return centres[y] + noise, y
 
     task = Task(lambda: fedveil.make_model("mlp-2", (features,), 10))
-    method = UDPFedAvg(epochs=1, batch_size=10, lr=0.1, clip=0.5, noise_multiplier=1.0)
+    method: AnyMethod = UDPFedAvg(epochs=1, batch_size=10, lr=0.1, clip=0.5, noise_multiplier=1.0)
     clients = LazyClients(SameSize(count, records), make)
     plan = Plan(count, 100, "poisson", rounds, records, records)
     engine = Simulation(task, clients, method, plan, seed=0, workers=1)
