@@ -57,7 +57,7 @@ def check_fit(task: Task, clients: Clients) -> None:
     try:
         with torch.no_grad():
             scores = task.outputs(with_axis(task.init(0)), data.x[:, :1].to(task.device))
-    except RuntimeError as error:
+    except (RuntimeError, IndexError) as error:  # a token beyond the embeddings is an IndexError
         shape, kind = list(data.x.shape[2:]), str(data.x.dtype).removeprefix("torch.")
         raise DataError(
             f"the model cannot read examples of shape {shape} and type {kind}: {error}"
@@ -263,8 +263,7 @@ def _summary(
 ) -> dict[str, Any]:
     scored = history[-1] if history and "accuracy" in history[-1] else {}
     if test is not None and not scored:
-        score = EvaluateOnTest(task, *test, None, 1).score(model)
-        scored = {"accuracy": score.accuracy, "loss": score.loss, "per_class": score.per_class}
+        scored = EvaluateOnTest(task, *test, None, 1).score(model).metrics()
     statement = guard.statement(outcome.rounds)
     return {
         "method": method.name,
@@ -289,7 +288,7 @@ def _summary(
         },
         "parameters": task.parameter_count,
         "environment": environment(),
-    }
+    } | {name: scored[name] for name in ("mcc", "perplexity") if name in scored}
 
 
 def _describe(task: Task, method: AnyMethod, plan: Plan, seed: int) -> str:

@@ -66,6 +66,18 @@ class PaperSection(_Section):
 NO_DATASET = "none"
 
 
+class TextSection(_Section):
+    """How texts become token ids; "auto" takes the model's own tokenizer, or hashes words where it has none."""
+
+    vocabulary: Literal["auto", "hash", "bytes", "public", "tokenizer"] = "auto"
+    size: Annotated[int, Field(ge=4)] = 8192
+    path: str | None = None
+    length: Annotated[int, Field(ge=1)] = 64
+    too_long: Literal["truncate", "refuse"] = "truncate"
+    empty: Literal["refuse", "drop"] = "refuse"
+    pack: bool = True
+
+
 class TaskSection(_Section):
     dataset: str = "digits"
     model: str = "mlp-2"
@@ -73,6 +85,7 @@ class TaskSection(_Section):
     classes: Annotated[int, Field(ge=2)] | None = None
     data_options: dict[str, Any] = Field(default_factory=dict)
     model_options: dict[str, Any] = Field(default_factory=dict)
+    text: TextSection | None = None
 
 
 class PartitionSection(_Section):
@@ -224,6 +237,8 @@ class Config(_Section):
     def resolved(self) -> dict[str, Any]:
         """The whole configuration with every default written out."""
         content: dict[str, Any] = self.model_dump()
+        if self.task.text is None:  # images and tables: as if the section did not exist
+            content["task"].pop("text")
         content["method"] = {"name": self.method["name"]} | _values(build_method(self.method))
         rules = [build_rule(section) for section in self.wrap]
         content["wrap"] = [

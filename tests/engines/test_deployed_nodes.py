@@ -13,9 +13,9 @@ import torch
 pytest.importorskip("flwr")
 from flwr.app import Context, Message, RecordDict
 
-from fedveil.config import Config
+from fedveil.config import Config, make_config
 from fedveil.deploy.node import open_node
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, InputError
 from fedveil.experiment import prepare, run_seed
 from fedveil.flower_app.client import app as client_app
 from fedveil.flower_app.launch import with_shape
@@ -134,6 +134,18 @@ def test_a_node_without_a_folder_has_no_place_in_a_federation(tmp_path: Path) ->
     grid = InMemoryNodes(client_app, [{"partition-id": p} for p in range(NODES)], given)
     with pytest.raises(FedveilError, match="0 of 3 nodes are here"):
         server_app(grid, Context(1, 1, {}, RecordDict(), dict(given)))
+
+
+def test_a_model_of_texts_is_refused_before_anything_is_submitted() -> None:
+    config = make_config(
+        {
+            "task": {"model": "lstm", "dataset": "none", "input_shape": [8], "classes": 2},
+            "partition": {"clients": 2},
+            "run": {"engine": "flower"},
+        }
+    )
+    with pytest.raises(InputError, match="nodes hold images and tables"):
+        with_shape(config, None)
 
 
 def test_a_server_that_dies_goes_on_and_every_attempt_is_charged(tmp_path: Path) -> None:

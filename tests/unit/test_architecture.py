@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "fedveil"
 
 # From the words everything is written in, to the command line. A module imports from its own layer or above.
 LAYERS = [
-    ["errors", "streams", "tree", "messages", "linalg", "chain", "task"],
+    ["errors", "plugins", "streams", "tree", "messages", "linalg", "chain", "text_model", "task"],
     ["data"],
     ["partition"],
     ["models"],
@@ -31,7 +31,7 @@ LAYERS = [
     ["config"],
     ["experiment"],
     ["deploy", "flower_app"],
-    ["recorded", "attack_run", "membership_run", "compare"],
+    ["recorded", "attack_run", "attack_texts", "membership_run", "compare"],
     ["progress", "live", "tracking", "watching"],
     ["cli"],
 ]

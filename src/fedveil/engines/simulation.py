@@ -130,7 +130,9 @@ def cores() -> int:
 
 
 def _stacking_pays(task: Task) -> bool:
-    """On a CPU batching clients does not pay for convolutions; everywhere else it does."""
+    """On a CPU batching clients does not pay for convolutions; everywhere else it does, if the model can be."""
+    if not task.stacks:
+        return False
     convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
     return task.device.type != "cpu" or not any(isinstance(m, convolutions) for m in task.module.modules())
 

@@ -20,11 +20,12 @@ from fedveil.engines.flower.engine import FlowerEngine, Limits
 from fedveil.engines.flower.roster import Roster
 from fedveil.engines.flower.wire import LARGEST_MESSAGE, fingerprint
 from fedveil.errors import FedveilError, InputError
-from fedveil.experiment import facts_of, load_image_or_table, options_of, prepare
+from fedveil.experiment import facts_of, load_examples, options_of, prepare
 from fedveil.flower_app.client import STATES
 from fedveil.flower_app.settings import LOG, PROBLEM, RunSettings
 from fedveil.models.registry import make_model
 from fedveil.privacy.releases import Plan
+from fedveil.report.leave import pictures_of
 from fedveil.results import Result
 from fedveil.task import Task
 
@@ -104,6 +105,7 @@ def serve_simulated(grid: Grid, settings: RunSettings) -> Result:
         held_out=prepared.local_test is not None,
         results=settings.folder,
         facts=facts_of(config, settings.experiment, prepared),
+        observers=pictures_of(method, plan, prepared.dataset, settings.folder),
         noise_source=settings.noise_source,
         **options_of(config),
     )
@@ -112,7 +114,7 @@ def serve_simulated(grid: Grid, settings: RunSettings) -> Result:
 def serve_deployed(grid: Grid, settings: RunSettings) -> Result:
     """A federation: the data are with the nodes; the server holds at most a test set."""
     config, seed = settings.config, settings.seed
-    dataset = None if config.task.dataset == NO_DATASET else load_image_or_table(config, settings.data)
+    dataset = None if config.task.dataset == NO_DATASET else load_examples(config, settings.data)
     shape, classes = config.task.input_shape, config.task.classes
     if shape is None or classes is None:
         raise InputError("task.classes", classes, "the nodes are not told", "Submit the run with fedveil.")

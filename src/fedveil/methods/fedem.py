@@ -116,7 +116,7 @@ class FedEM(Method[Server, Model, Gradient]):
         return Server(params)
 
     def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
-        return {"delta": data.x.new_zeros(data.count, self.batch_size, *data.x.shape[2:])}
+        return {"delta": task.no_offset(data.x, self.batch_size)}
 
     def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> Model:
         return Model(with_axis(server.params))
@@ -155,7 +155,7 @@ class FedEM(Method[Server, Model, Gradient]):
         learnt = self._perturb(task, at, theta, batch, delta[:, :width], rng)
         if batch.mask is not None:  # padding keeps its perturbation, whoever shares the stack
             learnt = torch.where(_per_example(batch.mask, learnt), learnt, delta[:, :width])
-        seen = Batch(batch.x + learnt, batch.y, batch.mask)
+        seen = task.perturbed(batch, learnt)
         gradient = task.grad(theta, seen, rng.of_exchange("dropout"))  # line 14
         return Gradient(gradient, sizes), {"delta": torch.cat([learnt, delta[:, width:]], dim=1)}
 
@@ -172,19 +172,25 @@ class FedEM(Method[Server, Model, Gradient]):
     def _perturb(
         self, task: Task, at: At, theta: Params, batch: Batch, delta: Tensor, rng: ClientStreams
     ) -> Tensor:
+        def inside(moved: Tensor) -> Tensor:
+            return self._project(task.within(batch, moved), rng, lambda drawn: task.within(batch, drawn))
+
         theta_u = theta  # line 8; never edited in place, so theta stays what it is
+        delta = inside(delta)  # the texts of this batch have other lengths than the last one's
         for step in range(self.perturbation_steps):
-            ascent = task.input_grad(theta_u, Batch(batch.x + delta, batch.y, batch.mask))
-            delta = self._project(delta - self.perturbation_lr * ascent.sign(), rng)  # lines 10, 11
+            ascent = task.input_grad(theta_u, task.perturbed(batch, delta))
+            delta = inside(delta - self.perturbation_lr * ascent.sign())  # lines 10, 11
             if step + 1 < self.perturbation_steps:
-                seen = Batch(batch.x + delta, batch.y, batch.mask)
+                seen = task.perturbed(batch, delta)
                 theta_u = add(theta_u, task.grad(theta_u, seen), scale=-self._lr(at))  # line 12
         return delta
 
-    def _project(self, delta: Tensor, rng: ClientStreams) -> Tensor:
+    def _project(
+        self, delta: Tensor, rng: ClientStreams, within: Callable[[Tensor], Tensor] = lambda drawn: drawn
+    ) -> Tensor:
         def directions() -> Tensor:
             full = (self.batch_size, *delta.shape[2:])
-            return normal(rng.of_exchange("direction"), full, delta)[:, : delta.shape[1]]
+            return within(normal(rng.of_exchange("direction"), full, delta)[:, : delta.shape[1]])
 
         return project_to_shell(delta, self.rho_min, self.rho_max, self.norm, directions)
 
