@@ -46,6 +46,8 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/per_example.py
 	$(BIN)/python benchmarks/gradient_matching.py
 	$(BIN)/python benchmarks/accounting.py
+	$(BIN)/python benchmarks/deployment.py sizes
+	$(BIN)/python benchmarks/deployment.py clients
 
 # Peers have an environment of their own: none of them is a dependency of the project.
 PEERS := benchmarks/peers/.venv
