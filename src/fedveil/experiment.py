@@ -28,6 +28,7 @@ from fedveil.models.registry import make_model, model_entry
 from fedveil.partition.partition import Partition
 from fedveil.partition.registry import make_partition
 from fedveil.privacy.releases import Plan
+from fedveil.report.leave import pictures_of
 from fedveil.results import Result
 from fedveil.run import Observer
 from fedveil.streams import named_stream
@@ -118,9 +119,10 @@ def make_task(config: Config, dataset: Dataset, device: str | torch.device = "cp
         vocabulary = dataset.tokens.vocabulary
         options |= {"vocabulary": vocabulary.size, "pad": vocabulary.pad}
 
-    def build() -> torch.nn.Module:
-        return make_model(config.task.model, dataset.input_shape, dataset.num_classes, **options)
-
+    # Not a closure over the data set: attacks are given the task, and nothing private may be reached from it.
+    build = functools.partial(
+        make_model, config.task.model, dataset.input_shape, dataset.num_classes, **options
+    )
     return Task(build, loss=next_token_loss if dataset.predicts_tokens else cross_entropy, device=device)
 
 
@@ -174,8 +176,13 @@ def run_seed(
     data_dir: Path | None = None,
     observe: Callable[[Plan], Sequence[Observer]] = lambda _plan: (),
 ) -> Result:
-    """One seed of an experiment, in `results/<experiment>/<config hash>/seed-<seed>`."""
+    """One seed of an experiment, in `results/<experiment>/<config hash>/seed-<seed>`.
+
+    A method that has pictures to show leaves them there too, for the report.
+    """
     prepared = prepare(config, seed, data_dir)
+    folder = result_folder(config, seed, experiment, results)
+    pictures = pictures_of(prepared.method, prepared.plan, prepared.dataset, folder)
     section = config.privacy
     facts: dict[str, Any] = {
         "experiment": experiment,
@@ -207,7 +214,7 @@ def run_seed(
             section.budget_unit,
             None if section.ledger is None else Path(section.ledger),
         ),
-        results=result_folder(config, seed, experiment, results),
+        results=folder,
         config=config.to_toml(),
         facts=facts,
         evaluate_every=config.run.evaluate_every,
@@ -218,7 +225,7 @@ def run_seed(
         execution=config.run.execution,
         workers=config.run.workers,
         max_memory=config.run.max_memory,
-        observers=observe(prepared.plan),
+        observers=[*pictures, *observe(prepared.plan)],
     )
 
 
