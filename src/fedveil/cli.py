@@ -16,7 +16,8 @@ from rich.table import Table
 
 from fedveil.config import Config, load_config
 from fedveil.errors import FedveilError
-from fedveil.experiment import load_examples, result_folder, run_seed, split_clients
+from fedveil.experiment import load_examples, result_folder, split_clients
+from fedveil.flower_app.launch import run_seed
 from fedveil.plugins import load_plugins
 from fedveil.privacy.releases import Plan
 from fedveil.progress import ShowProgress, progress_bar
@@ -216,6 +217,7 @@ def partition(
 def main() -> None:
     """The entry point: errors a user can mend are one line, exit code 2."""
     import fedveil.cli_attack
+    import fedveil.cli_deploy
     import fedveil.cli_privacy
     import fedveil.cli_report  # noqa: F401  their commands register themselves on the app
 

@@ -76,7 +76,7 @@ class ServerView:
 
     `observed` is what was sent as a gradient, or `(sent model's start - sent model) / lr` for a trained model;
     then `local` says how it was trained. `labels [T, B]` are there only if the server is taken to know them.
-    `public` are images `[n, ...]` of the same kind that anybody has; `text` is there if the data are texts.
+    `public` are examples `[n, ...]` of the same kind that anybody has; `text` is there if the data are texts.
     """
 
     task: Task
@@ -155,5 +155,6 @@ class Attack(Protocol):
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    of_texts: ClassVar[bool]
 
     def __call__(self, view: ServerView, rng: np.random.Generator, watch: Watch | None = None) -> Finding: ...

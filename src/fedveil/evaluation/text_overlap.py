@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
 
 from torch import Tensor
@@ -55,7 +56,7 @@ def mean_rouge(scores: Sequence[Rouge]) -> Rouge:
 
 
 def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
-    return list(zip(words, words[1:], strict=False))
+    return list(pairwise(words))
 
 
 def _shared(a: Sequence[object], b: Sequence[object]) -> float:

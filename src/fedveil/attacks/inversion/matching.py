@@ -112,18 +112,24 @@ def layer_cosine_distance(observed: Params, adaptation: Adaptation) -> Distance:
     change, weights = _adapted(observed, adaptation)
     if adaptation.kind == "sign":
         observed = {name: leaf.sign() for name, leaf in observed.items()}
-    wanted = {name: leaf * weights[name] for name, leaf in observed.items()}
-    lengths = {name: leaf.square().flatten(1).sum(1).sqrt() for name, leaf in wanted.items()}
-    shares = {name: weights[name].flatten(1).mean(1) * (lengths[name] > 0) for name in wanted}
+    picks = adaptation.kind in (
+        "mask",
+        "small",
+    )  # else a layer's weights are all alike and cancel in its cosine
+    wanted = {name: leaf * weights[name] if picks else leaf for name, leaf in observed.items()}
+    lengths = {name: _norm([leaf]) for name, leaf in wanted.items()}
+    shares = {
+        name: weights[name].flatten(1).mean(1) * leaf.flatten(1).any(1) for name, leaf in wanted.items()
+    }
     total = torch.stack(list(shares.values())).sum(0).clamp(min=1e-30)
 
     def distance(candidate: Params) -> Tensor:
         similar = []
         for name, share in shares.items():
-            seen = change(candidate[name]) * weights[name]
-            length = seen.square().flatten(1).sum(1).clamp(min=1e-30).sqrt()
+            seen = change(candidate[name])
+            seen = seen * weights[name] if picks else seen
             product = (seen * wanted[name]).flatten(1).sum(1)
-            similar.append(share * product / (length * lengths[name]).clamp(min=1e-30))
+            similar.append(share * product / (_norm([seen]) * lengths[name]).clamp(min=1e-30))
         return 1 - torch.stack(similar).sum(0) / total
 
     return distance

@@ -10,7 +10,8 @@ Deviations:
 - What the gradient of the embedding table names (see `leak`) restricts the candidates, and starts are drawn from it
   where it is small. A discrete change may also put another such token in a place, not only change the order.
 - The prior is asked only about the `shortlist` discrete candidates of least distance.
-- `polish` rounds of discrete changes follow on the decoded tokens; a text whose gradient fits is then found exactly.
+- The prior's weight is a share of the distance: the better a gradient is explained, the less language has to say.
+- `polish` discrete candidates follow on the decoded tokens; a text whose gradient fits is then found exactly.
 - The learning rate is in units of the embeddings' root mean square, 0.05 for BERT: 0.2 is the published 0.01 there.
 - Uploads and restarts run as one stack. A model trained over several local steps is compared as if by one.
 """
@@ -41,6 +42,7 @@ Weight = Annotated[float, Field(ge=0)]
 _BURN_IN = 0.1  # of the steps, before the first discrete change
 _EXACT = 1e-5  # a distance that only the text itself has
 _DECAY_EVERY = 50
+_TURN = 16  # discrete candidates of which the best is taken, at the end: small turns make more changes
 
 
 @register_attack(
@@ -48,6 +50,8 @@ _DECAY_EVERY = 50
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Lamp(Named):
+    of_texts = True
+
     steps: Count = 2000
     restarts: Restarts = 1
     lr: Annotated[float, Field(gt=0)] = 0.2
@@ -57,7 +61,7 @@ class Lamp(Named):
     swap_every: Count = 75
     swaps: Count = 200
     shortlist: Count = 16
-    polish: Annotated[int, Field(ge=0)] = 60
+    polish: Annotated[int, Field(ge=0)] = 3000
     prior: PriorName = "auto"
     prior_weight: Weight = 0.3
     use_leak: bool = True
@@ -75,17 +79,15 @@ class Lamp(Named):
             view.text.decode,
             view.text.source,
         )
-        search = make_search(view, self.restarts, prior, self.prior_weight, use_leak=self.use_leak)
+        search = make_search(view, self.restarts, prior, self.prior_weight, rng, use_leak=self.use_leak)
         x = search.best_start(self.starts, rng)
         path = [(0, search.decode(x))]
         x, step = self._optimise(search, x, path, rng, watch)
         tokens = search.decode(x)
-        for turn in range(self.polish):
-            tokens = search.improve_tokens(tokens, self.swaps, self.shortlist, rng)
-            if watch is not None:
-                watch(step, self.steps, float(search.token_distance(tokens).min()))
-            if turn == self.polish - 1 or self._found(search, tokens):
+        for _ in range(0, self.polish, _TURN):
+            if self._found(search, tokens):
                 break
+            tokens = search.improve_tokens(tokens, _TURN, self.shortlist, rng)
         if self.polish:
             path.append((step, tokens))
         return self._finding(search, tokens, path, step, clock, prior.description)

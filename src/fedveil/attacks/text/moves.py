@@ -6,6 +6,7 @@ its content comes from, and optionally puts a token in one place.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ class Change:
 
 
 def reorder(texts: Sequence[Sequence[int]], count: int, rng: np.random.Generator) -> Change:
-    """One of LAMP's transformations, at random: swap two tokens, move a token, move a part, or the beginning to the end.
+    """One of LAMP's transformations, at random: swap two tokens, move one, move a part, or the beginning to the end.
 
     In a batch one in four swaps tokens of two texts, since a gradient does not tell whose a token is. Every token
     stays as often as it was.
@@ -65,16 +66,16 @@ def _transformed(order: list[int], rng: np.random.Generator) -> list[int]:
 
 
 def substitute(
-    content: Sequence[int], choices: Sequence[Sequence[int]], missing: Sequence[int], rng: np.random.Generator
-) -> Change:
-    """Another of a place's `choices` in it. A token that leaked and is `missing` comes first, in half of the cases
-    where there is one; it takes the place of a token that stands elsewhere too, if any does."""
-    count = len(content)
-    same = tuple(range(count))
-    if missing and rng.random() < 0.5:
-        twice = [i for i in range(count) if content.count(content[i]) > 1]
-        place = int(rng.choice(twice)) if twice else int(rng.integers(count))
-        return Change(same, place, int(rng.choice(missing)))
-    place = int(rng.integers(count))
+    content: Sequence[int], choices: Sequence[Sequence[int]], named: frozenset[int], rng: np.random.Generator
+) -> Change | None:
+    """Another of a place's `choices` in it; None where there is none.
+
+    A `named` token is known to occur, so it is never replaced where it stands alone.
+    """
+    counts = Counter(content)
+    open_places = [i for i, token in enumerate(content) if token not in named or counts[token] > 1]
+    if not open_places:
+        return None
+    place = int(rng.choice(open_places))
     others = [token for token in choices[place] if token != content[place]]
-    return Change(same, place, int(rng.choice(others))) if others else Change(same)
+    return Change(tuple(range(len(content))), place, int(rng.choice(others))) if others else None

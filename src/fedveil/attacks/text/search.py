@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional
 
@@ -79,7 +80,8 @@ class Search:
         """LAMP's prior: the squared difference of the mean norm from that of tokens, `[N]`."""
         norms = x.square().sum(-1).clamp(min=1e-12).sqrt() * self.free
         mean = norms.flatten(1).sum(1) / self.free.flatten(1).sum(1).clamp(min=1)
-        return (mean - self.mean_norm).square()
+        gap: Tensor = mean - self.mean_norm
+        return gap.square()
 
     def _targets(self, embedded: Tensor, row: int | None = None, tokens: Tensor | None = None) -> Tensor:
         if self.labels is not None:
@@ -119,14 +121,23 @@ class Search:
     # From embeddings to tokens
 
     def decode(self, x: Tensor) -> Tensor:
-        """The nearest candidate token by cosine of each place `[N, B, L]`, and what is known where it is known."""
+        """The nearest candidate token by cosine of each place `[N, B, L]`, and what is known where it is known.
+
+        A token that leaked occurs: each gets the place that suits it best, and the places left over choose among all.
+        """
         rows = [self._decode(row, x[row : row + 1]) for row in range(self.count)]
         return torch.cat(rows)
 
     def _decode(self, row: int, x: Tensor) -> Tensor:
         choice = self.allowed[row].nonzero()[:, 0]
-        near = functional.normalize(x.detach(), dim=-1) @ self.unit[choice].T
-        return torch.where(self.free[row], choice[near.argmax(-1)], self.known[row])
+        near = functional.normalize(x[0][self.free[row]].detach(), dim=-1) @ self.unit[choice].T
+        picked = near.argmax(-1)
+        if self.leaks[row // self.restarts].tokens:
+            tokens, places = linear_sum_assignment(near.T.double().nan_to_num(), maximize=True)
+            picked[torch.from_numpy(places)] = torch.from_numpy(tokens)
+        written = self.known[row].clone()
+        written[self.free[row]] = choice[picked]
+        return written.unsqueeze(0)
 
     def embed(self, tokens: Tensor) -> Tensor:
         return functional.embedding(tokens, self.embeddings)
@@ -178,7 +189,8 @@ class Search:
         leak = self.leaks[row // self.restarts]
         if not leak.tokens:
             noise = torch.from_numpy(rng.standard_normal(shape)).to(self.embeddings)
-            return noise * (self.mean_norm / shape[-1] ** 0.5)
+            start: Tensor = noise * (self.mean_norm / shape[-1] ** 0.5)
+            return start
         places = self.free[row].nonzero()
         named = rng.permutation(leak.tokens)[: len(places)]
         rest = rng.choice(leak.tokens, len(places) - len(named))
@@ -242,7 +254,7 @@ class Search:
         places = self.free[row].nonzero()
         texts = [(places[:, 0] == b).nonzero()[:, 0].tolist() for b in range(now.shape[0])]
         content = now[self.free[row]].tolist()
-        missing = sorted(set(self.leaks[row // self.restarts].tokens) - set(content))
+        named = frozenset(self.leaks[row // self.restarts].tokens)
         choice = self.allowed[row].nonzero()[:, 0]
         if len(choice) <= _CHOICES:
             choices = [choice.tolist()] * len(content)
@@ -251,15 +263,19 @@ class Search:
             choices = choice[near.topk(_NEAREST, dim=-1).indices].tolist()
         made = []
         for _ in range(count):
-            if rng.random() < 0.5:
-                made.append(reorder(texts, len(content), rng))
-            else:
-                made.append(substitute(content, choices, missing, rng))
+            other = substitute(content, choices, named, rng) if rng.random() < 0.5 else None
+            made.append(other or reorder(texts, len(content), rng))
         return made
 
 
 def make_search(
-    view: ServerView, restarts: int, prior: LanguagePrior, prior_weight: float, *, use_leak: bool
+    view: ServerView,
+    restarts: int,
+    prior: LanguagePrior,
+    prior_weight: float,
+    rng: np.random.Generator,
+    *,
+    use_leak: bool,
 ) -> Search:
     """The search of these uploads, with what their embedding gradients name."""
     assert view.text is not None
@@ -267,7 +283,7 @@ def make_search(
     known = view.text.known
     longest = int((known != model.pad).sum(2).max())
     known = known[:, :, :longest]
-    ignored = sorted({model.pad, *view.text.special})
+    ignored = sorted({model.pad, *known[known != UNKNOWN].tolist()})
     gradient = view.observed.get(model.table)
     leaks = tuple(
         leaked_tokens(None if gradient is None else gradient[t], int((known[t] == UNKNOWN).sum()), ignored)
@@ -279,7 +295,7 @@ def make_search(
     observed = {name: leaf for name, leaf in view.observed.items() if name != model.table}
     labels = None
     if not predicts_tokens(view.task):
-        labels = repeat(known_or_inferred(view, np.random.default_rng(0))[0], restarts)
+        labels = repeat(known_or_inferred(view, rng)[0], restarts)
     stacked = {name: repeat(leaf, restarts) for name, leaf in observed.items()}
     table = view.params[model.table] if model.table in view.params else model.embedding_table()
     return Search(
