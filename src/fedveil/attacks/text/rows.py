@@ -44,8 +44,8 @@ class EmbeddingRows(Named):
         texts, leaks, losses = [], [], []
         for t in range(view.targets):
             known = view.text.known[t, 0]
-            pad, signs = text_model(view.task).pad, view.adaptation.kind == "sign"
-            text, leak, loss = _read(tokens[t], places[t], known, view.text.vocabulary, pad, signs=signs)
+            pad, sums = text_model(view.task).pad, view.adaptation.kind not in ("sign", "mask")
+            text, leak, loss = _read(tokens[t], places[t], known, view.text.vocabulary, pad, sums=sums)
             texts.append(text)
             leaks.append(leak)
             losses.append(loss)
@@ -84,7 +84,7 @@ def _rows(view: ServerView) -> tuple[Tensor, Tensor]:
 
 
 def _read(
-    tokens: Tensor, places: Tensor, known: Tensor, vocabulary: int, pad: int, *, signs: bool
+    tokens: Tensor, places: Tensor, known: Tensor, vocabulary: int, pad: int, *, sums: bool
 ) -> tuple[Tensor, TokenLeak, float]:
     """One text `[L]`, the tokens that its rows name, and the part of their gradient that it leaves unexplained."""
     ignored = sorted({pad, *known[known != UNKNOWN].tolist()})
@@ -95,7 +95,7 @@ def _read(
     near = _similarity(wanted, given)
     if not leak.tokens:
         picked = near.argmax(0)
-    elif signs:  # lengths are gone, so sums of rows say nothing
+    elif not sums:  # coordinates are missing or have lost their size, so sums of rows say nothing
         picked = _assigned(near)
     else:
         starts = [_assigned(near), _assigned(_combination(wanted, given))]
