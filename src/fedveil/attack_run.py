@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -17,7 +17,7 @@ from fedveil.attack_texts import ScoredTexts, describe_texts, score_texts, texts
 from fedveil.attacks.knowledge import defences_of
 from fedveil.attacks.picture import Strip, reconstruction_figure
 from fedveil.attacks.registry import make_attack
-from fedveil.attacks.view import Attack, Finding, ServerView, Watch
+from fedveil.attacks.view import Adaptation, Attack, Finding, ServerView, Watch
 from fedveil.checkpoint import write_atomically
 from fedveil.errors import InputError
 from fedveil.evaluation.image_quality import Brightness, Quality, compare_images, match_images, psnr
@@ -45,6 +45,8 @@ class Scored:
     distortion_psnr: float | None
     """How close the perturbed inputs are to the data: what a perfect inversion of a perturbed gradient would score."""
     classifier: str
+    weaker: Scored | None = None
+    """The attacker that came less close: one that does not adapt to the defence, or one that does."""
 
 
 def attack_exchange(
@@ -63,6 +65,9 @@ def attack_exchange(
     """Attack what these clients sent. With `labels = "known"` the server is taken to know them, as papers do.
 
     The targets of a language model are the texts themselves, so they are never known.
+
+    Against a known defence (`adaptive`) of images both an attacker who adapts to it and one who does not are tried, and
+    the one who comes closer is kept: knowing a defence never makes the reported attacker weaker.
     """
     texts = run.prepared.dataset.tokens is not None
     if attack.of_texts != texts:
@@ -83,10 +88,27 @@ def attack_exchange(
         adaptive=adaptive,
         texts=held.x if texts else None,
     )
-    finding = attack(view, named_stream(seed, "attack", attack.name, round, exchange), watch)
     if texts:
-        return recorded, score_texts(run, view, finding, held)
-    return recorded, score(run, view, finding, held)
+        rng = named_stream(seed, "attack", attack.name, round, exchange)
+        return recorded, score_texts(run, view, attack(view, rng, watch), held)
+
+    def carried_out(seen: ServerView, watching: Watch | None) -> Scored:
+        rng = named_stream(seed, "attack", attack.name, round, exchange)
+        return score(run, seen, attack(seen, rng, watching), held)
+
+    if view.adaptation.kind == "none":
+        return recorded, carried_out(view, watch)
+    adapting = carried_out(view, _half(watch, 0))
+    plain = carried_out(replace(view, adaptation=Adaptation()), _half(watch, 1))
+    weaker, stronger = sorted((plain, adapting), key=lambda scored: scored.against_x.means()["psnr"] or 0.0)
+    return recorded, replace(stronger, weaker=weaker)
+
+
+def _half(watch: Watch | None, done: int) -> Watch | None:
+    """The progress of the first or second of two attacks of one length."""
+    if watch is None:
+        return None
+    return lambda step, steps, loss: watch(done * steps + step, 2 * steps, loss)
 
 
 def attack_smallest(
@@ -202,11 +224,16 @@ def describe(
     if isinstance(scored, ScoredTexts):
         return known | describe_texts(scored)
     return known | {
-        "metrics": scored.against_x.means(),
         "against_x": scored.against_x.to_json(),
         "against_trained_on": None
         if scored.against_trained_on is None
         else scored.against_trained_on.to_json(),
+        "weaker_attacker": None
+        if scored.weaker is None
+        else {
+            "adaptation": scored.weaker.view.adaptation.kind,
+            "mean": scored.weaker.against_x.means(),
+        },
         "mean_image_psnr": scored.trivial_psnr,
         "distortion_psnr": scored.distortion_psnr,
         "classifier": scored.classifier,

@@ -16,7 +16,9 @@ from rich.table import Table
 
 from fedveil.config import Config, load_config
 from fedveil.errors import FedveilError
-from fedveil.experiment import load_examples, result_folder, run_seed, split_clients
+from fedveil.experiment import load_examples, result_folder, split_clients
+from fedveil.flower_app.launch import run_seed
+from fedveil.plugins import load_plugins
 from fedveil.privacy.releases import Plan
 from fedveil.progress import ShowProgress, progress_bar
 from fedveil.report.tables import results_table, text_notes
@@ -24,7 +26,6 @@ from fedveil.run import Observer
 from fedveil.watching import Watching
 
 app = typer.Typer(
-    help="Private federated learning: train over many clients' data, and know how private that was.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -43,6 +44,17 @@ Seed = Annotated[int | None, typer.Option(help="Run this seed only.", min=0)]
 
 SUMMARY_KEYS = ("accuracy", "loss", "rounds", "seconds", "bytes_up", "bytes_down", "privacy")
 TEXT_KEYS = ("mcc", "perplexity", "text")
+
+
+@app.callback()
+def before_any_command(
+    plugin: Annotated[
+        list[Path] | None,
+        typer.Option(help="A Python file with methods or models of your own. May be repeated."),
+    ] = None,
+) -> None:
+    """Private federated learning: train over many clients' data, and know how private that was."""
+    load_plugins(plugin or [])
 
 
 @app.command()
@@ -205,6 +217,7 @@ def partition(
 def main() -> None:
     """The entry point: errors a user can mend are one line, exit code 2."""
     import fedveil.cli_attack
+    import fedveil.cli_deploy
     import fedveil.cli_privacy
     import fedveil.cli_report  # noqa: F401  their commands register themselves on the app
 

@@ -24,6 +24,13 @@ from fedveil.methods.wrappers.wrapper import wrapper_fields
 from fedveil.privacy.releases import Adversary, Sampler, Unit
 
 VERSION = 1
+# Keys that came after results had been recorded: at their default they leave a configuration's hash as it was.
+_NEWER_KEYS = (
+    ("task", "input_shape", None),
+    ("task", "classes", None),
+    ("run", "max_message", None),
+    ("method", "block", 1),
+)
 _UNITS = {
     "": 1,
     "B": 1,
@@ -34,6 +41,9 @@ _UNITS = {
     "MB": 10**6,
     "GB": 10**9,
 }
+
+
+_DEEPEST_KEY = 8
 
 
 class _Section(BaseModel):
@@ -53,6 +63,9 @@ class PaperSection(_Section):
     scale: str = "full"
 
 
+NO_DATASET = "none"
+
+
 class TextSection(_Section):
     """How texts become token ids; "auto" takes the model's own tokenizer, or hashes words where it has none."""
 
@@ -68,6 +81,8 @@ class TextSection(_Section):
 class TaskSection(_Section):
     dataset: str = "digits"
     model: str = "mlp-2"
+    input_shape: list[Annotated[int, Field(ge=1)]] | None = None
+    classes: Annotated[int, Field(ge=2)] | None = None
     data_options: dict[str, Any] = Field(default_factory=dict)
     model_options: dict[str, Any] = Field(default_factory=dict)
     text: TextSection | None = None
@@ -90,7 +105,7 @@ class RunSection(_Section):
     cohort: Annotated[int, Field(ge=1)] | None = None
     sampler: Sampler = "fixed"
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [0]
-    engine: Literal["simulation"] = "simulation"
+    engine: Literal["simulation", "flower-simulation", "flower"] = "simulation"
     device: str = "cpu"
     workers: Annotated[int, Field(ge=0)] = 0
     execution: Execution = "auto"
@@ -101,8 +116,10 @@ class RunSection(_Section):
     transcript_exchanges: Annotated[int, Field(ge=1)] | None = None
     min_clients: Annotated[int, Field(ge=0)] = 0
     deadline: Annotated[float, Field(gt=0)] | None = None
+    max_message: int | None = None
+    federation: str | None = None
 
-    @field_validator("max_memory", mode="before")
+    @field_validator("max_memory", "max_message", mode="before")
     @classmethod
     def _bytes(cls, value: Any) -> Any:
         """Bytes as a number, or as text with a unit: "2GiB"."""
@@ -112,7 +129,7 @@ class RunSection(_Section):
                 raise ValueError('give bytes, or a number with a unit such as "2GiB"')
             value = int(float(match[1]) * _UNITS[match[2]])
         if isinstance(value, int) and value <= 0:
-            raise ValueError("give a positive amount of memory")
+            raise ValueError("give a positive number of bytes")
         return value
 
     @field_validator("seeds")
@@ -170,8 +187,34 @@ class Config(_Section):
             raise InputError(
                 "run.deadline", self.run.deadline, "the simulator waits for every client", "Leave it out."
             )
+        self._require_shape()
+        if self.run.max_message is not None and self.run.engine == "simulation":
+            raise InputError(
+                "run.max_message", self.run.max_message, "the simulator sends nothing", "Leave it out."
+            )
+        if self.run.federation is not None and self.run.engine != "flower":
+            raise InputError(
+                "run.federation", self.run.federation, 'is for engine = "flower"', "Leave it out."
+            )
         self.build_method()
         return self
+
+    def _require_shape(self) -> None:
+        """Only a server that holds no data must be told what the nodes' examples look like."""
+        task, deployed = self.task, self.run.engine == "flower"
+        for key, value in (("input_shape", task.input_shape), ("classes", task.classes)):
+            if value is not None and not deployed:
+                raise InputError(f"task.{key}", value, "the data set says it", "Leave it out.")
+            if value is None and task.dataset == NO_DATASET:
+                raise InputError(f"task.{key}", value, "no data set says it", f"Give task.{key}.")
+        if task.dataset == NO_DATASET and not deployed:
+            raise InputError(
+                "task.dataset", task.dataset, "a simulation needs data", "See `fedveil list datasets`."
+            )
+        if deployed and self.partition.clients is None:
+            raise InputError(
+                "partition.clients", None, "a federation has so many nodes", "Give their number."
+            )
 
     def build_method(self) -> AnyMethod:
         """The method with its fields and its wrappers, each checked."""
@@ -180,9 +223,14 @@ class Config(_Section):
     def identity(self) -> str:
         """A short hash of everything that changes the result; the seed and the number of workers do not."""
         content = self.resolved()
-        for key in ("seeds", "workers", "max_memory", "checkpoint_every"):
+        for key in ("seeds", "workers", "max_memory", "checkpoint_every", "federation"):
             content["run"].pop(key)
         content.pop("paper", None)
+        if self.task.dataset != NO_DATASET:  # which says both
+            content["task"].update(input_shape=None, classes=None)
+        for section, key, default in _NEWER_KEYS:
+            if content[section].get(key, default) == default:
+                content[section].pop(key, None)
         text = json.dumps(content, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -248,8 +296,12 @@ def load_config(path: Path, changes: Sequence[str] = ()) -> Config:
         raise InputError("config", str(path), "no such file", "Give the path of a TOML file.") from error
     except IsADirectoryError as error:
         raise InputError("config", str(path), "is a folder", "Give the path of a TOML file.") from error
+    except OSError as error:
+        raise InputError("config", str(path), f"cannot be read: {error.strerror}", "Give a file.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError("config", str(path), f"is not TOML: {error}", "Mend the file.") from error
+    except RecursionError as error:
+        raise InputError("config", str(path), "is nested too deeply", "Mend the file.") from error
     return make_config(raw, changes)
 
 
@@ -271,15 +323,20 @@ def _copy(value: Any) -> Any:
     return value
 
 
+def parse_value(text: str) -> Any:
+    """A value as it is written on the command line: TOML, or else plain text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text.strip()
+
+
 def _apply(content: dict[str, Any], change: str) -> None:
     key, equals, text = change.partition("=")
     parts = [part.strip() for part in key.split(".")]
-    if not equals or not all(parts):
+    if not equals or not all(parts) or len(parts) > _DEEPEST_KEY:
         raise InputError("--set", change, "is not a change", "Write --set section.key=value.")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()
+    value = parse_value(text)
     if parts == ["method", "name"]:
         content["method"] = _other_method(content.get("method", {}), value)
         return

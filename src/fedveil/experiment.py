@@ -28,6 +28,7 @@ from fedveil.models.registry import make_model, model_entry
 from fedveil.partition.partition import Partition
 from fedveil.partition.registry import make_partition
 from fedveil.privacy.releases import Plan
+from fedveil.report.leave import pictures_of
 from fedveil.results import Result
 from fedveil.run import Observer
 from fedveil.streams import named_stream
@@ -118,9 +119,10 @@ def make_task(config: Config, dataset: Dataset, device: str | torch.device = "cp
         vocabulary = dataset.tokens.vocabulary
         options |= {"vocabulary": vocabulary.size, "pad": vocabulary.pad}
 
-    def build() -> torch.nn.Module:
-        return make_model(config.task.model, dataset.input_shape, dataset.num_classes, **options)
-
+    # Not a closure over the data set: attacks are given the task, and nothing private may be reached from it.
+    build = functools.partial(
+        make_model, config.task.model, dataset.input_shape, dataset.num_classes, **options
+    )
     return Task(build, loss=next_token_loss if dataset.predicts_tokens else cross_entropy, device=device)
 
 
@@ -174,21 +176,13 @@ def run_seed(
     data_dir: Path | None = None,
     observe: Callable[[Plan], Sequence[Observer]] = lambda _plan: (),
 ) -> Result:
-    """One seed of an experiment, in `results/<experiment>/<config hash>/seed-<seed>`."""
+    """One seed of an experiment in this process, in `results/<experiment>/<config hash>/seed-<seed>`.
+
+    A method that has pictures to show leaves them there too, for the report.
+    """
     prepared = prepare(config, seed, data_dir)
-    section = config.privacy
-    facts: dict[str, Any] = {
-        "experiment": experiment,
-        "dataset": prepared.dataset.name,
-        "model": config.task.model,
-        "classes": list(prepared.dataset.classes),
-        "partition": prepared.partition.counts(
-            prepared.dataset.labels, len(prepared.dataset.label_names)
-        ).tolist(),
-        "paper": None if config.paper is None else config.paper.model_dump(),
-    }
-    if prepared.dataset.tokens is not None:
-        facts["text"] = prepared.dataset.tokens.to_json()
+    folder = result_folder(config, seed, experiment, results)
+    pictures = pictures_of(prepared.method, prepared.plan, prepared.dataset, folder)
     return run(
         prepared.task,
         prepared.clients,
@@ -200,26 +194,45 @@ def run_seed(
         test=prepared.dataset.test,
         local_test=prepared.local_test,
         classes=prepared.dataset.num_classes,
-        privacy=PrivacySettings(
-            section.delta,
-            section.budget,
-            section.budget_adversary,
-            section.budget_unit,
-            None if section.ledger is None else Path(section.ledger),
-        ),
-        results=result_folder(config, seed, experiment, results),
-        config=config.to_toml(),
-        facts=facts,
-        evaluate_every=config.run.evaluate_every,
-        checkpoint_every=config.run.checkpoint_every,
-        transcript=config.run.transcript,
-        min_clients=config.run.min_clients,
-        transcript_exchanges=config.run.transcript_exchanges,
+        results=folder,
+        facts=facts_of(config, experiment, prepared),
         execution=config.run.execution,
         workers=config.run.workers,
         max_memory=config.run.max_memory,
-        observers=observe(prepared.plan),
+        observers=[*pictures, *observe(prepared.plan)],
+        **options_of(config),
     )
+
+
+def facts_of(config: Config, experiment: str, prepared: Prepared) -> dict[str, Any]:
+    """What a summary says of the experiment besides its outcome."""
+    dataset = prepared.dataset
+    facts = {
+        "experiment": experiment,
+        "dataset": dataset.name,
+        "model": config.task.model,
+        "classes": list(dataset.classes),
+        "partition": prepared.partition.counts(dataset.labels, len(dataset.label_names)).tolist(),
+        "paper": None if config.paper is None else config.paper.model_dump(),
+    }
+    return facts if dataset.tokens is None else facts | {"text": dataset.tokens.to_json()}
+
+
+def options_of(config: Config) -> dict[str, Any]:
+    """What every engine's run takes from the configuration alike."""
+    section = config.privacy
+    ledger = None if section.ledger is None else Path(section.ledger)
+    return {
+        "privacy": PrivacySettings(
+            section.delta, section.budget, section.budget_adversary, section.budget_unit, ledger
+        ),
+        "config": config.to_toml(),
+        "evaluate_every": config.run.evaluate_every,
+        "checkpoint_every": config.run.checkpoint_every,
+        "transcript": config.run.transcript,
+        "transcript_exchanges": config.run.transcript_exchanges,
+        "min_clients": config.run.min_clients,
+    }
 
 
 def result_folder(config: Config, seed: int, experiment: str, results: Path) -> Path:

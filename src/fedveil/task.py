@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ from fedveil.text_model import TextModel
 from fedveil.tree import Params, concatenate, with_axis
 
 ExampleLoss = Callable[[Tensor, Tensor], Tensor]
+
+_STEPS_DRAWN_AT_ONCE = 16  # of dropout: few enough to stay in the cache
 
 
 @dataclass(frozen=True)
@@ -256,22 +259,78 @@ class Task:
         """
         if rng is None or not self._dropouts:
             return None
-        shapes = self._shapes_of_dropouts(batch.x)
         k, b = batch.y.shape[:2]
-        counts = [b] * k if batch.mask is None else batch.mask.sum(1).tolist()
-        dtype = batch.x.dtype if batch.x.is_floating_point() else torch.get_default_dtype()
-        masks = []
-        for layer, shape in zip(self._dropouts, shapes, strict=True):
-            size = math.prod(shape)
-            kept = np.zeros((k, b * size), dtype=np.uint8)
-            for row, stream, count in zip(kept, rng, counts, strict=True):
-                row[: count * size] = _kept(stream, count * size, layer.p)
-            mask = torch.from_numpy(kept).to(self.device, dtype).mul_(1 / (1 - layer.p))
-            masks.append(mask.reshape(k, b, *shape))
-        return masks
+        counts = np.full((1, k), b) if batch.mask is None else batch.mask.sum(1, keepdim=True).T.cpu().numpy()
+        like = batch.x if batch.x.is_floating_point() else torch.empty(0, device=self.device)
+        shapes = self.dropout_shapes(batch.x[0, :1])
+        masks = next(self.masks_of_steps(counts, b, [math.prod(shape) for shape in shapes], like, rng))
+        return [mask.reshape(k, b, *shape) for mask, shape in zip(masks, shapes, strict=True)]
 
-    def _shapes_of_dropouts(self, x: Tensor) -> list[tuple[int, ...]]:
-        key = tuple(x.shape[2:])
+    def masks_of_steps(
+        self,
+        counts: npt.NDArray[np.int64],
+        width: int,
+        sizes: Sequence[int],
+        like: Tensor,
+        rng: Sequence[np.random.Generator],
+    ) -> Iterator[list[Tensor]]:
+        """The masks `[K, width, size]` of consecutive steps, where client k has `counts[s, k]` examples in step s.
+
+        The same as `dropout_masks` step by step, but several steps are drawn at once.
+        """
+        for first in range(0, len(counts), _STEPS_DRAWN_AT_ONCE):
+            taken = counts[first : first + _STEPS_DRAWN_AT_ONCE]
+            kept = [np.zeros((*taken.shape, width * size), dtype=np.uint8) for size in sizes]
+            alike = bool(
+                (taken == taken[:, :1]).all()
+            )  # then all are drawn together, each from its own stream
+            groups = [slice(None)] if alike else [slice(k, k + 1) for k in range(taken.shape[1])]
+            for group in groups if sizes else ():
+                steps = taken[:, group][:, 0].tolist()
+                self._draw_kept(rng[group], steps, sizes, [units[:, group] for units in kept])
+            masks = [
+                torch.from_numpy(units).to(like.device, like.dtype).mul_(1 / (1 - layer.p)).unbind()
+                for units, layer in zip(kept, self._dropouts, strict=True)
+            ]
+            for s in range(len(taken)):
+                yield [steps[s].view(-1, width, size) for steps, size in zip(masks, sizes, strict=True)]
+
+    def _draw_kept(
+        self,
+        streams: Sequence[np.random.Generator],
+        counts: Sequence[int],
+        sizes: Sequence[int],
+        kept: Sequence[npt.NDArray[np.uint8]],
+    ) -> None:
+        """The units `kept[layer][step, client]` of clients with so many examples in every step."""
+        first = 0
+        for count, run in groupby(counts):
+            end = first + len(list(run))
+            numbers = [count * size for size in sizes]
+            bits = self._kept(streams, end - first, numbers).swapaxes(0, 1)
+            for units, n, last in zip(kept, numbers, accumulate(numbers), strict=True):
+                units[first:end, :, :n] = bits[:, :, last - n : last]
+            first = end
+
+    def _kept(
+        self, streams: Sequence[np.random.Generator], steps: int, numbers: Sequence[int]
+    ) -> npt.NDArray[np.uint8]:
+        """1 with probability 1 - p, else 0: for each stream and step `numbers[i]` units of dropout layer i."""
+        if all(layer.p == 0.5 for layer in self._dropouts) and all(n % 64 == 0 for n in numbers):
+            # The same bits as below, without the detour through bytes objects.
+            words = [stream.bit_generator.random_raw(steps * sum(numbers) // 64) for stream in streams]
+            return np.unpackbits(np.stack(words).view(np.uint8)).reshape(len(streams), steps, -1)
+        parts = [
+            _kept(stream, n, layer.p)
+            for stream in streams
+            for _ in range(steps)
+            for n, layer in zip(numbers, self._dropouts, strict=True)
+        ]
+        return np.concatenate(parts).reshape(len(streams), steps, -1)
+
+    def dropout_shapes(self, example: Tensor) -> list[tuple[int, ...]]:
+        """The shape of one example's mask in every dropout layer, for inputs like `example [1, ...]`."""
+        key = tuple(example.shape[1:])
         if key not in self._dropout_shapes:
             shapes: dict[int, tuple[int, ...]] = {}
             hooks = [
@@ -280,8 +339,8 @@ class Task:
                 )
                 for layer in self._dropouts
             ]
-            one = x[0, :1]
-            self.module(one.to(next(self.module.parameters()).dtype) if one.is_floating_point() else one)
+            dtype = next(self.module.parameters()).dtype
+            self.module(example.to(dtype) if example.is_floating_point() else example)
             for hook in hooks:
                 hook.remove()
             self._dropout_shapes[key] = [shapes[layer.index] for layer in self._dropouts]
@@ -324,7 +383,7 @@ def _row_of(drop: Sequence[Tensor] | None, k: int) -> list[Tensor] | None:
 
 def _kept(stream: np.random.Generator, count: int, p: float) -> npt.NDArray[np.uint8]:
     """1 with probability 1 - p, else 0: one random bit each for p = 1/2, else sixteen."""
-    if p == 0.5 and count % 64 == 0:  # the same bits as below, without the detour through a bytes object
+    if p == 0.5 and count % 64 == 0:
         return np.unpackbits(stream.bit_generator.random_raw(count // 64).view(np.uint8))
     if p == 0.5:
         return np.unpackbits(np.frombuffer(stream.bytes((count + 7) // 8), dtype=np.uint8), count=count)

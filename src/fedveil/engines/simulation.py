@@ -98,6 +98,9 @@ class Simulation:
     def restore(self, state: Mapping[int, State]) -> None:
         self._states = dict(state)
 
+    def saved(self) -> None:
+        """Nothing depends on it: the states are in memory."""
+
     def close(self) -> None:
         if self._pool is not None:
             self._pool.close()

@@ -9,13 +9,18 @@ Deviations:
 - Line 4 lets the server draw the first delta_k and send it; here the client draws it, so that the server does
   not know it. It is drawn anew in every round, as the paper's line 4 is inside its loop over rounds.
 - `delta` holds one perturbation for each place in a batch and the norm is taken example by example.
+- On texts `delta` moves the token embeddings (appendix D.4); on padding it is zero, so that the radius is the tokens'.
 - Line 16 averages over clients; the default weighs by the examples in the batch, the same where all have as many.
+- With `block` > 1 a client walks through so many batches per message, stepping on its own gradient in between, and
+  sends their sum: where a message costs seconds (a deployment), one per batch is out of reach. 1 is the paper's.
 - theta_u's update after the last perturbation step (line 12, n = N) is left out: nothing reads it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -92,6 +97,7 @@ class FedEM(Method[Server, Model, Gradient]):
     rho_min: NonNegative = 0.0
     rho_max: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 8 / 255
     norm: Norm = "l2"
+    block: Annotated[int, Field(ge=1, description="batches per message")] = 1
 
     @model_validator(mode="after")
     def _possible(self) -> FedEM:
@@ -105,7 +111,7 @@ class FedEM(Method[Server, Model, Gradient]):
         return self
 
     def exchanges(self, plan: Plan) -> int:
-        return batches_per_round(plan, self.batch_size)
+        return math.ceil(batches_per_round(plan, self.batch_size) / self.block)
 
     def init_server(self, params: Params, plan: Plan) -> Server:
         return Server(params)
@@ -120,11 +126,32 @@ class FedEM(Method[Server, Model, Gradient]):
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[Gradient, State]:
         theta = expand(down.params, data.count)
-        batch = batch_in_step(data, self.batch_size, at.exchange, rng)  # line 8
+        first = at.exchange * self.block
+        last = min(first + self.block, batches_per_round(at.plan, self.batch_size))
+        total, state = self._batch(task, at, first, theta, data, state, rng)
+        for index in range(first + 1, last):  # the client takes the server's step on its own gradient
+            here = add(theta, total.gradient, scale=-self._lr(at))
+            more, state = self._batch(task, at, index, here, data, state, rng)
+            total = Gradient(add(total.gradient, more.gradient), total.size + more.size)
+        return total, state
+
+    def _batch(
+        self,
+        task: Task,
+        at: At,
+        index: int,
+        theta: Params,
+        data: ClientData,
+        state: State,
+        rng: ClientStreams,
+    ) -> tuple[Gradient, State]:
+        """The gradient of batch `index` of the round, and the perturbation learnt on it."""
+        rng = replace(rng, exchange=index)
+        batch = batch_in_step(data, self.batch_size, index, rng)  # line 8
         sizes = torch.full_like(data.sizes, batch.y.shape[1]) if batch.mask is None else batch.mask.sum(1)
         if self.rho_max == 0:  # x + 0 is x: the rest is FedSGD
             return Gradient(task.grad(theta, batch, rng.of_exchange("dropout")), sizes), state
-        delta = self._first_delta(state["delta"], rng) if at.exchange == 0 else state["delta"]  # line 4
+        delta = self._first_delta(state["delta"], rng) if index == 0 else state["delta"]  # line 4
         width = batch.y.shape[1]
         learnt = self._perturb(task, at, theta, batch, delta[:, :width], rng)
         if batch.mask is not None:  # padding keeps its perturbation, whoever shares the stack

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -22,6 +22,8 @@ from fedveil.models.shapes import check_count, check_shape
 from fedveil.models.transformer import transformer
 
 Reads = Literal["numbers", "texts", "texts without labels"]
+
+BuildModel = TypeVar("BuildModel", bound=Callable[..., nn.Module])
 
 
 @dataclass(frozen=True)
@@ -98,3 +100,18 @@ def make_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return entry.build(shape, classes, **options)
+
+
+def register_model(
+    name: str, summary: str, *, reads: Reads = "numbers"
+) -> Callable[[BuildModel], BuildModel]:
+    """Make a function `(input_shape, classes, *, options...) -> nn.Module` known as a model by this name.
+
+    One that reads texts is a `TextModel` and takes the options `vocabulary` and `pad`.
+    """
+
+    def add(build: BuildModel) -> BuildModel:
+        _ENTRIES[name] = ModelEntry(name, summary, build, reads)
+        return build
+
+    return add

@@ -66,6 +66,16 @@ def test_lstm_is_torchs_lstm() -> None:
     torch.testing.assert_close(model(ids), model.output(last[-1]), rtol=1e-12, atol=1e-12)
 
 
+def test_an_lstm_can_read_the_mean_of_its_states() -> None:
+    model = lstm((LENGTH,), 3, vocabulary=WORDS, pooling="mean").double()
+    ids = texts(3)
+    states = model.layers[0](model.embed(ids), ids != 0)
+    means = [row[:count].mean(0) for row, count in zip(states, (ids != 0).sum(1).tolist(), strict=True)]
+    torch.testing.assert_close(model(ids), model.output(torch.stack(means)))
+    with pytest.raises(InputError, match="no such summary"):
+        lstm((LENGTH,), 3, vocabulary=WORDS, pooling="first")  # type: ignore[arg-type]
+
+
 def test_attention_is_torchs_attention() -> None:
     layer = Attention(8, 2).double()
     h = torch.randn(3, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
