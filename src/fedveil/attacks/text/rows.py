@@ -115,7 +115,8 @@ def _similarity(wanted: Tensor, given: Tensor) -> Tensor:
 
 def _combination(wanted: Tensor, given: Tensor) -> Tensor:
     """How often each place is in each token's row `[M, P]`, by least squares: exact where nothing was changed."""
-    return torch.linalg.lstsq(given.T, wanted.T, driver="gelsd").solution.T
+    found: Tensor = torch.linalg.lstsq(given.T, wanted.T, driver="gelsd").solution
+    return found.T
 
 
 def _assigned(near: Tensor) -> Tensor:
