@@ -15,7 +15,7 @@ from fedveil.models.frozen import freeze
 from fedveil.models.lstm import LSTMClassifier, lstm
 from fedveil.models.registry import make_model
 from fedveil.models.transformer import Attention, transformer
-from fedveil.task import Batch, Task
+from fedveil.task import Batch, Task, cross_entropy
 from fedveil.text_model import IGNORED, TextModel, next_token_loss, token_losses
 from fedveil.tree import with_axis
 
@@ -46,7 +46,7 @@ def targets(name: str, ids: Tensor) -> Tensor:
 
 
 def task_of(name: str) -> Task:
-    return Task(lambda: build(name), **({"loss": next_token_loss} if name == "causal-lm" else {}))
+    return Task(lambda: build(name), loss=next_token_loss if name == "causal-lm" else cross_entropy)
 
 
 def test_lstm_is_torchs_lstm() -> None:
@@ -157,7 +157,7 @@ def test_gradients_can_be_differentiated_once_more(name: str) -> None:
     loss = model.from_embeddings(embedded, ids).square().sum()
     used = [leaf for key, leaf in model.named_parameters() if key != model.table]
     first = torch.autograd.grad(loss, used, create_graph=True)
-    (second,) = torch.autograd.grad(sum(g.square().sum() for g in first), embedded)
+    (second,) = torch.autograd.grad(torch.stack([g.square().sum() for g in first]).sum(), embedded)
     assert torch.isfinite(second).all()
     assert float(second.abs().max()) > 0
 
