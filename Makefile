@@ -5,7 +5,7 @@ READY := .venv/.ready
 DEV := .venv/.ready-dev
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo figures test lint slow bench clean
+.PHONY: demo figures test chaos fuzz lint slow bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -13,7 +13,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 $(DEV): $(READY)
-	$(PIP) -e '.[dev,flower,text]'
+	$(PIP) -e '.[dev,flower,report,text]'
 	touch $(DEV)
 
 demo: $(READY)
@@ -28,6 +28,12 @@ test: $(DEV)
 
 slow: $(DEV)
 	$(BIN)/python -m pytest -q -m slow
+
+chaos: $(DEV)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.faults --kills 50
+
+fuzz: $(DEV)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto tests/fuzz tests/unit/data/test_robustness.py tests/unit/test_messages.py --hypothesis-show-statistics
 
 lint: $(DEV)
 	$(BIN)/ruff check .

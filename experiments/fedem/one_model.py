@@ -11,18 +11,19 @@ answers are attacked as one stack from the same kind of random start, so rows di
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-import torch
 from matplotlib.figure import Figure
 from reduced import ROWS
 from torch import Tensor
 
-from fedveil.attack_run import score
+from fedveil.attack_run import Scored, score
 from fedveil.attacks.knowledge import adaptation_to
 from fedveil.attacks.registry import make_attack
-from fedveil.attacks.view import Finding
+from fedveil.attacks.view import Attack
 from fedveil.config import make_config
 from fedveil.evaluation.image_quality import Brightness
 from fedveil.methods.method import AnyMethod
@@ -46,6 +47,63 @@ def answer(run: RecordedRun, row: str, round: int) -> tuple[Params, Truth]:
     up, after = method.client_update(run.prepared.task, exchange.at, exchange.down, data, state, streams)
     held = truth(run, exchange, [0])
     return up.gradient, replace(held, delta=after["delta"]) if "delta" in after else held
+
+
+def attack_rows(
+    run: RecordedRun,
+    names: Sequence[str],
+    round: int,
+    attack: Attack,
+    *,
+    adaptive: bool = False,
+    seed: int = 0,
+) -> list[Scored]:
+    """The same batch inverted from what client 0 sends under each of these defences, and scored.
+
+    Without adaptation all answers are one stack. With it they are attacked one after another, by an attacker who
+    makes use of the defence.
+    """
+    answers = [answer(run, name, round) for name in names]
+    exchange = read_exchange(run, round)
+    held = answers[0][1]
+    one = server_view(run, exchange, [0], labels=held.y, adaptive=False)
+    rng = partial(named_stream, seed, "one model")
+    if not adaptive:
+        stack = replace(
+            one,
+            observed=concatenate([gradient for gradient, _ in answers]),
+            labels=held.y.expand(len(names), -1),
+        )
+        found = attack(stack, rng())
+        findings = [
+            replace(
+                found,
+                images=found.images[t : t + 1],
+                labels=found.labels[t : t + 1],
+                losses=found.losses[t : t + 1],
+                path=tuple((step, images[t : t + 1]) for step, images in found.path),
+            )
+            for t in range(len(names))
+        ]
+    else:
+        findings = []
+        for (gradient, _), name in zip(answers, names, strict=True):
+            size = sum(leaf.numel() for leaf in gradient.values())
+            known = adaptation_to(method_of(name), exchange.at, size, one.examples)
+            findings.append(attack(replace(one, observed=gradient, adaptation=known), rng()))
+    return [score(run, one, finding, own) for finding, (_, own) in zip(findings, answers, strict=True)]
+
+
+def numbers(scored: Scored) -> dict[str, float | None]:
+    """A row of the tables: scores against x, then how close the attack came to x + delta, and x + delta to x."""
+    seen = scored.against_trained_on
+    return {
+        **scored.against_x.means(),
+        "psnr_to_trained_on": None if seen is None else seen.means()["psnr"],
+        "distortion_psnr": scored.distortion_psnr,
+        "mean_image_psnr": scored.trivial_psnr,
+        "loss": float(scored.finding.losses.min()),
+    }
 
 
 def draw(strips: list[tuple[str, Tensor]], brightness: Brightness, path: Path) -> None:
@@ -87,63 +145,18 @@ def main() -> None:
     arguments = parser.parse_args()
     run = open_run(arguments.result, arguments.data)
     names = arguments.rows.split(",")
-    answers = [answer(run, name, arguments.round) for name in names]
-    exchange = read_exchange(run, arguments.round)
-    one = server_view(run, exchange, [0], labels=answers[0][1].y, adaptive=False)
-    view = replace(
-        one,
-        observed=concatenate([gradient for gradient, _ in answers]),
-        labels=answers[0][1].y.expand(len(names), -1),
-    )
     attack = make_attack("inverting-gradients", {"steps": arguments.steps, "tv": arguments.tv})
-    if arguments.adaptive:
-        parts = []
-        for (gradient, _), name in zip(answers, names, strict=True):
-            known = adaptation_to(
-                method_of(name), exchange.at, sum(g.numel() for g in gradient.values()), one.examples
-            )
-            single = replace(one, observed=gradient, adaptation=known)
-            parts.append(attack(single, named_stream(0, "one model")))
-        finding = replace(
-            parts[0],
-            images=torch.cat([part.images for part in parts]),
-            losses=torch.cat([part.losses for part in parts]),
-            seconds=sum(part.seconds for part in parts),
-        )
-    else:
-        finding = attack(view, named_stream(0, "one model"))
+    found = attack_rows(run, names, arguments.round, attack, adaptive=arguments.adaptive)
     dataset = run.prepared.dataset
-    strips = [("original", answers[0][1].x[0])]
+    strips = [("original", found[0].truth.x[0])]
     print("| defence | MSE | PSNR | SSIM | LPIPS | KL | PSNR to x+delta | x+delta to x |")
     print("|---|---|---|---|---|---|---|---|")
-    for t, (name, (_, held)) in enumerate(zip(names, answers, strict=True)):
-        found = Finding(
-            finding.attack,
-            finding.images[t : t + 1],
-            held.y,
-            finding.losses[t : t + 1],
-            (),
-            finding.steps,
-            0.0,
-        )
-        scored = score(run, one, found, held)
-        mean = scored.against_x.means()
-        seen = None if scored.against_trained_on is None else scored.against_trained_on.means()["psnr"]
-        values = [mean[key] for key in ("mse", "psnr", "ssim", "lpips", "kl")] + [
-            seen,
-            scored.distortion_psnr,
-        ]
+    for name, scored in zip(names, found, strict=True):
+        values = list(numbers(scored).values())[:7]
         print(f"| {name} | " + " | ".join("-" if v is None else f"{v:.3f}" for v in values) + " |")
-        strips.append((name, found.images[0][scored.order[0]]))
-    print(
-        f"{finding.seconds:.0f} s for {len(names)} uploads of {view.examples} images, {finding.steps} steps"
-    )
+        strips.append((name, scored.finding.images[0][scored.order[0]]))
     if arguments.picture is not None:
-        draw(
-            [(n, torch.as_tensor(x)) for n, x in strips],
-            Brightness(dataset.mean, dataset.std),
-            arguments.picture,
-        )
+        draw(strips, Brightness(dataset.mean, dataset.std), arguments.picture)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from fedveil.recorded import open_run
 ROWS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "fedsgd": ({"name": "fedsgd"}, []),
     "gaussian": ({"name": "fedsgd"}, [{"name": "gradient-gaussian", "std": 1 / 255}]),
+    "gaussian-4": ({"name": "fedsgd"}, [{"name": "gradient-gaussian", "std": 4 / 255}]),
     "gaussian-16": ({"name": "fedsgd"}, [{"name": "gradient-gaussian", "std": 16 / 255}]),
     "laplace": ({"name": "fedsgd"}, [{"name": "gradient-laplace", "scale": 1 / 255}]),
     "ppfa": ({"name": "fedsgd"}, [{"name": "ppfa", "epsilon": 0.995}]),
@@ -32,12 +33,11 @@ ROWS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "sign": ({"name": "fedsgd"}, [{"name": "sign-compression"}]),
     "pruning": ({"name": "fedsgd"}, [{"name": "gradient-pruning", "part": 0.99}]),
     "dp-sgd": ({"name": "fedsgd"}, [{"name": "dp-sgd", "clip": 1.0, "noise_multiplier": 1.0}]),
-    "fedem-8": ({"name": "fedem", "rho_max": 8 / 255}, []),
-    "fedem-64": ({"name": "fedem", "rho_max": 64 / 255}, []),
-    "fedem-255": ({"name": "fedem", "rho_max": 255 / 255}, []),
-    "fedem-300": ({"name": "fedem", "rho_max": 300 / 255}, []),
-    "fedem-100-200": ({"name": "fedem", "rho_min": 100 / 255, "rho_max": 200 / 255}, []),
-    "fedem-200-400": ({"name": "fedem", "rho_min": 200 / 255, "rho_max": 400 / 255}, []),
+    **{f"fedem-{rho}": ({"name": "fedem", "rho_max": rho / 255}, []) for rho in (8, 32, 64, 128, 255, 300)},
+    **{
+        f"fedem-{low}-{high}": ({"name": "fedem", "rho_min": low / 255, "rho_max": high / 255}, [])
+        for low, high in ((25, 200), (50, 200), (100, 200), (50, 400), (100, 400), (200, 400))
+    },
 }
 
 
@@ -60,7 +60,7 @@ def config_of(row: str, arguments: argparse.Namespace) -> Config:
                 "sampler": "all",
                 "transcript": [1, 3],
                 "transcript_exchanges": 1,
-                "evaluate_every": 5,
+                "evaluate_every": getattr(arguments, "evaluate_every", 5),
             },
         }
     )

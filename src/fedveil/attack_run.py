@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from fedveil.attacks.knowledge import defences_of
 from fedveil.attacks.picture import Strip, reconstruction_figure
 from fedveil.attacks.registry import make_attack
-from fedveil.attacks.view import Attack, Finding, ServerView, Watch
+from fedveil.attacks.view import Adaptation, Attack, Finding, ServerView, Watch
 from fedveil.checkpoint import write_atomically
 from fedveil.errors import InputError
 from fedveil.evaluation.image_quality import Brightness, Quality, compare_images, match_images, psnr
@@ -44,6 +44,8 @@ class Scored:
     distortion_psnr: float | None
     """How close the perturbed inputs are to the data: what a perfect inversion of a perturbed gradient would score."""
     classifier: str
+    weaker: Scored | None = None
+    """The attacker that came less close: one that does not adapt to the defence, or one that does."""
 
 
 def attack_exchange(
@@ -59,7 +61,11 @@ def attack_exchange(
     seed: int = 0,
     watch: Watch | None = None,
 ) -> tuple[Exchange, Scored]:
-    """Attack what these clients sent. With `labels = "known"` the server is taken to know them, as papers do."""
+    """Attack what these clients sent. With `labels = "known"` the server is taken to know them, as papers do.
+
+    Against a known defence (`adaptive`) both an attacker who adapts to it and one who does not are tried, and the one
+    who comes closer is kept: knowing a defence never makes the reported attacker weaker.
+    """
     recorded = read_exchange(run, round, exchange)
     held = truth(run, recorded, clients)
     view = server_view(
@@ -70,8 +76,24 @@ def attack_exchange(
         examples=examples,
         adaptive=adaptive,
     )
-    finding = attack(view, named_stream(seed, "attack", attack.name, round, exchange), watch)
-    return recorded, score(run, view, finding, held)
+
+    def carried_out(seen: ServerView, watching: Watch | None) -> Scored:
+        rng = named_stream(seed, "attack", attack.name, round, exchange)
+        return score(run, seen, attack(seen, rng, watching), held)
+
+    if view.adaptation.kind == "none":
+        return recorded, carried_out(view, watch)
+    adapting = carried_out(view, _half(watch, 0))
+    plain = carried_out(replace(view, adaptation=Adaptation()), _half(watch, 1))
+    weaker, stronger = sorted((plain, adapting), key=lambda scored: scored.against_x.means()["psnr"] or 0.0)
+    return recorded, replace(stronger, weaker=weaker)
+
+
+def _half(watch: Watch | None, done: int) -> Watch | None:
+    """The progress of the first or second of two attacks of one length."""
+    if watch is None:
+        return None
+    return lambda step, steps, loss: watch(done * steps + step, 2 * steps, loss)
 
 
 def attack_smallest(
@@ -183,11 +205,16 @@ def describe(
         "seconds": finding.seconds,
         "losses": finding.losses.double().nan_to_num(posinf=1e30).tolist(),
         "notes": list(finding.notes),
-        "metrics": scored.against_x.means(),
         "against_x": scored.against_x.to_json(),
         "against_trained_on": None
         if scored.against_trained_on is None
         else scored.against_trained_on.to_json(),
+        "weaker_attacker": None
+        if scored.weaker is None
+        else {
+            "adaptation": scored.weaker.view.adaptation.kind,
+            "mean": scored.weaker.against_x.means(),
+        },
         "mean_image_psnr": scored.trivial_psnr,
         "distortion_psnr": scored.distortion_psnr,
         "classifier": scored.classifier,

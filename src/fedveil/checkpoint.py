@@ -6,12 +6,14 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import safetensors.torch
 
+from fedveil.errors import ResultError
 from fedveil.messages import MessageError, Record
 from fedveil.tree import State
 
@@ -26,23 +28,46 @@ class Checkpoint:
     states: Mapping[int, State]
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A disk that is full or gone is an error the user can mend: what is there stays, and a run resumes."""
+    try:
+        yield
+    except OSError as error:
+        raise ResultError(
+            f"cannot write {path}: {error.strerror}. What was written before is whole; "
+            "make room or mend the disk, then run it again: it goes on from the last checkpoint."
+        ) from error
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """The file holds all of `data` or what it held before, even through a power cut."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    with writing(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """What writers that were killed left half-written. Only for a folder that no other process writes to."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    folder.mkdir(exist_ok=True)
+    with writing(folder):
+        folder.mkdir(exist_ok=True)
     server = checkpoint.server.to_bytes()
     clients = safetensors.torch.save(
         {

@@ -17,6 +17,7 @@ from rich.table import Table
 from fedveil.config import Config, load_config
 from fedveil.errors import FedveilError
 from fedveil.experiment import load_image_or_table, result_folder, run_seed, split_clients
+from fedveil.plugins import load_plugins
 from fedveil.privacy.releases import Plan
 from fedveil.progress import ShowProgress, progress_bar
 from fedveil.report.tables import results_table
@@ -24,7 +25,6 @@ from fedveil.run import Observer
 from fedveil.watching import Watching
 
 app = typer.Typer(
-    help="Private federated learning: train over many clients' data, and know how private that was.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -42,6 +42,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="End with one JSON object o
 Seed = Annotated[int | None, typer.Option(help="Run this seed only.", min=0)]
 
 SUMMARY_KEYS = ("accuracy", "loss", "rounds", "seconds", "bytes_up", "bytes_down", "privacy")
+
+
+@app.callback()
+def before_any_command(
+    plugin: Annotated[
+        list[Path] | None,
+        typer.Option(help="A Python file with methods or models of your own. May be repeated."),
+    ] = None,
+) -> None:
+    """Private federated learning: train over many clients' data, and know how private that was."""
+    load_plugins(plugin or [])
 
 
 @app.command()

@@ -164,6 +164,15 @@ def _verdict(content: dict[str, Any]) -> str:
         )
     else:
         lines.append(f"{gain:.1f} dB better than showing the mean image: the uploads give images away.")
+    other = content["weaker_attacker"]
+    if other is not None:
+        kept, left = (
+            "does not adapt" if kind == "none" else f"adapts to the defence ({kind})"
+            for kind in (content["adaptation"]["kind"], other["adaptation"])
+        )
+        lines.append(
+            f"Shown is the attacker who {kept}; the one who {left} comes to {_number(other['mean']['psnr'])} dB."
+        )
     if content["distortion_psnr"] is not None:
         lines.append(
             f"The perturbed inputs are within {content['distortion_psnr']:.1f} dB of the data: so much a perfect "

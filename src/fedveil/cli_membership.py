@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from rich.table import Table
 
 from fedveil.attacks.membership.score import MembershipFinding
 from fedveil.cli import out
+from fedveil.config import parse_value
 from fedveil.errors import InputError
 from fedveil.membership_run import Target, attack_result
 
@@ -55,10 +55,7 @@ def parse_settings(changes: Sequence[str]) -> dict[str, Any]:
         key, equals, text = change.partition("=")
         if not equals or not key.strip():
             raise InputError("--set", change, "is not a setting", "Write --set shadows=32.")
-        try:
-            found[key.strip()] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            found[key.strip()] = text.strip()
+        found[key.strip()] = parse_value(text)
     return found
 
 

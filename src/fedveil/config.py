@@ -36,6 +36,9 @@ _UNITS = {
 }
 
 
+_DEEPEST_KEY = 8
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -233,8 +236,12 @@ def load_config(path: Path, changes: Sequence[str] = ()) -> Config:
         raise InputError("config", str(path), "no such file", "Give the path of a TOML file.") from error
     except IsADirectoryError as error:
         raise InputError("config", str(path), "is a folder", "Give the path of a TOML file.") from error
+    except OSError as error:
+        raise InputError("config", str(path), f"cannot be read: {error.strerror}", "Give a file.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError("config", str(path), f"is not TOML: {error}", "Mend the file.") from error
+    except RecursionError as error:
+        raise InputError("config", str(path), "is nested too deeply", "Mend the file.") from error
     return make_config(raw, changes)
 
 
@@ -256,15 +263,20 @@ def _copy(value: Any) -> Any:
     return value
 
 
+def parse_value(text: str) -> Any:
+    """A value as it is written on the command line: TOML, or else plain text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text.strip()
+
+
 def _apply(content: dict[str, Any], change: str) -> None:
     key, equals, text = change.partition("=")
     parts = [part.strip() for part in key.split(".")]
-    if not equals or not all(parts):
+    if not equals or not all(parts) or len(parts) > _DEEPEST_KEY:
         raise InputError("--set", change, "is not a change", "Write --set section.key=value.")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()
+    value = parse_value(text)
     if parts == ["method", "name"]:
         content["method"] = _other_method(content.get("method", {}), value)
         return

@@ -95,11 +95,10 @@ def prepare(config: Config, seed: int, data_dir: Path | None = None) -> Prepared
     clients = ArrayClients(x, y, parts)
     local_test = ArrayClients(x, y, held) if held else None
 
-    def build() -> torch.nn.Module:
-        return make_model(
-            config.task.model, dataset.input_shape, dataset.num_classes, **config.task.model_options
-        )
-
+    # Not a closure over the data set: attacks are given the task, and nothing private may be reached from it.
+    build = functools.partial(
+        make_model, config.task.model, dataset.input_shape, dataset.num_classes, **config.task.model_options
+    )
     plan = make_plan(clients, rounds=config.run.rounds, cohort=config.run.cohort, sampler=config.run.sampler)
     method = config.build_method()
     return Prepared(Task(build, device=device), dataset, partition, clients, local_test, plan, method)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fedveil.attacks.knowledge import adaptation_to, innermost, local_steps
-from fedveil.attacks.view import Adaptation, LocalSteps, ServerView, image_box
+from fedveil.attacks.knowledge import adaptation_to, innermost
+from fedveil.attacks.uploads import as_gradient
+from fedveil.attacks.view import Adaptation, ServerView, image_box
 from fedveil.config import Config, load_config
 from fedveil.errors import InputError, ResultError
 from fedveil.experiment import Prepared, prepare
@@ -20,7 +21,6 @@ from fedveil.messages import Message
 from fedveil.methods.fedem import FedEM
 from fedveil.methods.fedsgd import FedSGD, batch_in_step
 from fedveil.methods.method import At
-from fedveil.methods.scaffold import Changes
 from fedveil.streams import ClientStreams
 from fedveil.tree import Params, without_axis
 
@@ -113,7 +113,7 @@ def server_view(
     places = [_place(exchange, client) for client in clients]
     down, up = exchange.down.rows(places), exchange.up.rows(places)
     sent = _parameters(run, down)
-    observed, local = _observed(run, exchange.at, sent, up)
+    observed, local = as_gradient(run.prepared.method, exchange.at, sent, down, up)
     first = {name: leaf[:1] for name, leaf in sent.items()}
     if any(not torch.equal(leaf[:1].expand_as(leaf), leaf) for leaf in sent.values()):
         raise InputError(
@@ -206,27 +206,15 @@ def _parameters(run: RecordedRun, down: Message) -> Params:
         raise InputError(
             "method", run.prepared.method.name, "its broadcast holds no model", "Attack another method."
         )
-    return params
-
-
-def _observed(run: RecordedRun, at: At, sent: Params, up: Message) -> tuple[Params, LocalSteps | None]:
-    """What was uploaded as a gradient, and the local steps behind it if the client trained."""
-    names = {field.name for field in fields(up)}
-    local = local_steps(run.prepared.method, at)
-    if "gradient" in names:
-        gradient: Params = up.gradient  # type: ignore[attr-defined]
-        return gradient, local
-    if "params" not in names or local is None:
+    missing = [name for name, _ in run.prepared.task.module.named_parameters() if name not in params]
+    if missing:
         raise InputError(
             "method",
             run.prepared.method.name,
-            "its uploads carry no gradient and no trained model, so there is nothing to invert",
-            "Attack a method that sends gradients or models, such as fedsgd, fedem or fedavg.",
+            f"the server never holds {', '.join(missing)}, so it cannot compute a candidate's gradient",
+            "Attack a method whose server holds the whole model.",
         )
-    answer: Params = up.params  # type: ignore[attr-defined]
-    if isinstance(up, Changes):
-        return {name: -leaf / local.lr for name, leaf in answer.items()}, local
-    return {name: (sent[name] - leaf) / local.lr for name, leaf in answer.items()}, local
+    return params
 
 
 def _examples(up: Message, given: int | None) -> int:

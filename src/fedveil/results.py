@@ -20,7 +20,14 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from fedveil.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, write_atomically
+from fedveil.checkpoint import (
+    Checkpoint,
+    load_checkpoint,
+    remove_leftovers,
+    save_checkpoint,
+    write_atomically,
+    writing,
+)
 from fedveil.engines.engine import Engine
 from fedveil.errors import ResultError
 from fedveil.messages import Message, Record
@@ -93,9 +100,11 @@ class ResultFolder:
             raise ResultError(
                 f"{self.path} holds a run of another configuration. Remove it or choose another folder."
             )
-        if not stored.exists():
+        for place in (self.path, self.path / "checkpoint"):
+            remove_leftovers(place)
+        if not mark.exists():
             write_atomically(stored, config.encode())
-            write_atomically(mark, identity.encode())
+            write_atomically(mark, identity.encode())  # last: it vouches for the configuration beside it
         checkpoint = load_checkpoint(self.path / "checkpoint", server_type)
         keep = [line for line in self.rounds() if checkpoint and line["round"] <= checkpoint.round]
         text = "".join(json.dumps(line) + "\n" for line in keep)
@@ -145,7 +154,7 @@ class RoundLog(Observer):
         line = {"round": end.at.round, **end.metrics}
         self.history.append(line)
         if self._path is not None:
-            with self._path.open("a") as file:
+            with writing(self._path), self._path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
 
@@ -190,7 +199,8 @@ class Transcript(Observer):
         if self._exchanges is not None and at.exchange >= self._exchanges:
             return
         folder = self._folder / f"round-{at.round:06d}" / f"exchange-{at.exchange:04d}"
-        folder.mkdir(parents=True, exist_ok=True)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "clients.json", json.dumps(list(cohort)).encode())
         write_atomically(folder / "down.bin", down.to_bytes())
         if up is not None:

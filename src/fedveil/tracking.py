@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -62,8 +63,20 @@ def require_tensorboard(folder: str) -> ModuleType:
 
 
 def require_mlflow(uri: str) -> ModuleType:
-    """The package, or an error that says how to get it."""
-    return _optional("mlflow", "--mlflow", uri, "mlflow")
+    """The package with a store that answers, or an error that says how to get them; its telemetry stays off."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    flow = _optional("mlflow", "--mlflow", uri, "mlflow-skinny")
+    try:
+        flow.tracking.MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
+    except Exception as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise InputError(
+            "--mlflow",
+            uri,
+            f"the store does not answer: {reason[0]}",
+            "Name a data base, such as sqlite:///mlflow.db (needs sqlalchemy and alembic), or a running server",
+        ) from error
+    return flow
 
 
 def _optional(module: str, option: str, value: str, package: str) -> ModuleType:

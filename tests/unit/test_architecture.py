@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "fedveil"
 
 # From the words everything is written in, to the command line. A module imports from its own layer or above.
 LAYERS = [
-    ["errors", "streams", "tree", "messages", "linalg", "chain", "task"],
+    ["errors", "plugins", "streams", "tree", "messages", "linalg", "chain", "task"],
     ["data"],
     ["partition"],
     ["models"],

@@ -15,13 +15,18 @@ import fedveil.cli_attack
 from fedveil.attack_run import attack_exchange
 from fedveil.attacks.knowledge import adaptation_to
 from fedveil.attacks.registry import make_attack
+from fedveil.attacks.uploads import as_gradient
 from fedveil.cli import app
 from fedveil.config import make_config
 from fedveil.errors import InputError, ResultError
 from fedveil.experiment import run_seed
+from fedveil.methods.cpsgd import CpSGD, Levels, rotate
+from fedveil.methods.dp_fedags_proven import DPFedAGSProven, ModelAndMask, Selected
 from fedveil.methods.method import At
 from fedveil.privacy.releases import Plan
 from fedveil.recorded import RecordedRun, open_run, read_exchange, server_view, truth
+from fedveil.task import Batch
+from fedveil.tree import flatten, with_axis
 
 QUICK = {"steps": 3}
 
@@ -48,9 +53,6 @@ def fedem(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
 
 
 def test_the_truth_is_what_the_client_sent_the_gradient_of(fedem: RecordedRun) -> None:
-    from fedveil.task import Batch
-    from fedveil.tree import with_axis
-
     exchange = read_exchange(fedem, 2, 1)
     client = exchange.clients[1]
     held = truth(fedem, exchange, [client])
@@ -122,6 +124,102 @@ def test_an_upload_that_does_not_tell_its_examples_needs_them(tmp_path: Path) ->
     assert view.adaptation.kind == "noise"
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "dp-fedavg", "clip": 1e3, "noise_multiplier": 0.0},
+        {"name": "dp-fedavg", "unit": "record", "record_rate": 1.0, "clip": 1e3, "noise_multiplier": 0.0},
+        {
+            "name": "dp-fedprox",
+            "clip": 1e3,
+            "noise_multiplier": 0.0,
+            "proximal": 0.0,
+            "lr_schedule": "constant",
+        },
+        {"name": "udp-fedavg", "clip": 1e3, "noise_multiplier": 0.0},
+        {"name": "fedceo", "clip": 1e3, "noise_multiplier": 0.0},
+        {"name": "scaffold"},
+        {"name": "fedprox"},
+    ],
+)
+def test_every_upload_that_tells_a_step_is_read_as_the_gradient_behind_it(
+    tmp_path: Path, method: dict[str, Any]
+) -> None:
+    batch = {"batch_size": 8, "epochs": 1, "lr": 0.1}
+    run = open_run(
+        finished(
+            tmp_path,
+            batch | method,
+            task={"data_options": {"max_train": 8}},
+            partition={"kind": "iid", "clients": 2},
+            run={"rounds": 1, "sampler": "all", "cohort": None},
+        )
+    )
+    exchange = read_exchange(run, 1)
+    held = truth(run, exchange, [0])
+    view = server_view(run, exchange, [0], examples=len(held.y[0]))
+    task = run.prepared.task
+    expected = task.grad(with_axis(view.params), Batch(held.x, held.y))
+    length = sum(float(leaf.square().sum()) for leaf in expected.values()) ** 0.5
+    gap = sum(float((view.observed[name] - leaf).square().sum()) for name, leaf in expected.items()) ** 0.5
+    assert gap < 1e-4 * length
+
+
+def test_integers_of_a_rotated_update_are_turned_back() -> None:
+    method = CpSGD(lr=0.1, levels=4096, clip=10.0)
+    sent = {"a": torch.zeros(1, 3, 5), "b": torch.zeros(1, 4)}
+    update = {name: torch.randn(2, *leaf.shape[1:]) for name, leaf in sent.items()}
+    at = At(Plan(2, 2, "all", 3), 3)
+    turned = rotate(flatten(update), at.round)
+    levels = Levels((turned / method.spacing(turned.shape[1])).round().int())
+    read, local = as_gradient(method, at, sent, None, levels)
+    assert local is not None
+    for name, leaf in update.items():
+        torch.testing.assert_close(-0.1 * read[name], leaf, rtol=0, atol=0.05)
+
+
+def test_selected_coordinates_are_put_where_they_belong() -> None:
+    sent = {"a": torch.zeros(1, 3), "b": torch.zeros(1, 2)}
+    values = torch.tensor([[1.0, 2.0]])
+    at = At(Plan(2, 2, "all", 1), 1)
+    model = ModelAndMask(sent, {"places": torch.tensor([[0, 4]])})
+    masked, _ = as_gradient(DPFedAGSProven(), at, sent, model, Selected(values, {}))
+    assert flatten(masked).tolist() == [[1, 0, 0, 0, 2]]
+    chosen = Selected(values, {"places": torch.tensor([[2, 3]])})
+    own, _ = as_gradient(DPFedAGSProven(), at, sent, ModelAndMask(sent, {}), chosen)
+    assert flatten(own).tolist() == [[0, 0, 1, 2, 0]]
+    every, _ = as_gradient(
+        DPFedAGSProven(), at, sent, ModelAndMask(sent, {}), Selected(torch.arange(5.0)[None], {})
+    )
+    assert flatten(every).tolist() == [[0, 1, 2, 3, 4]]
+
+
+def test_what_was_not_selected_is_left_out(tmp_path: Path) -> None:
+    method = {"name": "dp-fedags-proven", "batch_size": 8, "selected": 0.1}
+    run = open_run(
+        finished(
+            tmp_path,
+            method,
+            task={"data_options": {"max_train": 8}},
+            partition={"kind": "iid", "clients": 2},
+            run={"rounds": 1, "sampler": "all", "cohort": None},
+        )
+    )
+    view = server_view(run, read_exchange(run, 1), [0], examples=4)
+    assert view.adaptation.kind == "mask"
+    sent = sum(int((leaf != 0).sum()) for leaf in view.observed.values())
+    assert 0 < sent <= 1 + 0.1 * sum(leaf.numel() for leaf in view.params.values())
+
+
+def test_a_server_without_the_whole_model_cannot_invert(tmp_path: Path) -> None:
+    run = open_run(
+        finished(tmp_path, {"name": "centaur", "batch_size": 2}, task={"model": "mlp-2"}, run={"rounds": 1})
+    )
+    exchange = read_exchange(run, 1)
+    with pytest.raises(InputError, match="never holds"):
+        server_view(run, exchange, exchange.clients[:1], examples=1)
+
+
 def test_an_upload_without_gradient_is_refused(fedem: RecordedRun) -> None:
     from dataclasses import dataclass, replace
 
@@ -169,6 +267,67 @@ def test_only_the_asked_rounds_and_exchanges_are_recorded(tmp_path: Path) -> Non
 def test_the_attacker_knows_the_defence(wrap: dict[str, Any], kind: str) -> None:
     method = make_config({"method": {"name": "fedsgd"}, "wrap": [wrap]}).build_method()
     assert adaptation_to(method, At(Plan(2, 2, "all", 1), 1), 1000, 8).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("method", "std"),
+    [
+        (
+            {"name": "udp-fedavg", "clip": 2.0, "noise_multiplier": 0.5, "noise_scope": "local", "lr": 0.1},
+            10.0,
+        ),
+        ({"name": "fedceo", "clip": 2.0, "noise_multiplier": 0.5, "noise_scope": "local", "lr": 0.1}, 10.0),
+        ({"name": "fedceo", "clip": 2.0, "noise_multiplier": 0.5, "lr": 0.1, "server_lr": 3.0}, 15.0),
+        ({"name": "fedceo", "unit": "record", "batch_size": 8, "clip": 2.0, "lr": 0.1, "epochs": 4}, 0.5),
+        ({"name": "fedceo", "clip": 2.0, "noise_multiplier": 0.0}, 0.0),
+        ({"name": "fedavg"}, 0.0),
+        ({"name": "fedem", "rho_max": 1.0}, 0.0),
+    ],
+)
+def test_noise_is_known_from_what_a_method_declares(method: dict[str, Any], std: float) -> None:
+    known = adaptation_to(
+        make_config({"method": method}).build_method(), At(Plan(4, 4, "all", 1, 8, 8), 1), 9, 8
+    )
+    assert known.kind == ("noise" if std else "none")
+    assert known.noise == pytest.approx(std)
+
+
+def test_declared_noise_is_the_noise_that_is_sent(tmp_path: Path) -> None:
+    fields = {"name": "fedceo", "batch_size": 2, "lr": 0.1, "clip": 0.5, "noise_multiplier": 3.0}
+    more = {
+        "task": {"data_options": {"max_train": 8}},
+        "partition": {"kind": "iid", "clients": 2},
+        "run": {"rounds": 1, "sampler": "all", "cohort": None},
+    }
+    views = []
+    for name, method in (("loud", fields), ("quiet", fields | {"noise_multiplier": 0.0})):
+        run = open_run(finished(tmp_path / name, method, **more))
+        views.append(server_view(run, read_exchange(run, 1), [0], examples=4))
+    loud, quiet = views
+    difference = torch.cat([(loud.observed[name] - quiet.observed[name]).flatten() for name in loud.observed])
+    assert float(difference.std()) == pytest.approx(loud.adaptation.noise, rel=0.1)
+
+
+def test_the_attacker_who_comes_closer_is_kept(tmp_path: Path) -> None:
+    folder = finished(
+        tmp_path,
+        {"name": "fedsgd", "batch_size": 2},
+        task={"data_options": {"max_train": 8}},
+        partition={"kind": "iid", "clients": 2},
+        run={"rounds": 1, "sampler": "all", "cohort": None},
+        wrap=[{"name": "gradient-masking", "part": 0.5}],
+    )
+    arguments = ["attack", str(folder), "--attack", "inverting-gradients", "--set", "steps=30", "--json"]
+    found = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).stdout)
+    plain = json.loads(CliRunner().invoke(app, [*arguments, "--no-adaptive"], catch_exceptions=False).stdout)
+    assert "metrics" not in found  # a score has one name: it is compared with x, or with what was trained on
+    assert plain["weaker_attacker"] is None
+    assert plain["adaptation"]["kind"] == "none"
+    assert {found["adaptation"]["kind"], found["weaker_attacker"]["adaptation"]} == {"mask", "none"}
+    assert found["against_x"]["mean"]["psnr"] >= found["weaker_attacker"]["mean"]["psnr"]
+    assert found["against_x"]["mean"]["psnr"] >= plain["against_x"]["mean"]["psnr"]
+    shown = CliRunner().invoke(app, arguments[:-1], catch_exceptions=False)
+    assert "Shown is the attacker who" in shown.output
 
 
 def test_attacks_of_the_configuration(tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 from fedveil.attacks.view import Adaptation, LocalSteps
 from fedveil.methods.dp_fedags import DPFedAGS
+from fedveil.methods.dp_fedags_proven import DPFedAGSProven
+from fedveil.methods.dp_fedprox import DPFedProx
 from fedveil.methods.fields import LocalTraining
 from fedveil.methods.method import AnyMethod, At
-from fedveil.methods.udp_fedavg import UDPFedAvg, upload_multiplier
+from fedveil.methods.scaffold import Scaffold
 from fedveil.methods.wrappers.defences import (
     DPSGD,
     LDPM,
@@ -22,6 +24,9 @@ from fedveil.methods.wrappers.defences import (
     GradientPruning,
     SignCompression,
 )
+from fedveil.privacy.releases import GaussianNoise, RandomGaussianNoise, Release
+from fedveil.training.local_sgd import scheduled_lr
+from fedveil.training.private_sgd import accumulated_noise
 
 _UNTOUCHED = (
     0.02  # DP-FedAGS noises the larger coordinates of a gradient clipped to 1 and leaves the rest bare
@@ -49,15 +54,21 @@ def defences_of(method: AnyMethod) -> list[Defence]:
 
 
 def local_steps(method: AnyMethod, at: At) -> LocalSteps | None:
-    """How a method's clients train between two messages; None if they do not."""
+    """How a method's clients train between two messages; None if they do not.
+
+    A pull towards the start and Scaffold's correction are left out: the latter is zero when a client first takes part.
+    """
     inner = innermost(method)
+    if isinstance(inner, (DPFedProx, Scaffold)):
+        lr = scheduled_lr(inner.lr, inner.lr_schedule, at.round, at.plan.rounds)
+        return LocalSteps(lr, inner.batch_size, inner.epochs)
     if not isinstance(inner, LocalTraining):
         return None
     return LocalSteps(inner.lr_at(at), inner.batch_size, inner.epochs, inner.momentum, inner.weight_decay)
 
 
 def adaptation_to(method: AnyMethod, at: At, dimension: int, examples: int) -> Adaptation:
-    """How an attacker who knows the configuration adapts to its outermost defence."""
+    """How an attacker who knows the configuration adapts to its outermost defence, or to its declared noise."""
     for defence in defences_of(method):
         if isinstance(defence, (GradientMasking, GradientPruning)):
             return Adaptation("mask")
@@ -69,10 +80,50 @@ def adaptation_to(method: AnyMethod, at: At, dimension: int, examples: int) -> A
     inner = innermost(method)
     if isinstance(inner, DPFedAGS):
         return Adaptation("small", limit=_UNTOUCHED)
-    if isinstance(inner, UDPFedAvg) and math.isfinite(inner.clip) and inner.noise_multiplier > 0:
-        share = upload_multiplier(inner.noise_multiplier, inner.noise_scope, at.plan)
-        return Adaptation("noise", inner.server_lr * inner.clip * share / inner.lr_at(at))
-    return Adaptation()
+    if isinstance(inner, DPFedAGSProven) and inner.variant != "everywhere":
+        return Adaptation("mask")
+    std = declared_noise(method, at, examples)
+    return Adaptation("noise", std) if std > 0 else Adaptation()
+
+
+def declared_noise(method: AnyMethod, at: At, examples: int) -> float:
+    """The standard deviation that the declared noise has in each entry of what the server reads as a gradient.
+
+    Every method is judged by what it declares to disclose to the server, in units of its clip; 0 if it declares no
+    Gaussian noise there. Noise on each step of local training adds up over the steps.
+    """
+    inner: Any = innermost(method)
+    clip = float(getattr(inner, "clip", math.inf))
+    if not math.isfinite(clip):
+        return 0.0
+    for release in method.releases(at.plan):
+        multiplier = _multiplier(release)
+        if multiplier > 0 and "server" in release.visible_to and release.happens_in(at.round):
+            return multiplier * clip * _entry_scale(method, inner, release, at, examples)
+    return 0.0
+
+
+def _multiplier(release: Release) -> float:
+    noise = release.protection
+    if isinstance(noise, GaussianNoise):
+        return noise.multiplier
+    if isinstance(noise, RandomGaussianNoise):
+        drawn = zip(noise.multipliers, noise.weights, strict=True)
+        return math.sqrt(math.fsum(weight * value**2 for value, weight in drawn))
+    return 0.0
+
+
+def _entry_scale(method: AnyMethod, inner: Any, release: Release, at: At, examples: int) -> float:
+    """What one unit of clipped noise becomes in the upload, read as a gradient."""
+    local = local_steps(method, at)
+    if local is None:
+        return 1 / examples if release.unit == "record" else 1.0
+    if isinstance(inner, DPFedAGSProven):
+        return 1.0  # it clips and noises the accumulated gradient, not the update
+    of_update = float(getattr(inner, "server_lr", 1.0)) / local.lr
+    if release.unit == "client":
+        return of_update
+    return of_update * accumulated_noise(local.lr, local.batch_size, local.epochs, local.momentum, examples)
 
 
 def _noise_of(defence: Defence, dimension: int, examples: int) -> float:

@@ -39,7 +39,8 @@ class Adaptation:
 
     mask   coordinates that were zeroed say nothing and are left out of the comparison
     sign   only signs were sent: candidates are compared by soft signs
-    noise  layers that drown in noise of standard deviation `noise` count less, those below it nothing
+    noise  layers that drown in noise of standard deviation `noise` count less than the one that stands out most;
+           where all drown, all count alike
     small  only coordinates of at most `limit` are compared: larger ones were noised, these were not
     """
 

@@ -43,7 +43,7 @@ def load_cola(
     }
     how_to_get = "Put the raw files of CoLA 1.0 in cola/."
     rows = [
-        [_read_rows(_known("cola", name, data_dir, how_to_get), 4, "cola") for name in group]
+        [read_rows(_known("cola", name, data_dir, how_to_get), 4, "cola") for name in group]
         for group in (["in_domain_train.tsv"], names[test])
     ]
     train, held_out = (_labelled([(row[3], row[1]) for part in group for row in part]) for group in rows)
@@ -57,7 +57,7 @@ def load_sst2(*, data_dir: Path | None = None, test: Literal["test", "dev"] = "t
     splits = []
     for name in ("train.tsv", f"{test}.tsv"):
         path = _known("sst2", name, data_dir, "Put train.tsv, dev.tsv and test.tsv in sst2/.")
-        splits.append(_labelled([(row[0], row[1]) for row in _read_rows(path, 2, "sst2")]))
+        splits.append(_labelled([(row[0], row[1]) for row in read_rows(path, 2, "sst2")]))
     return TextDataset("sst2", splits[0], splits[1], ("negative", "positive"), f"SST-2, tested on {test}")
 
 
@@ -112,7 +112,10 @@ def load_tiny_shakespeare(*, data_dir: Path | None = None, test_fraction: float 
 def load_text(*, path: str | Path, data_dir: Path | None = None, test_fraction: float = 0.1) -> TextDataset:
     """A plain UTF-8 text file, one text per line that is not blank, the last of them for testing."""
     source = given_file("path", path, data_dir)
-    return _in_order(f"text:{source.stem}", _not_blank(text_lines(source)), test_fraction, source.name)
+    lines = _not_blank(text_lines(source))
+    if len(lines) < 2:
+        raise DataError(f"{source}: has {len(lines)} lines of text; training and test need one each.")
+    return _in_order(f"text:{source.stem}", lines, test_fraction, source.name)
 
 
 def _known(folder: str, name: str, data_dir: Path | None, how_to_get: str) -> Path:
@@ -123,7 +126,7 @@ def _read_lines(path: Path, key: str) -> list[str]:
     return text_lines(path, sha256=KNOWN_SHA256.get(key))
 
 
-def _read_rows(path: Path, cells: int, folder: str) -> list[list[str]]:
+def read_rows(path: Path, cells: int, folder: str) -> list[list[str]]:
     """Lines of tab-separated cells."""
     rows: list[list[str]] = []
     for number, line in enumerate(_read_lines(path, f"{folder}/{path.name}"), 1):

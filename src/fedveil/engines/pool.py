@@ -171,7 +171,7 @@ def _serve(
     while True:
         try:
             job = json.loads(connection.recv_bytes())
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             os._exit(0)
         try:
             reply = _work(worker, job, downloads, uploads)
@@ -179,7 +179,10 @@ def _serve(
             reply = {"error": str(error)}
         except Exception:
             reply = {"crash": traceback.format_exc()}
-        connection.send_bytes(json.dumps(reply).encode())
+        try:
+            connection.send_bytes(json.dumps(reply).encode())
+        except (BrokenPipeError, ConnectionResetError):
+            os._exit(0)
 
 
 def _work(worker: ClientWorker, job: dict[str, Any], downloads: Arena, uploads: Arena) -> dict[str, Any]:

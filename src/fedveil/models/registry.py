@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -16,6 +16,8 @@ from fedveil.models.convnet import convnet, convnet_64
 from fedveil.models.lenet import lenet_5, lenet_zhu
 from fedveil.models.mlp import logistic_regression, mlp_2
 from fedveil.models.shapes import check_count, check_shape
+
+BuildModel = TypeVar("BuildModel", bound=Callable[..., nn.Module])
 
 
 @dataclass(frozen=True)
@@ -74,3 +76,13 @@ def make_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return entry.build(shape, classes, **options)
+
+
+def register_model(name: str, summary: str) -> Callable[[BuildModel], BuildModel]:
+    """Make a function `(input_shape, classes, *, options...) -> nn.Module` known as a model by this name."""
+
+    def add(build: BuildModel) -> BuildModel:
+        _ENTRIES[name] = ModelEntry(name, summary, build)
+        return build
+
+    return add

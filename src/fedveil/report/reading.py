@@ -513,7 +513,7 @@ def _json(path: Path, problems: list[str], within: str = "") -> Any:
 def _toml(text: str, problems: list[str]) -> Mapping[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         problems.append(f"config.toml is damaged: {error}")
         return {}
 

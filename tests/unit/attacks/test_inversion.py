@@ -205,8 +205,9 @@ def test_known_masks_signs_and_noise_are_made_use_of() -> None:
     adaptive = float(cosine_distance(signs, Adaptation("sign"))(true))
     assert adaptive < float(cosine_distance(signs, Adaptation())(true))
     drowned = {"a": observed["a"], "b": 100 * torch.randn(1, 40, generator=torch.Generator().manual_seed(1))}
-    weighed = float(cosine_distance(drowned, Adaptation("noise", 120.0))({"a": true["a"], "b": true["b"]}))
-    assert weighed == pytest.approx(1.0)  # everything is below the noise: nothing is believed
+    weighed = float(cosine_distance(drowned, Adaptation("noise", 120.0))(true))
+    plain = float(cosine_distance(drowned, Adaptation())(true))
+    assert weighed == pytest.approx(plain)  # everything is below the noise: nothing is preferred
     drowned["a"] = 1000 * observed["a"]
     assert float(cosine_distance(drowned, Adaptation("noise", 120.0))(true)) == pytest.approx(0, abs=0.02)
 

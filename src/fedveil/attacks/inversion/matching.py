@@ -136,9 +136,8 @@ def _adapted(observed: Params, adaptation: Adaptation) -> tuple[Callable[[Tensor
     if adaptation.kind == "sign":
         return _soft_sign, ones
     if adaptation.kind == "noise":
-        return _unchanged, {
-            name: one * _trust(observed[name], adaptation.noise) for name, one in ones.items()
-        }
+        trust = _trust(observed, adaptation.noise)
+        return _unchanged, {name: one * trust[name] for name, one in ones.items()}
     return _unchanged, ones
 
 
@@ -152,11 +151,20 @@ def _soft_sign(leaf: Tensor) -> Tensor:
     return leaf / (leaf.abs() + size + 1e-30)
 
 
-def _trust(leaf: Tensor, noise: float) -> Tensor:
-    """The share of a layer's energy that is not noise, for each row."""
-    energy = leaf.square().flatten(1).mean(1)
-    share = (1 - noise**2 / energy.clamp(min=1e-30)).clamp(min=0)
-    return share.reshape(-1, *([1] * (leaf.dim() - 1)))
+def _trust(observed: Params, noise: float) -> Params:
+    """The share of each layer's energy that is not noise, for each row, in units of the row's best layer.
+
+    Where every layer drowns there is nothing to prefer, and all count alike: a comparison is never emptied.
+    """
+    shares = {
+        name: (1 - noise**2 / leaf.square().flatten(1).mean(1).clamp(min=1e-30)).clamp(min=0)
+        for name, leaf in observed.items()
+    }
+    best = torch.stack(list(shares.values())).amax(0)
+    relative = {
+        name: torch.where(best > 0, share / best.clamp(min=1e-30), 1.0) for name, share in shares.items()
+    }
+    return {name: share.reshape(-1, *([1] * (observed[name].dim() - 1))) for name, share in relative.items()}
 
 
 def total_variation(x: Tensor) -> Tensor:
