@@ -206,3 +206,22 @@ def _lines(axes: Axes, scores: Mapping[str, Mapping[float, Sequence[float]]]) ->
     axes.set_xticks(sorted({value for points in scores.values() for value in points}))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def leakage_figure(pictures: Mapping[str, Tensor], psnr: Mapping[str, Sequence[float]]) -> Figure:
+    """Figure 3: a row of images `[n, C, H, W]` in brightness for each name, with its mean PSNR where there is one."""
+    count = len(next(iter(pictures.values())))
+    figure = Figure(figsize=(2.6 + 0.8 * count, 0.85 * len(pictures)), dpi=150)
+    grid = figure.add_gridspec(
+        len(pictures), count, left=2.5 / (2.6 + 0.8 * count), right=0.99, top=0.99, bottom=0.01
+    )
+    for row, (name, images) in enumerate(pictures.items()):
+        for column, image in enumerate(images):
+            axes = figure.add_subplot(grid[row, column])
+            axes.imshow(image.clamp(0, 1).permute(1, 2, 0).numpy(), cmap="gray", vmin=0, vmax=1)
+            axes.set_xticks([])
+            axes.set_yticks([])
+            if column == 0:
+                scored = f"\n{statistics.fmean(psnr[name]):.1f} dB" if name in psnr else ""
+                axes.set_ylabel(name + scored, rotation=0, ha="right", va="center", fontsize=8, color=INKS[0])
+    return figure
