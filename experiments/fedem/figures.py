@@ -171,7 +171,7 @@ def figure_8(arguments: argparse.Namespace) -> Figure:
         figure = new_figure(8.4, 2.8)
         for place, (name, published) in enumerate(PUBLISHED.items()):
             axes = figure.add_subplot(1, len(PUBLISHED), place + 1)
-            bars = [("FedSGD", found["fedsgd", name]), ("FedEM", found["fedem-255", name])]
+            bars = [("FedSGD", found["fedsgd", name]), ("FedEM 255", found["fedem-255", name])]
             points = [(label, statistics.fmean(v), statistics.stdev(v)) for label, v in bars]
             points.append(("paper", *published))
             for at, (label, mean, spread) in enumerate(points):
