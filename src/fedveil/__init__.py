@@ -6,7 +6,7 @@ from fedveil.data.registry import load_dataset
 from fedveil.errors import FedveilError
 from fedveil.guard import PrivacySettings, privacy_statement
 from fedveil.methods.method import METHODS, At, Method, register
-from fedveil.models.registry import make_model
+from fedveil.models.registry import make_model, register_model
 from fedveil.partition.registry import make_partition
 from fedveil.partition.share import share
 from fedveil.privacy.releases import Plan, Release
@@ -33,6 +33,7 @@ __all__ = [
     "make_plan",
     "privacy_statement",
     "register",
+    "register_model",
     "run",
     "share",
 ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import secrets
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -17,6 +18,7 @@ from torch import Tensor
 from fedveil.checkpoint import Checkpoint
 from fedveil.data.client_data import ArrayClients, Clients
 from fedveil.data.dataset import Examples
+from fedveil.engines.engine import Engine
 from fedveil.engines.simulation import Execution, Simulation
 from fedveil.errors import DataError, InputError
 from fedveil.evaluation.accuracy import EvaluateOnTest, evaluate_clients, evaluate_personal
@@ -25,6 +27,7 @@ from fedveil.methods.method import AnyMethod
 from fedveil.privacy.releases import Plan, Sampler
 from fedveil.results import Checkpoints, Result, ResultFolder, RoundLog, Transcript, environment
 from fedveil.run import Observer, Outcome, run_rounds
+from fedveil.streams import NoiseSource
 from fedveil.task import Task, cross_entropy
 from fedveil.tree import with_axis
 
@@ -54,7 +57,7 @@ def check_fit(task: Task, clients: Clients) -> None:
     try:
         with torch.no_grad():
             scores = task.outputs(with_axis(task.init(0)), data.x[:, :1].to(task.device))
-    except RuntimeError as error:
+    except (RuntimeError, IndexError) as error:  # a token beyond the embeddings is an IndexError
         shape, kind = list(data.x.shape[2:]), str(data.x.dtype).removeprefix("torch.")
         raise DataError(
             f"the model cannot read examples of shape {shape} and type {kind}: {error}"
@@ -106,6 +109,70 @@ def run(
     source: Clients = ArrayClients.from_arrays(clients) if isinstance(clients, Sequence) else clients
     plan = make_plan(source, rounds=rounds, cohort=cohort, sampler=sampler)
     check_fit(task, source)
+
+    def simulate(_run: str) -> Engine:
+        return Simulation(
+            task,
+            source,
+            method,
+            plan,
+            seed=seed,
+            execution=execution,
+            workers=workers,
+            max_memory=max_memory,
+        )
+
+    return run_on(
+        simulate,
+        task,
+        method,
+        plan,
+        seed=seed,
+        test=test,
+        classes=classes,
+        scored_on=(local_test or source) if score_clients else None,
+        held_out=local_test is not None,
+        privacy=privacy,
+        results=results,
+        config=config,
+        facts=facts,
+        evaluate_every=evaluate_every,
+        checkpoint_every=checkpoint_every,
+        transcript=transcript,
+        transcript_exchanges=transcript_exchanges,
+        min_clients=min_clients,
+        observers=observers,
+    )
+
+
+def run_on(
+    engine_of: Callable[[str], Engine],
+    task: Task,
+    method: AnyMethod,
+    plan: Plan,
+    *,
+    seed: int = 0,
+    test: Examples | tuple[Tensor, Tensor] | None = None,
+    classes: int | None = None,
+    scored_on: Clients | None = None,
+    held_out: bool = False,
+    privacy: PrivacySettings | None = None,
+    results: Path | str | None = None,
+    config: str | None = None,
+    facts: dict[str, Any] | None = None,
+    evaluate_every: int = 1,
+    checkpoint_every: int = 10,
+    transcript: bool | Sequence[int] = False,
+    transcript_exchanges: int | None = None,
+    min_clients: int = 0,
+    observers: Sequence[Observer] = (),
+    noise_source: NoiseSource = "seeded",
+) -> Result:
+    """Train through the engine that `engine_of` gives for the run's name, wherever its clients are.
+
+    With `noise_source` "entropy" a round that is repeated draws fresh noise, so it is charged again; cohorts are
+    then drawn from entropy too, since the sampling that accounting counts on must be secret.
+    """
     if min_clients > plan.cohort:
         raise InputError(
             "run.min_clients", min_clients, f"a cohort has {plan.cohort}", f"Use 0 to {plan.cohort}."
@@ -118,7 +185,10 @@ def run(
     place = f"{seed}" if folder is None else "/".join(folder.path.parts[-3:])
     # On a shared ledger another run of the same name must not pass for this one resumed.
     name = f"{place} {hashlib.sha256(described.encode()).hexdigest()[:12]}"
-    guard = PrivacyGuard(method, plan, settings, name, ledger)  # refuses before anything is written
+    fresh = noise_source == "entropy"
+    guard = PrivacyGuard(  # refuses before anything is written
+        method, plan, settings, name, ledger, replay_safe=not fresh
+    )
     with ExitStack() as stack:
         start: Checkpoint | None = None
         history: list[dict[str, Any]] = []
@@ -128,16 +198,7 @@ def run(
                 return folder.read()
             start = folder.start(config or described, described, method.server_type)
             history = folder.rounds()
-        engine = Simulation(
-            task,
-            source,
-            method,
-            plan,
-            seed=seed,
-            execution=execution,
-            workers=workers,
-            max_memory=max_memory,
-        )
+        engine = engine_of(name)
         stack.callback(engine.close)
         watching: list[Observer] = [guard]
         if tested is not None:
@@ -155,7 +216,6 @@ def run(
         if start is not None:
             server = start.server.map(lambda _, leaf: leaf.to(task.device))
             engine.restore(start.states)
-        first = 0 if start is None else start.round
         try:
             outcome = run_rounds(
                 task,
@@ -164,9 +224,11 @@ def run(
                 plan,
                 server,
                 seed=seed,
-                start=first,
+                start=0 if start is None else start.round,
                 observers=watching,
+                noise_source=noise_source,
                 min_clients=min_clients,
+                cohort_seed=secrets.randbits(128) if fresh else seed,
             )
         except BaseException:  # Ctrl-C and failures alike leave the last whole round behind
             if saver is not None:
@@ -174,13 +236,12 @@ def run(
             raise
         model = method.model(outcome.server)
         summary = _summary(task, method, plan, seed, guard, outcome, history, tested, model)
-        own = local_test or source
-        if score_clients:
+        if scored_on is not None:
             ids = range(min(plan.clients, _CLIENTS_SCORED))
-            summary["per_client"] = evaluate_clients(task, model, own, ids)
-            summary["per_client_on"] = "training examples" if local_test is None else "held-out examples"
+            summary["per_client"] = evaluate_clients(task, model, scored_on, ids)
+            summary["per_client_on"] = "held-out examples" if held_out else "training examples"
             personal = evaluate_personal(
-                task, partial(method.personal_model, outcome.server), engine.state(), tested, own
+                task, partial(method.personal_model, outcome.server), engine.state(), tested, scored_on
             )
             summary["personal"] = None if personal is None else asdict(personal)
         summary.update(facts or {})
@@ -202,8 +263,7 @@ def _summary(
 ) -> dict[str, Any]:
     scored = history[-1] if history and "accuracy" in history[-1] else {}
     if test is not None and not scored:
-        score = EvaluateOnTest(task, *test, None, 1).score(model)
-        scored = {"accuracy": score.accuracy, "loss": score.loss, "per_class": score.per_class}
+        scored = EvaluateOnTest(task, *test, None, 1).score(model).metrics()
     statement = guard.statement(outcome.rounds)
     return {
         "method": method.name,
@@ -228,7 +288,7 @@ def _summary(
         },
         "parameters": task.parameter_count,
         "environment": environment(),
-    }
+    } | {name: scored[name] for name in ("mcc", "perplexity") if name in scored}
 
 
 def _describe(task: Task, method: AnyMethod, plan: Plan, seed: int) -> str:

@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from fedveil.attack_texts import ScoredTexts, describe_texts, score_texts, texts_content
 from fedveil.attacks.knowledge import defences_of
 from fedveil.attacks.picture import Strip, reconstruction_figure
 from fedveil.attacks.registry import make_attack
@@ -60,22 +61,36 @@ def attack_exchange(
     adaptive: bool = True,
     seed: int = 0,
     watch: Watch | None = None,
-) -> tuple[Exchange, Scored]:
+) -> tuple[Exchange, Scored | ScoredTexts]:
     """Attack what these clients sent. With `labels = "known"` the server is taken to know them, as papers do.
 
-    Against a known defence (`adaptive`) both an attacker who adapts to it and one who does not are tried, and the one
-    who comes closer is kept: knowing a defence never makes the reported attacker weaker.
+    The targets of a language model are the texts themselves, so they are never known.
+
+    Against a known defence (`adaptive`) of images both an attacker who adapts to it and one who does not are tried, and
+    the one who comes closer is kept: knowing a defence never makes the reported attacker weaker.
     """
+    texts = run.prepared.dataset.tokens is not None
+    if attack.of_texts != texts:
+        raise InputError(
+            "attack",
+            attack.name,
+            f"{run.prepared.dataset.name} does not hold the {'texts' if attack.of_texts else 'images'} it is for",
+            "Use lamp." if texts else "See `fedveil list attacks`.",
+        )
     recorded = read_exchange(run, round, exchange)
     held = truth(run, recorded, clients)
     view = server_view(
         run,
         recorded,
         clients,
-        labels=held.y if labels == "known" else None,
+        labels=held.y if labels == "known" and not run.prepared.dataset.predicts_tokens else None,
         examples=examples,
         adaptive=adaptive,
+        texts=held.x if texts else None,
     )
+    if texts:
+        rng = named_stream(seed, "attack", attack.name, round, exchange)
+        return recorded, score_texts(run, view, attack(view, rng, watch), held)
 
     def carried_out(seen: ServerView, watching: Watch | None) -> Scored:
         rng = named_stream(seed, "attack", attack.name, round, exchange)
@@ -179,13 +194,13 @@ def describe(
     attack: Attack,
     exchange: Exchange,
     clients: Sequence[int],
-    scored: Scored,
+    scored: Scored | ScoredTexts,
     labels: LabelMode,
     seed: int,
 ) -> dict[str, Any]:
     """The finding as JSON: what was attacked, with which knowledge, and what came of it."""
     finding, view = scored.finding, scored.view
-    return {
+    known = {
         "attack": attack.name,
         "settings": attack_settings(attack),
         "method": run.prepared.method.name,
@@ -195,16 +210,20 @@ def describe(
         "clients": list(clients),
         "examples": view.examples,
         "seed": seed,
-        "labels": labels,
-        "labels_right": float(
-            (finding.labels.sort(1).values == scored.truth.y.sort(1).values).float().mean()
-        ),
+        "labels": "the texts themselves" if run.prepared.dataset.predicts_tokens else labels,
         "adaptation": vars(view.adaptation),
         "local_steps": None if view.local is None else vars(view.local),
         "steps": finding.steps,
         "seconds": finding.seconds,
         "losses": finding.losses.double().nan_to_num(posinf=1e30).tolist(),
         "notes": list(finding.notes),
+    }
+    if not run.prepared.dataset.predicts_tokens:
+        right = finding.labels.sort(1).values == scored.truth.y.sort(1).values
+        known["labels_right"] = float(right.float().mean())
+    if isinstance(scored, ScoredTexts):
+        return known | describe_texts(scored)
+    return known | {
         "against_x": scored.against_x.to_json(),
         "against_trained_on": None
         if scored.against_trained_on is None
@@ -226,18 +245,27 @@ def write_finding(
     attack: Attack,
     exchange: Exchange,
     clients: Sequence[int],
-    scored: Scored,
+    scored: Scored | ScoredTexts,
     *,
     labels: LabelMode,
     adaptive: bool,
     seed: int,
 ) -> Path:
-    """`attacks/<attack, what was attacked, settings>/` with finding.json, images.safetensors and picture.png."""
+    """`attacks/<attack, what was attacked, settings>/` with finding.json, images.safetensors and picture.png.
+
+    Of texts, texts.json takes the place of images and picture, where they may be shown.
+    """
     who = "-".join(str(client) for client in clients)
     place = f"{attack.name}-round-{exchange.at.round}-exchange-{exchange.at.exchange}-client-{who}"
     folder = run.folder / "attacks" / f"{place}-{attack_identity(attack, labels, adaptive, seed)}"
     folder.mkdir(parents=True, exist_ok=True)
     content = describe(run, attack, exchange, clients, scored, labels, seed)
+    if isinstance(scored, ScoredTexts):
+        if scored.quotable:
+            shown = json.dumps(texts_content(scored), indent=2, ensure_ascii=False)
+            write_atomically(folder / "texts.json", (shown + "\n").encode())
+        write_atomically(folder / "finding.json", (json.dumps(content, indent=2) + "\n").encode())
+        return folder
     tensors = {
         "original": scored.truth.x.contiguous(),
         "reconstruction": torch.stack(

@@ -87,7 +87,8 @@ class Chain:
         for step in self.steps:
             if isinstance(step, Linear):
                 weight = w[step.weight].transpose(1, 2)
-                if step.bias is None and weight.stride(0) == 0:  # all clients share it: one large product
+                # All clients share it: one large product, unless each client's own gradient will be asked for.
+                if step.bias is None and weight.stride(0) == 0 and not weight.requires_grad:
                     h = torch.matmul(h.flatten(0, 1), weight[0]).reshape(*h.shape[:2], -1)
                 elif step.bias is None:
                     h = torch.bmm(h, weight)

@@ -16,15 +16,16 @@ from rich.table import Table
 
 from fedveil.config import Config, load_config
 from fedveil.errors import FedveilError
-from fedveil.experiment import load_image_or_table, result_folder, run_seed, split_clients
+from fedveil.experiment import load_examples, result_folder, split_clients
+from fedveil.flower_app.launch import run_seed
+from fedveil.plugins import load_plugins
 from fedveil.privacy.releases import Plan
 from fedveil.progress import ShowProgress, progress_bar
-from fedveil.report.tables import results_table
+from fedveil.report.tables import results_table, text_notes
 from fedveil.run import Observer
 from fedveil.watching import Watching
 
 app = typer.Typer(
-    help="Private federated learning: train over many clients' data, and know how private that was.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -42,6 +43,18 @@ AsJson = Annotated[bool, typer.Option("--json", help="End with one JSON object o
 Seed = Annotated[int | None, typer.Option(help="Run this seed only.", min=0)]
 
 SUMMARY_KEYS = ("accuracy", "loss", "rounds", "seconds", "bytes_up", "bytes_down", "privacy")
+TEXT_KEYS = ("mcc", "perplexity", "text")
+
+
+@app.callback()
+def before_any_command(
+    plugin: Annotated[
+        list[Path] | None,
+        typer.Option(help="A Python file with methods or models of your own. May be repeated."),
+    ] = None,
+) -> None:
+    """Private federated learning: train over many clients' data, and know how private that was."""
+    load_plugins(plugin or [])
 
 
 @app.command()
@@ -65,9 +78,14 @@ def run(
             notes.print(f"live at {watching.url}", markup=False, highlight=False, soft_wrap=True)
         summaries = _run_all(loaded, config.stem, results, data, seed, watching)
     if as_json:
-        shown = [{"result": s["result"]} | {key: s[key] for key in SUMMARY_KEYS} for s in summaries]
+        shown = [
+            {"result": s["result"]} | {key: s[key] for key in SUMMARY_KEYS + TEXT_KEYS if key in s}
+            for s in summaries
+        ]
         print(json.dumps(shown[0] if len(shown) == 1 else {"runs": shown}))
         return
+    for line in text_notes(summaries[-1].get("text")):
+        notes.print(line, highlight=False, markup=False)
     notes.print(summaries[-1]["privacy_in_words"], highlight=False, markup=False)
     out.print(results_table(summaries))
     for summary in summaries:
@@ -183,15 +201,15 @@ def partition(
     from fedveil.partition.picture import counts_table, save_picture
 
     loaded = load_config(config, changes or [])
-    dataset = load_image_or_table(loaded, data)
+    dataset = load_examples(loaded, data)
     number = loaded.run.seeds[0] if seed is None else seed
-    counts = split_clients(loaded, dataset, number).counts(dataset.train.y, dataset.num_classes)
+    counts = split_clients(loaded, dataset, number).counts(dataset.labels, len(dataset.label_names))
     if plot is not None:
-        save_picture(counts, plot, dataset.classes)
+        save_picture(counts, plot, dataset.label_names)
     if as_json:
-        print(json.dumps({"classes": list(dataset.classes), "counts": counts.tolist()}))
+        print(json.dumps({"classes": list(dataset.label_names), "counts": counts.tolist()}))
         return
-    out.print(counts_table(counts, dataset.classes))
+    out.print(counts_table(counts, dataset.label_names))
     if plot is not None:
         out.print(f"picture in {plot}", markup=False, highlight=False, soft_wrap=True)
 
@@ -199,6 +217,7 @@ def partition(
 def main() -> None:
     """The entry point: errors a user can mend are one line, exit code 2."""
     import fedveil.cli_attack
+    import fedveil.cli_deploy
     import fedveil.cli_privacy
     import fedveil.cli_report  # noqa: F401  their commands register themselves on the app
 

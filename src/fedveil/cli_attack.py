@@ -11,8 +11,10 @@ from typing import Annotated, Any
 import typer
 from rich.progress import Progress, TaskID
 from rich.table import Table
+from rich.text import Text
 
 from fedveil.attack_run import LabelMode, attack_exchange, describe, write_finding
+from fedveil.attack_texts import ScoredTexts
 from fedveil.attacks.membership.all import list_membership_attacks
 from fedveil.attacks.registry import make_attack
 from fedveil.attacks.view import Attack
@@ -22,6 +24,9 @@ from fedveil.errors import InputError
 from fedveil.membership_run import Target
 from fedveil.progress import progress_bar
 from fedveil.recorded import open_run
+
+_MOST_TEXTS = 8
+_NOTHING = 0.05  # a gain of ROUGE-1 that chance explains
 
 
 @app.command("attack")
@@ -63,7 +68,8 @@ def attack_command(
     data: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Reconstruct clients' data from what a run's server saw, or tell who was in it; writes a finding and a picture."""
+    """Reconstruct clients' data from what a run's server saw, or tell who was in it; writes a finding, and a picture
+    or texts."""
     if attack in {kind.name for kind in list_membership_attacks()}:
         attack_membership(
             result,
@@ -86,7 +92,8 @@ def attack_command(
     if attack is not None:
         planned = [(make_attack(attack, changes), round_ or 1)]
     else:
-        planned = configured_attacks(run.config.attack, changes, round_)
+        usual = "inverting-gradients" if run.prepared.dataset.tokens is None else "lamp"
+        planned = configured_attacks(run.config.attack, changes, round_, usual)
     found = []
     for chosen, number in planned:
         with progress_bar(notes) as progress:
@@ -109,8 +116,11 @@ def attack_command(
         content = describe(run, chosen, recorded, clients, scored, labels, seed)
         found.append({"finding": str(folder), **content})
         if not as_json:
-            out.print(_table(content))
-            notes.print(_verdict(content), highlight=False, markup=False)
+            if isinstance(scored, ScoredTexts):
+                _show_texts(content, scored)
+            else:
+                out.print(_table(content))
+                notes.print(_verdict(content), highlight=False, markup=False)
             out.print(f"finding in {folder}", markup=False, highlight=False)
     if as_json:
         print(json.dumps(found[0] if len(found) == 1 else {"findings": found}))
@@ -122,11 +132,14 @@ def advance(progress: Progress, bar: TaskID, step: int, steps: int, loss: float)
 
 
 def configured_attacks(
-    sections: Sequence[Mapping[str, Any]], changes: Mapping[str, Any], round_: int | None
+    sections: Sequence[Mapping[str, Any]],
+    changes: Mapping[str, Any],
+    round_: int | None,
+    usual: str = "inverting-gradients",
 ) -> list[tuple[Attack, int]]:
-    """The attacks that `[[attack]]` sections describe, each with its round; Inverting Gradients if there is none."""
+    """The attacks that `[[attack]]` sections describe, each with its round; the usual one if there is none."""
     planned = []
-    for section in sections or [{"name": "inverting-gradients"}]:
+    for section in sections or [{"name": usual}]:
         fields = dict(section) | dict(changes)
         name, number = fields.pop("name", None), fields.pop("round", 1)
         if not isinstance(name, str) or not isinstance(number, int):
@@ -179,3 +192,34 @@ def _verdict(content: dict[str, Any]) -> str:
             "inversion would score."
         )
     return "\n".join(lines)
+
+
+def _show_texts(content: dict[str, Any], scored: ScoredTexts) -> None:
+    """The tokens that leaked, the scores, and every text beside what was found, where texts may be shown."""
+    for leak in content["leaked_tokens"]:
+        named = f"{leak['tokens']} tokens named by the gradient itself"
+        right = f"{leak['precision']:.0%} of them right, {leak['recall']:.0%} of the text's tokens"
+        notes.print(f"{named}: {right} ({leak['how']})", highlight=False, markup=False)
+    table = Table(title=f"{content['attack']} against {content['method']}", title_justify="left")
+    table.add_column("")
+    for column in ("ROUGE-1", "ROUGE-2", "ROUGE-L"):
+        table.add_column(column, justify="right")
+    for name, key in (("reconstruction", "metrics"), ("a public text", "public_text")):
+        table.add_row(name, *(f"{100 * content[key][score]:.1f}" for score in ("rouge1", "rouge2", "rougeL")))
+    out.print(table)
+    if scored.quotable:
+        for original, found in list(zip(scored.original, scored.found, strict=True))[:_MOST_TEXTS]:
+            out.print(Text("original        ", style="dim") + Text(original, style="bold"))
+            out.print(Text("reconstruction  ", style="dim") + Text(found))
+    else:
+        notes.print("The texts of this dataset are not shown, only their scores.", highlight=False)
+    for note in content["notes"]:
+        notes.print(note, highlight=False, markup=False)
+    gain = content["metrics"]["rouge1"] - content["public_text"]["rouge1"]
+    notes.print(
+        "No better than showing a public text. A failed attack proves nothing: a stronger one may succeed."
+        if gain <= _NOTHING
+        else f"{100 * gain:.0f} points of ROUGE-1 above a public text: the uploads give texts away.",
+        highlight=False,
+        markup=False,
+    )

@@ -16,7 +16,8 @@ from pathlib import Path
 from fedveil.config import Config, load_config
 from fedveil.engines.simulation import cores
 from fedveil.errors import FedveilError, InputError
-from fedveil.experiment import result_folder, run_seed
+from fedveil.experiment import result_folder
+from fedveil.flower_app.launch import run_seed
 from fedveil.methods import METHODS
 from fedveil.methods.method import field_names
 from fedveil.privacy.releases import Plan

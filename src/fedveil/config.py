@@ -24,6 +24,13 @@ from fedveil.methods.wrappers.wrapper import wrapper_fields
 from fedveil.privacy.releases import Adversary, Sampler, Unit
 
 VERSION = 1
+# Keys that came after results had been recorded: at their default they leave a configuration's hash as it was.
+_NEWER_KEYS = (
+    ("task", "input_shape", None),
+    ("task", "classes", None),
+    ("run", "max_message", None),
+    ("method", "block", 1),
+)
 _UNITS = {
     "": 1,
     "B": 1,
@@ -56,11 +63,29 @@ class PaperSection(_Section):
     scale: str = "full"
 
 
+NO_DATASET = "none"
+
+
+class TextSection(_Section):
+    """How texts become token ids; "auto" takes the model's own tokenizer, or hashes words where it has none."""
+
+    vocabulary: Literal["auto", "hash", "bytes", "public", "tokenizer"] = "auto"
+    size: Annotated[int, Field(ge=4)] = 8192
+    path: str | None = None
+    length: Annotated[int, Field(ge=1)] = 64
+    too_long: Literal["truncate", "refuse"] = "truncate"
+    empty: Literal["refuse", "drop"] = "refuse"
+    pack: bool = True
+
+
 class TaskSection(_Section):
     dataset: str = "digits"
     model: str = "mlp-2"
+    input_shape: list[Annotated[int, Field(ge=1)]] | None = None
+    classes: Annotated[int, Field(ge=2)] | None = None
     data_options: dict[str, Any] = Field(default_factory=dict)
     model_options: dict[str, Any] = Field(default_factory=dict)
+    text: TextSection | None = None
 
 
 class PartitionSection(_Section):
@@ -80,7 +105,7 @@ class RunSection(_Section):
     cohort: Annotated[int, Field(ge=1)] | None = None
     sampler: Sampler = "fixed"
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [0]
-    engine: Literal["simulation"] = "simulation"
+    engine: Literal["simulation", "flower-simulation", "flower"] = "simulation"
     device: str = "cpu"
     workers: Annotated[int, Field(ge=0)] = 0
     execution: Execution = "auto"
@@ -91,8 +116,10 @@ class RunSection(_Section):
     transcript_exchanges: Annotated[int, Field(ge=1)] | None = None
     min_clients: Annotated[int, Field(ge=0)] = 0
     deadline: Annotated[float, Field(gt=0)] | None = None
+    max_message: int | None = None
+    federation: str | None = None
 
-    @field_validator("max_memory", mode="before")
+    @field_validator("max_memory", "max_message", mode="before")
     @classmethod
     def _bytes(cls, value: Any) -> Any:
         """Bytes as a number, or as text with a unit: "2GiB"."""
@@ -102,7 +129,7 @@ class RunSection(_Section):
                 raise ValueError('give bytes, or a number with a unit such as "2GiB"')
             value = int(float(match[1]) * _UNITS[match[2]])
         if isinstance(value, int) and value <= 0:
-            raise ValueError("give a positive amount of memory")
+            raise ValueError("give a positive number of bytes")
         return value
 
     @field_validator("seeds")
@@ -160,8 +187,34 @@ class Config(_Section):
             raise InputError(
                 "run.deadline", self.run.deadline, "the simulator waits for every client", "Leave it out."
             )
+        self._require_shape()
+        if self.run.max_message is not None and self.run.engine == "simulation":
+            raise InputError(
+                "run.max_message", self.run.max_message, "the simulator sends nothing", "Leave it out."
+            )
+        if self.run.federation is not None and self.run.engine != "flower":
+            raise InputError(
+                "run.federation", self.run.federation, 'is for engine = "flower"', "Leave it out."
+            )
         self.build_method()
         return self
+
+    def _require_shape(self) -> None:
+        """Only a server that holds no data must be told what the nodes' examples look like."""
+        task, deployed = self.task, self.run.engine == "flower"
+        for key, value in (("input_shape", task.input_shape), ("classes", task.classes)):
+            if value is not None and not deployed:
+                raise InputError(f"task.{key}", value, "the data set says it", "Leave it out.")
+            if value is None and task.dataset == NO_DATASET:
+                raise InputError(f"task.{key}", value, "no data set says it", f"Give task.{key}.")
+        if task.dataset == NO_DATASET and not deployed:
+            raise InputError(
+                "task.dataset", task.dataset, "a simulation needs data", "See `fedveil list datasets`."
+            )
+        if deployed and self.partition.clients is None:
+            raise InputError(
+                "partition.clients", None, "a federation has so many nodes", "Give their number."
+            )
 
     def build_method(self) -> AnyMethod:
         """The method with its fields and its wrappers, each checked."""
@@ -170,15 +223,22 @@ class Config(_Section):
     def identity(self) -> str:
         """A short hash of everything that changes the result; the seed and the number of workers do not."""
         content = self.resolved()
-        for key in ("seeds", "workers", "max_memory", "checkpoint_every"):
+        for key in ("seeds", "workers", "max_memory", "checkpoint_every", "federation"):
             content["run"].pop(key)
         content.pop("paper", None)
+        if self.task.dataset != NO_DATASET:  # which says both
+            content["task"].update(input_shape=None, classes=None)
+        for section, key, default in _NEWER_KEYS:
+            if content[section].get(key, default) == default:
+                content[section].pop(key, None)
         text = json.dumps(content, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def resolved(self) -> dict[str, Any]:
         """The whole configuration with every default written out."""
         content: dict[str, Any] = self.model_dump()
+        if self.task.text is None:  # images and tables: as if the section did not exist
+            content["task"].pop("text")
         content["method"] = {"name": self.method["name"]} | _values(build_method(self.method))
         rules = [build_rule(section) for section in self.wrap]
         content["wrap"] = [

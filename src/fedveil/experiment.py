@@ -14,21 +14,26 @@ import torch
 from torch import Tensor
 
 from fedveil.api import make_plan, run
-from fedveil.config import Config
+from fedveil.config import Config, TextSection
 from fedveil.data.client_data import ArrayClients, Clients
 from fedveil.data.dataset import Dataset, TextDataset
 from fedveil.data.registry import load_dataset
+from fedveil.data.tokens import tokenise
+from fedveil.data.transformers_folder import DEFAULT
+from fedveil.data.vocabulary import make_vocabulary
 from fedveil.errors import InputError
 from fedveil.guard import PrivacySettings
 from fedveil.methods.method import AnyMethod
-from fedveil.models.registry import make_model
+from fedveil.models.registry import make_model, model_entry
 from fedveil.partition.partition import Partition
 from fedveil.partition.registry import make_partition
 from fedveil.privacy.releases import Plan
+from fedveil.report.leave import pictures_of
 from fedveil.results import Result
 from fedveil.run import Observer
 from fedveil.streams import named_stream
-from fedveil.task import Task
+from fedveil.task import Task, cross_entropy
+from fedveil.text_model import next_token_loss
 
 
 @dataclass(frozen=True)
@@ -44,17 +49,30 @@ class Prepared:
     method: AnyMethod
 
 
-def load_image_or_table(config: Config, data_dir: Path | None) -> Dataset:
+def load_examples(config: Config, data_dir: Path | None) -> Dataset:
+    """The data of a configuration as its model reads them: numbers with labels, or token ids."""
     options = json.dumps(config.task.data_options, sort_keys=True)
     dataset = _load(config.task.dataset, data_dir, os.environ.get("FEDVEIL_DATA"), options)
-    if not isinstance(dataset, Dataset):
+    reads = model_entry(config.task.model).reads
+    if isinstance(dataset, Dataset):
+        if reads != "numbers":
+            raise InputError(
+                "task.model",
+                config.task.model,
+                f"reads {reads}, {dataset.name} holds none",
+                "Choose another model.",
+            )
+        if config.task.text is not None:
+            raise InputError("task.text", "given", f"{dataset.name} holds no texts", "Leave the section out.")
+        return dataset
+    if reads == "numbers":
         raise InputError(
-            "task.dataset",
-            config.task.dataset,
-            "is text, which no shipped model reads yet",
-            "Choose an image or table dataset: see `fedveil list datasets`.",
+            "task.model",
+            config.task.model,
+            f"reads images and tables, {dataset.name} holds texts",
+            "Choose lstm, transformer, bert or a language model: see `fedveil list models`.",
         )
-    return dataset
+    return _tokens(dataset, _text_section(config).model_dump_json(), reads != "texts", data_dir)
 
 
 @functools.lru_cache(maxsize=1)
@@ -63,15 +81,64 @@ def _load(name: str, data_dir: Path | None, _environment: str | None, options: s
     return load_dataset(name, data_dir=data_dir, **json.loads(options))
 
 
+def _text_section(config: Config) -> TextSection:
+    """How this configuration's texts become tokens, with the vocabulary decided."""
+    section = config.task.text or TextSection()
+    if section.vocabulary != "auto":
+        return section
+    options = config.task.model_options
+    folder = (
+        options.get("path", DEFAULT)
+        if config.task.model in ("bert", "gpt")
+        else options.get("embedding_path")
+    )
+    if folder is None:
+        return section.model_copy(update={"vocabulary": "hash"})
+    return section.model_copy(update={"vocabulary": "tokenizer", "path": section.path or str(folder)})
+
+
+@functools.lru_cache(maxsize=1)
+def _tokens(dataset: TextDataset, section: str, next_token: bool, data_dir: Path | None) -> Dataset:
+    text = TextSection.model_validate_json(section)
+    assert text.vocabulary != "auto"
+    return tokenise(
+        dataset,
+        make_vocabulary(text.vocabulary, size=text.size, path=text.path, data_dir=data_dir),
+        length=text.length,
+        next_token=next_token,
+        too_long=text.too_long,
+        empty=text.empty,
+        pack=text.pack,
+    )
+
+
+def make_task(config: Config, dataset: Dataset, device: str | torch.device = "cpu") -> Task:
+    """The model of a configuration with the loss that it learns by."""
+    options = dict(config.task.model_options)
+    if dataset.tokens is not None:
+        vocabulary = dataset.tokens.vocabulary
+        options |= {"vocabulary": vocabulary.size, "pad": vocabulary.pad}
+
+    # Not a closure over the data set: attacks are given the task, and nothing private may be reached from it.
+    build = functools.partial(
+        make_model, config.task.model, dataset.input_shape, dataset.num_classes, **options
+    )
+    return Task(build, loss=next_token_loss if dataset.predicts_tokens else cross_entropy, device=device)
+
+
 def split_clients(config: Config, dataset: Dataset, seed: int) -> Partition:
     """The share of each client, from the seed's own stream."""
     section = config.partition
     clients = section.clients
+    if dataset.predicts_tokens and section.kind not in ("iid", "user"):
+        raise InputError(
+            "partition.kind", section.kind, f"{dataset.name} has no labels to go by", 'Use "iid".'
+        )
     if clients is None and section.kind not in ("user",) and section.groups is None:
         clients = 10
     return make_partition(
         section.kind,
-        dataset.train.y,
+        dataset.labels,
         clients,
         named_stream(seed, "partition"),
         alpha=1.0 if section.kind == "dirichlet" and section.alpha is None else section.alpha,
@@ -87,21 +154,17 @@ def split_clients(config: Config, dataset: Dataset, seed: int) -> Partition:
 def prepare(config: Config, seed: int, data_dir: Path | None = None) -> Prepared:
     """Load and check everything; nothing is written."""
     device = _device(config.run.device)
-    dataset = load_image_or_table(config, data_dir)
+    dataset = load_examples(config, data_dir)
     partition = split_clients(config, dataset, seed)
     parts, held = _hold_out(partition.parts, config.partition.holdout, seed)
     x, y = dataset.train.x, dataset.train.y
     clients = ArrayClients(x, y, parts)
     local_test = ArrayClients(x, y, held) if held else None
 
-    def build() -> torch.nn.Module:
-        return make_model(
-            config.task.model, dataset.input_shape, dataset.num_classes, **config.task.model_options
-        )
-
     plan = make_plan(clients, rounds=config.run.rounds, cohort=config.run.cohort, sampler=config.run.sampler)
     method = config.build_method()
-    return Prepared(Task(build, device=device), dataset, partition, clients, local_test, plan, method)
+    task = make_task(config, dataset, device)
+    return Prepared(task, dataset, partition, clients, local_test, plan, method)
 
 
 def run_seed(
@@ -113,19 +176,13 @@ def run_seed(
     data_dir: Path | None = None,
     observe: Callable[[Plan], Sequence[Observer]] = lambda _plan: (),
 ) -> Result:
-    """One seed of an experiment, in `results/<experiment>/<config hash>/seed-<seed>`."""
+    """One seed of an experiment in this process, in `results/<experiment>/<config hash>/seed-<seed>`.
+
+    A method that has pictures to show leaves them there too, for the report.
+    """
     prepared = prepare(config, seed, data_dir)
-    section = config.privacy
-    facts: dict[str, Any] = {
-        "experiment": experiment,
-        "dataset": prepared.dataset.name,
-        "model": config.task.model,
-        "classes": list(prepared.dataset.classes),
-        "partition": prepared.partition.counts(
-            prepared.dataset.train.y, prepared.dataset.num_classes
-        ).tolist(),
-        "paper": None if config.paper is None else config.paper.model_dump(),
-    }
+    folder = result_folder(config, seed, experiment, results)
+    pictures = pictures_of(prepared.method, prepared.plan, prepared.dataset, folder)
     return run(
         prepared.task,
         prepared.clients,
@@ -137,26 +194,45 @@ def run_seed(
         test=prepared.dataset.test,
         local_test=prepared.local_test,
         classes=prepared.dataset.num_classes,
-        privacy=PrivacySettings(
-            section.delta,
-            section.budget,
-            section.budget_adversary,
-            section.budget_unit,
-            None if section.ledger is None else Path(section.ledger),
-        ),
-        results=result_folder(config, seed, experiment, results),
-        config=config.to_toml(),
-        facts=facts,
-        evaluate_every=config.run.evaluate_every,
-        checkpoint_every=config.run.checkpoint_every,
-        transcript=config.run.transcript,
-        min_clients=config.run.min_clients,
-        transcript_exchanges=config.run.transcript_exchanges,
+        results=folder,
+        facts=facts_of(config, experiment, prepared),
         execution=config.run.execution,
         workers=config.run.workers,
         max_memory=config.run.max_memory,
-        observers=observe(prepared.plan),
+        observers=[*pictures, *observe(prepared.plan)],
+        **options_of(config),
     )
+
+
+def facts_of(config: Config, experiment: str, prepared: Prepared) -> dict[str, Any]:
+    """What a summary says of the experiment besides its outcome."""
+    dataset = prepared.dataset
+    facts = {
+        "experiment": experiment,
+        "dataset": dataset.name,
+        "model": config.task.model,
+        "classes": list(dataset.classes),
+        "partition": prepared.partition.counts(dataset.labels, len(dataset.label_names)).tolist(),
+        "paper": None if config.paper is None else config.paper.model_dump(),
+    }
+    return facts if dataset.tokens is None else facts | {"text": dataset.tokens.to_json()}
+
+
+def options_of(config: Config) -> dict[str, Any]:
+    """What every engine's run takes from the configuration alike."""
+    section = config.privacy
+    ledger = None if section.ledger is None else Path(section.ledger)
+    return {
+        "privacy": PrivacySettings(
+            section.delta, section.budget, section.budget_adversary, section.budget_unit, ledger
+        ),
+        "config": config.to_toml(),
+        "evaluate_every": config.run.evaluate_every,
+        "checkpoint_every": config.run.checkpoint_every,
+        "transcript": config.run.transcript,
+        "transcript_exchanges": config.run.transcript_exchanges,
+        "min_clients": config.run.min_clients,
+    }
 
 
 def result_folder(config: Config, seed: int, experiment: str, results: Path) -> Path:

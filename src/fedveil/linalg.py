@@ -6,8 +6,8 @@ nuclear norm (Definition 2.2).
 
 The stack is real, so slice K-j is the conjugate of slice j: half of them are enough. Singular values come
 from the Gram matrix of the smaller side. Squaring costs accuracy in proportion to (largest singular value /
-threshold)^2, so each slice is computed in the cheapest way that is exact enough for it: single precision,
-double precision, or a plain SVD.
+threshold)^2, or to (largest / smallest singular value)^2 where that is less, so each slice is computed in the
+cheapest way that is exact enough for it: single precision, double precision, or a plain SVD.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from fedveil.errors import InputError
 _Piece = TypeVar("_Piece")
 _CHUNK = 32_768  # numbers of one client that are transformed at a time: a fixed size keeps the bits fixed
 _SINGLE_LIMIT = 1 / 16  # threshold / Frobenius norm above which float32 Gram matrices are exact to about 1e-5
+_SINGLE_ERROR = 1e-4  # below that ratio: the error allowed in what is removed, relative to it
+_ROUNDING = 2.0**-21  # what a float32 eigendecomposition loses, relative to the trace: a few roundings
 _DOUBLE_LIMIT = {torch.float32: 1e-6, torch.float64: 1e-5}  # below it a slice takes the plain SVD
 
 
@@ -157,9 +159,11 @@ def _shrink(matrix: Tensor, threshold: float) -> Tensor | None:
     ratio = threshold / norm
     if ratio < _DOUBLE_LIMIT[matrix.real.dtype]:
         return _shrink_by_svd(matrix, threshold)
-    working = matrix if ratio >= _SINGLE_LIMIT else matrix.to(_wide(matrix.dtype))
     tall = matrix.shape[0] >= matrix.shape[1]
-    gram = _gram(working if tall else working.mH)
+    gram = _gram(matrix if tall else matrix.mH)
+    if ratio < _SINGLE_LIMIT and _needs_double(gram, norm, threshold):
+        working = matrix.to(_wide(matrix.dtype))
+        gram = _gram(working if tall else working.mH)
     if _all_below(gram, threshold):
         return None
     squares, vectors = torch.linalg.eigh(gram)
@@ -191,6 +195,26 @@ def _gram(tall: Tensor) -> Tensor:
     half = tall.shape[0]
     cross = parts[:half].mT @ parts[half:]
     return torch.complex(parts.mT @ parts, cross - cross.mT)
+
+
+def _needs_double(gram: Tensor, norm: float, threshold: float) -> bool:
+    """Whether single precision's errors could show in what is removed.
+
+    An error E of the Gram matrix moves the result by at most threshold / s^2 * |E|, where s is the smallest
+    singular value or, if that is larger, the threshold; what is removed has norm threshold * sqrt(size).
+    """
+    if gram.dtype in (torch.float64, torch.complex128):
+        return False
+    root = math.sqrt(gram.shape[0])
+    if threshold * root > norm / 2:  # little may be left, and errors are relative to that
+        return True
+    error = _ROUNDING * norm**2
+    least = error / (_SINGLE_ERROR * root)  # s^2 must be as large as this
+    if least <= threshold**2:
+        return False
+    shifted = gram.clone()
+    shifted.diagonal().sub_(max(least, 8 * error))
+    return int(torch.linalg.cholesky_ex(shifted).info) != 0  # it exists if all eigenvalues are larger
 
 
 def _all_below(gram: Tensor, threshold: float) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedveil.attacks.knowledge import adaptation_to, innermost
 from fedveil.attacks.uploads import as_gradient
-from fedveil.attacks.view import Adaptation, ServerView, image_box
+from fedveil.attacks.view import UNKNOWN, Adaptation, ServerView, TextKnowledge, image_box
 from fedveil.config import Config, load_config
 from fedveil.errors import InputError, ResultError
 from fedveil.experiment import Prepared, prepare
@@ -108,8 +108,12 @@ def server_view(
     labels: Tensor | None = None,
     examples: int | None = None,
     adaptive: bool = True,
+    texts: Tensor | None = None,
 ) -> ServerView:
-    """What the server sees of these clients' answers; the test split stands for public images."""
+    """What the server sees of these clients' answers; the test split stands for public examples.
+
+    Of `texts [T, B, L]` only the lengths are looked at, which the server is taken to know.
+    """
     places = [_place(exchange, client) for client in clients]
     down, up = exchange.down.rows(places), exchange.up.rows(places)
     sent = _parameters(run, down)
@@ -135,6 +139,32 @@ def server_view(
         local,
         adaptation_to(run.prepared.method, exchange.at, parameters, count) if adaptive else Adaptation(),
         dataset.test.x,
+        None if texts is None else _text_knowledge(run, texts),
+    )
+
+
+def _text_knowledge(run: RecordedRun, texts: Tensor) -> TextKnowledge:
+    """Padding from the lengths of the texts, and the special tokens that a classifier's vocabulary puts around them."""
+    dataset = run.prepared.dataset
+    assert dataset.tokens is not None
+    vocabulary = dataset.tokens.vocabulary
+    known = torch.where(texts == vocabulary.pad, vocabulary.pad, UNKNOWN)
+    if not dataset.predicts_tokens:
+        lengths = (known == UNKNOWN).sum(-1)
+        places = torch.arange(texts.shape[-1])
+        for i, token in enumerate(vocabulary.prefix):
+            known[..., i] = token
+        for i, token in enumerate(reversed(vocabulary.suffix), 1):
+            known[places == (lengths - i).unsqueeze(-1)] = token
+    special = vocabulary.special()
+    public = (tuple(token for token in text if token not in special) for text in dataset.test.x.tolist())
+    return TextKnowledge(
+        known,
+        vocabulary.size,
+        tuple(sorted(special)),
+        vocabulary.decode if vocabulary.readable else None,
+        tuple(text for text in public if text),
+        f"the test split of {dataset.name}",
     )
 
 
@@ -163,6 +193,10 @@ def _client_truth(run: RecordedRun, exchange: Exchange, client: int) -> Truth:
     at = exchange.at
     if not isinstance(method, (FedSGD, FedEM)):
         return Truth(data.x[0], data.y[0], None)
+    if isinstance(method, FedEM) and method.block > 1:
+        raise InputError(
+            "method.block", method.block, "an upload sums several batches", "Record a run with block = 1."
+        )
     streams = ClientStreams(run.seed, at.round, (client,), at.exchange)
     batch = batch_in_step(data, method.batch_size, at.exchange, streams)
     count = batch.y.shape[1] if batch.mask is None else int(batch.mask.sum())

@@ -177,6 +177,7 @@ class Checkpoints(Observer):
     def save(self) -> None:
         if self._unsaved is not None:
             save_checkpoint(self._folder, self._unsaved)
+            self._engine.saved()
             self._unsaved = None
 
 

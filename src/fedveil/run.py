@@ -67,15 +67,17 @@ def run_rounds(
     observers: Sequence[Observer] = (),
     noise_source: NoiseSource = "seeded",
     min_clients: int = 0,
+    cohort_seed: int | None = None,
 ) -> Outcome:
     """Rounds `start + 1` to `plan.rounds`, from the server's state after round `start`.
 
-    An exchange that fewer than `min_clients` answered counts as answered by nobody.
+    An exchange that fewer than `min_clients` answered counts as answered by nobody. Cohorts are drawn from
+    `cohort_seed`, or from `seed` where there is none.
     """
     for number in range(start + 1, plan.rounds + 1):
         began = time.perf_counter()
         at = At(plan, number)
-        cohort = draw_cohort(plan, seed, number)
+        cohort = draw_cohort(plan, seed if cohort_seed is None else cohort_seed, number)
         for observer in observers:
             if (reason := observer.round_starts(at, cohort)) is not None:
                 return Outcome(server, number - 1, reason)

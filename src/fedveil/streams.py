@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from numpy.random.bit_generator import ISeedSequence
 from torch import Tensor
 
 NoiseSource = Literal["seeded", "entropy"]
@@ -31,11 +32,22 @@ class Stream(Protocol):
     def bytes(self, length: int) -> bytes: ...
 
 
+class _Key(ISeedSequence):
+    """A generator's key as it is; `Philox(key=...)` would first ask the system for entropy, which takes far longer."""
+
+    def __init__(self, key: npt.NDArray[np.uint64]) -> None:
+        self._key = key
+
+    def generate_state(self, n_words: int, dtype: npt.DTypeLike = np.uint64) -> npt.NDArray[np.uint64]:
+        return self._key
+
+
 def named_stream(seed: int, *name: int | str) -> np.random.Generator:
     """The stream of this name: the same bits for the same name, independent of every other name."""
     text = "\x1f".join(str(part) for part in (seed, *name))
     key = np.frombuffer(hashlib.blake2b(text.encode(), digest_size=16).digest(), dtype="<u8")
-    return np.random.Generator(np.random.Philox(key=key))
+    philox = np.random.Philox(_Key(key))  # type: ignore[arg-type]  # any ISeedSequence will do
+    return np.random.Generator(philox)
 
 
 class EntropyStream:

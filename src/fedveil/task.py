@@ -2,14 +2,19 @@
 
 Any `nn.Module` without batch statistics works. Networks of linear layers run stacked in closed form; any other
 network runs client by client, or vectorised by `torch.func.vmap` where several clients share one call.
+
+The *input space* of a task is where inputs can be moved a little: `x` itself for images and tables, the token
+embeddings for texts (see `text_model`). `perturbed`, `input_grad`, `no_offset` and `within` speak of it, so that a
+method or an attack that moves inputs need not know which of the two it has.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
@@ -21,18 +26,36 @@ from torch.nn import functional
 
 from fedveil.chain import Chain, cross_entropy_gradient, mean_gradient
 from fedveil.errors import InputError
-from fedveil.tree import Params, with_axis, without_axis
+from fedveil.text_model import TextModel
+from fedveil.tree import Params, concatenate, with_axis
 
 ExampleLoss = Callable[[Tensor, Tensor], Tensor]
+
+_STEPS_DRAWN_AT_ONCE = 16  # of dropout: few enough to stay in the cache
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples of K clients: `x [K, B, ...]`, `y [K, B]`; `mask [K, B]` is False on padding, None if there is none."""
+    """Examples of K clients: `x [K, B, ...]`, `y [K, B]`; `mask [K, B]` is False on padding, None if there is none.
+
+    Texts are token ids `x [K, B, L]`; `offset [K, B, L, E]` is what is added to their embeddings, None for nothing.
+    A language model has a target for each token, `y [K, B, L]`.
+    """
 
     x: Tensor
     y: Tensor
     mask: Tensor | None = None
+    offset: Tensor | None = None
+
+    def row(self, k: int) -> Batch:
+        """The batch of client k alone."""
+        one = slice(k, k + 1)
+        return Batch(
+            self.x[one],
+            self.y[one],
+            None if self.mask is None else self.mask[one],
+            None if self.offset is None else self.offset[one],
+        )
 
     def weights(self, dtype: torch.dtype) -> Tensor:
         """What each example counts in its client's mean, `[K, B]`; a client without examples gets zeros."""
@@ -79,6 +102,8 @@ class Task:
         self.device = torch.device(device)
         self.chain = Chain.recognise(template) if loss is cross_entropy else None
         self.channels_last = bool(getattr(template, "channels_last", False))
+        self.text = template if isinstance(template, TextModel) else None
+        self.stacks = self.text is None or self.text.stacks
         self._dropouts = _own_dropouts(self.module)
         self._dropout_shapes: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
 
@@ -93,18 +118,24 @@ class Task:
     def parameter_count(self) -> int:
         return sum(parameter.numel() for parameter in self.module.parameters())
 
-    def outputs(self, w: Params, x: Tensor, drop: Sequence[Tensor] | None = None) -> Tensor:
-        """Class scores `[K, B, ...]`; `drop` holds the masks of `dropout_masks`."""
+    def outputs(
+        self, w: Params, x: Tensor, drop: Sequence[Tensor] | None = None, offset: Tensor | None = None
+    ) -> Tensor:
+        """Class scores `[K, B, ...]`; `drop` holds the masks of `dropout_masks`, `offset` is that of a `Batch`."""
         if self.chain is not None:
             return self.chain.forward(w, x, drop)[0]
-        if x.shape[0] == 1:
-            one = None if drop is None else [mask[0] for mask in drop]
-            return self._call(without_axis(w), x[0], one).unsqueeze(0)
-        return vmap(self._call, in_dims=(0, 0, None if drop is None else 0))(w, x, drop)
+        if x.shape[0] == 1 or not self.stacks:
+            rows = [
+                self._call(_row(w, k), x[k], _row_of(drop, k), None if offset is None else offset[k])
+                for k in range(x.shape[0])
+            ]
+            return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows)
+        in_dims = (0, 0, None if drop is None else 0, None if offset is None else 0)
+        return vmap(self._call, in_dims=in_dims)(w, x, drop, offset)
 
     def losses(self, w: Params, batch: Batch, drop: Sequence[Tensor] | None = None) -> Tensor:
         """The loss of every example, `[K, B]`."""
-        scores = self.outputs(w, batch.x, drop)
+        scores = self.outputs(w, batch.x, drop, batch.offset)
         return torch.stack([self.example_loss(s, y) for s, y in zip(scores, batch.y, strict=True)])
 
     def loss(self, w: Params, batch: Batch, rng: Sequence[np.random.Generator] | None = None) -> Tensor:
@@ -122,44 +153,86 @@ class Task:
             gradient = mean_gradient(factors, batch.weights(g.dtype))
             return {name: gradient[name] for name in w}
         weights = batch.weights(next(iter(w.values())).dtype)
-        if batch.x.shape[0] == 1:
-            one = None if drop is None else [mask[0] for mask in drop]
-            leaves = {name: leaf[0].detach().requires_grad_() for name, leaf in w.items()}
-            total = self._weighted_loss(leaves, batch.x[0], batch.y[0], weights[0], one)
-            grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-            found = {
-                name: torch.zeros_like(leaf) if g is None else g
-                for (name, leaf), g in zip(leaves.items(), grads, strict=True)
-            }
-            return with_axis(found)
-        in_dims = (0, 0, 0, 0, None if drop is None else 0)
-        stacked: Params = vmap(grad(self._weighted_loss), in_dims=in_dims)(w, batch.x, batch.y, weights, drop)
+        if batch.x.shape[0] == 1 or not self.stacks:
+            parts = [
+                self._one_grad(_row(w, k), batch.row(k), weights[k], _row_of(drop, k))
+                for k in range(batch.x.shape[0])
+            ]
+            return parts[0] if len(parts) == 1 else concatenate(parts)
+        in_dims = (0, 0, 0, 0, None if drop is None else 0, None if batch.offset is None else 0)
+        stacked: Params = vmap(grad(self._weighted_loss), in_dims=in_dims)(
+            w, batch.x, batch.y, weights, drop, batch.offset
+        )
         return stacked
 
-    def input_grad(self, w: Params, batch: Batch) -> Tensor:
-        """The gradient of each client's mean loss with respect to its inputs, `[K, B, ...]`, in evaluation mode.
+    def _one_grad(self, w: Params, batch: Batch, weights: Tensor, drop: Sequence[Tensor] | None) -> Params:
+        """The gradient of one client's mean loss, as a stack of one."""
+        leaves = {name: leaf.detach().requires_grad_() for name, leaf in w.items()}
+        offset = None if batch.offset is None else batch.offset[0]
+        total = self._weighted_loss(leaves, batch.x[0], batch.y[0], weights, drop, offset)
+        grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+        found = {
+            name: torch.zeros_like(leaf) if g is None else g
+            for (name, leaf), g in zip(leaves.items(), grads, strict=True)
+        }
+        return with_axis(found)
 
-        Padding gets zeros. Inputs that are not real numbers have no gradient and are refused.
+    def no_offset(self, x: Tensor, count: int) -> Tensor:
+        """Zeros `[K, count, ...]` of the input space of `x [K, n, ...]`."""
+        if self.text is None:
+            return x.new_zeros(x.shape[0], count, *x.shape[2:])
+        table = self.text.embedding_table()
+        return table.new_zeros(x.shape[0], count, *x.shape[2:], table.shape[1])
+
+    def perturbed(self, batch: Batch, offset: Tensor) -> Batch:
+        """The batch moved by `offset` in the input space."""
+        if self.text is None:
+            return Batch(batch.x + offset, batch.y, batch.mask)
+        moved = offset if batch.offset is None else batch.offset + offset
+        return Batch(batch.x, batch.y, batch.mask, moved)
+
+    def within(self, batch: Batch, offset: Tensor) -> Tensor:
+        """The part of `offset` that can matter to these examples: of a text what stands on a token, else all."""
+        return offset if self.text is None else offset * self.text.mask(batch.x).unsqueeze(-1)
+
+    def input_grad(self, w: Params, batch: Batch) -> Tensor:
+        """The gradient of each client's mean loss in the input space, `[K, B, ...]`, in evaluation mode.
+
+        Padding gets zeros. Inputs that are neither real numbers nor texts have no gradient and are refused.
         """
+        if self.text is not None:
+            start = self.no_offset(batch.x, batch.x.shape[1]) if batch.offset is None else batch.offset
+            return self._input_grad(w, Batch(batch.x, batch.y, batch.mask, start), argument=5)
         if not batch.x.is_floating_point():
             raise InputError(
                 "inputs",
                 str(batch.x.dtype),
                 "only real-valued inputs have a gradient",
-                "Use images or tables.",
+                "Use images, tables or a model of texts.",
             )
-        weights = batch.weights(batch.x.dtype)
         if self.chain is not None:
+            weights = batch.weights(batch.x.dtype)
             scores, tape = self.chain.forward(w, batch.x)
             g = cross_entropy_gradient(scores, batch.y) * weights.unsqueeze(-1)
             first = self.chain.backward(w, batch.x, tape, g, None)[-1]
             return torch.bmm(first.g, w[first.layer.weight]).reshape(batch.x.shape)
-        if batch.x.shape[0] == 1:
-            x = batch.x[0].detach().requires_grad_()
-            total = self._weighted_loss(without_axis(w), x, batch.y[0], weights[0], None)
-            return torch.autograd.grad(total, x)[0].unsqueeze(0)
-        stacked: Tensor = vmap(grad(self._weighted_loss, argnums=1), in_dims=(0, 0, 0, 0, None))(
-            w, batch.x, batch.y, weights, None
+        return self._input_grad(w, batch, argument=1)
+
+    def _input_grad(self, w: Params, batch: Batch, argument: int) -> Tensor:
+        """The gradient with respect to this argument of `_weighted_loss`."""
+        weights = batch.weights(next(iter(w.values())).dtype)
+        if batch.x.shape[0] == 1 or not self.stacks:
+            found = []
+            for k in range(batch.x.shape[0]):
+                offset = None if batch.offset is None else batch.offset[k]
+                inputs: list[Any] = [_row(w, k), batch.x[k], batch.y[k], weights[k], None, offset]
+                inputs[argument] = inputs[argument].detach().requires_grad_()
+                total = self._weighted_loss(*inputs)
+                found.append(torch.autograd.grad(total, inputs[argument])[0])
+            return torch.stack(found)
+        in_dims = (0, 0, 0, 0, None, None if batch.offset is None else 0)
+        stacked: Tensor = vmap(grad(self._weighted_loss, argnums=argument), in_dims=in_dims)(
+            w, batch.x, batch.y, weights, None, batch.offset
         )
         return stacked
 
@@ -186,22 +259,78 @@ class Task:
         """
         if rng is None or not self._dropouts:
             return None
-        shapes = self._shapes_of_dropouts(batch.x)
         k, b = batch.y.shape[:2]
-        counts = [b] * k if batch.mask is None else batch.mask.sum(1).tolist()
-        dtype = batch.x.dtype if batch.x.is_floating_point() else torch.get_default_dtype()
-        masks = []
-        for layer, shape in zip(self._dropouts, shapes, strict=True):
-            size = math.prod(shape)
-            kept = np.zeros((k, b * size), dtype=np.uint8)
-            for row, stream, count in zip(kept, rng, counts, strict=True):
-                row[: count * size] = _kept(stream, count * size, layer.p)
-            mask = torch.from_numpy(kept).to(self.device, dtype).mul_(1 / (1 - layer.p))
-            masks.append(mask.reshape(k, b, *shape))
-        return masks
+        counts = np.full((1, k), b) if batch.mask is None else batch.mask.sum(1, keepdim=True).T.cpu().numpy()
+        like = batch.x if batch.x.is_floating_point() else torch.empty(0, device=self.device)
+        shapes = self.dropout_shapes(batch.x[0, :1])
+        masks = next(self.masks_of_steps(counts, b, [math.prod(shape) for shape in shapes], like, rng))
+        return [mask.reshape(k, b, *shape) for mask, shape in zip(masks, shapes, strict=True)]
 
-    def _shapes_of_dropouts(self, x: Tensor) -> list[tuple[int, ...]]:
-        key = tuple(x.shape[2:])
+    def masks_of_steps(
+        self,
+        counts: npt.NDArray[np.int64],
+        width: int,
+        sizes: Sequence[int],
+        like: Tensor,
+        rng: Sequence[np.random.Generator],
+    ) -> Iterator[list[Tensor]]:
+        """The masks `[K, width, size]` of consecutive steps, where client k has `counts[s, k]` examples in step s.
+
+        The same as `dropout_masks` step by step, but several steps are drawn at once.
+        """
+        for first in range(0, len(counts), _STEPS_DRAWN_AT_ONCE):
+            taken = counts[first : first + _STEPS_DRAWN_AT_ONCE]
+            kept = [np.zeros((*taken.shape, width * size), dtype=np.uint8) for size in sizes]
+            alike = bool(
+                (taken == taken[:, :1]).all()
+            )  # then all are drawn together, each from its own stream
+            groups = [slice(None)] if alike else [slice(k, k + 1) for k in range(taken.shape[1])]
+            for group in groups if sizes else ():
+                steps = taken[:, group][:, 0].tolist()
+                self._draw_kept(rng[group], steps, sizes, [units[:, group] for units in kept])
+            masks = [
+                torch.from_numpy(units).to(like.device, like.dtype).mul_(1 / (1 - layer.p)).unbind()
+                for units, layer in zip(kept, self._dropouts, strict=True)
+            ]
+            for s in range(len(taken)):
+                yield [steps[s].view(-1, width, size) for steps, size in zip(masks, sizes, strict=True)]
+
+    def _draw_kept(
+        self,
+        streams: Sequence[np.random.Generator],
+        counts: Sequence[int],
+        sizes: Sequence[int],
+        kept: Sequence[npt.NDArray[np.uint8]],
+    ) -> None:
+        """The units `kept[layer][step, client]` of clients with so many examples in every step."""
+        first = 0
+        for count, run in groupby(counts):
+            end = first + len(list(run))
+            numbers = [count * size for size in sizes]
+            bits = self._kept(streams, end - first, numbers).swapaxes(0, 1)
+            for units, n, last in zip(kept, numbers, accumulate(numbers), strict=True):
+                units[first:end, :, :n] = bits[:, :, last - n : last]
+            first = end
+
+    def _kept(
+        self, streams: Sequence[np.random.Generator], steps: int, numbers: Sequence[int]
+    ) -> npt.NDArray[np.uint8]:
+        """1 with probability 1 - p, else 0: for each stream and step `numbers[i]` units of dropout layer i."""
+        if all(layer.p == 0.5 for layer in self._dropouts) and all(n % 64 == 0 for n in numbers):
+            # The same bits as below, without the detour through bytes objects.
+            words = [stream.bit_generator.random_raw(steps * sum(numbers) // 64) for stream in streams]
+            return np.unpackbits(np.stack(words).view(np.uint8)).reshape(len(streams), steps, -1)
+        parts = [
+            _kept(stream, n, layer.p)
+            for stream in streams
+            for _ in range(steps)
+            for n, layer in zip(numbers, self._dropouts, strict=True)
+        ]
+        return np.concatenate(parts).reshape(len(streams), steps, -1)
+
+    def dropout_shapes(self, example: Tensor) -> list[tuple[int, ...]]:
+        """The shape of one example's mask in every dropout layer, for inputs like `example [1, ...]`."""
+        key = tuple(example.shape[1:])
         if key not in self._dropout_shapes:
             shapes: dict[int, tuple[int, ...]] = {}
             hooks = [
@@ -210,34 +339,51 @@ class Task:
                 )
                 for layer in self._dropouts
             ]
-            one = x[0, :1]
-            self.module(one.to(next(self.module.parameters()).dtype) if one.is_floating_point() else one)
+            dtype = next(self.module.parameters()).dtype
+            self.module(example.to(dtype) if example.is_floating_point() else example)
             for hook in hooks:
                 hook.remove()
             self._dropout_shapes[key] = [shapes[layer.index] for layer in self._dropouts]
         return self._dropout_shapes[key]
 
-    def _call(self, w: Params, x: Tensor, drop: Sequence[Tensor] | None) -> Tensor:
+    def _call(
+        self, w: Params, x: Tensor, drop: Sequence[Tensor] | None, offset: Tensor | None = None
+    ) -> Tensor:
         if self.channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         for layer in self._dropouts:
             layer.masks = drop
         try:
-            out: Tensor = functional_call(self.module, w, (x,))
+            out: Tensor = functional_call(self.module, w, (x,) if offset is None else (x, offset))
         finally:
             for layer in self._dropouts:
                 layer.masks = None
         return out
 
     def _weighted_loss(
-        self, w: Params, x: Tensor, y: Tensor, weights: Tensor, drop: Sequence[Tensor] | None
+        self,
+        w: Params,
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor,
+        drop: Sequence[Tensor] | None,
+        offset: Tensor | None,
     ) -> Tensor:
-        return (self.example_loss(self._call(w, x, drop), y) * weights).sum()
+        return (self.example_loss(self._call(w, x, drop, offset), y) * weights).sum()
+
+
+def _row(w: Params, k: int) -> Params:
+    """The model of client k of a stack, or the one model that all share."""
+    return {name: leaf[k if leaf.shape[0] > 1 else 0] for name, leaf in w.items()}
+
+
+def _row_of(drop: Sequence[Tensor] | None, k: int) -> list[Tensor] | None:
+    return None if drop is None else [mask[k] for mask in drop]
 
 
 def _kept(stream: np.random.Generator, count: int, p: float) -> npt.NDArray[np.uint8]:
     """1 with probability 1 - p, else 0: one random bit each for p = 1/2, else sixteen."""
-    if p == 0.5 and count % 64 == 0:  # the same bits as below, without the detour through a bytes object
+    if p == 0.5 and count % 64 == 0:
         return np.unpackbits(stream.bit_generator.random_raw(count // 64).view(np.uint8))
     if p == 0.5:
         return np.unpackbits(np.frombuffer(stream.bytes((count + 7) // 8), dtype=np.uint8), count=count)

@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "fedveil"
 
 # From the words everything is written in, to the command line. A module imports from its own layer or above.
 LAYERS = [
-    ["errors", "streams", "tree", "messages", "linalg", "chain", "task"],
+    ["errors", "plugins", "streams", "tree", "messages", "linalg", "chain", "text_model", "task"],
     ["data"],
     ["partition"],
     ["models"],
@@ -19,9 +19,10 @@ LAYERS = [
     ["training"],
     ["sampling"],
     ["methods"],
+    ["checkpoint"],
     ["engines"],
     ["run"],
-    ["checkpoint", "results", "guard"],
+    ["results", "guard"],
     ["evaluation"],
     ["api"],
     ["attacks"],
@@ -29,7 +30,8 @@ LAYERS = [
     ["report"],
     ["config"],
     ["experiment"],
-    ["recorded", "attack_run", "membership_run", "compare"],
+    ["deploy", "flower_app"],
+    ["recorded", "attack_run", "attack_texts", "membership_run", "compare"],
     ["progress", "live", "tracking", "watching"],
     ["cli"],
 ]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import fedveil
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = [
@@ -27,6 +29,7 @@ LINKS = [
 @pytest.mark.parametrize("code", BLOCKS)
 def test_code_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDVEIL_PLUGINS", "")
     exec(compile(code, "<docs>", "exec"), {"__name__": "docs"})
 
 
@@ -40,3 +43,8 @@ def test_the_readme_has_ten_lines_that_train() -> None:
     assert code is not None
     assert "fedveil.run(" in code[1]
     assert len([line for line in code[1].splitlines() if line.strip()]) <= 12
+
+
+def test_every_public_name_is_on_its_page() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    assert {name for name in fedveil.__all__ if not re.search(rf"`{name}\b", page)} == set()

@@ -165,6 +165,19 @@ def test_float32_is_right_relative_to_the_correction(share: float) -> None:
     assert relative(stack.double() - t_tsvd(stack, threshold).double(), removed) < 1e-4
 
 
+@pytest.mark.parametrize("dominant", [0.0, 0.5, 5.0, 50.0])
+def test_float32_is_exact_for_small_thresholds(dominant: float) -> None:
+    """Well conditioned slices take single precision, those that one direction dominates do not."""
+    generator = torch.Generator().manual_seed(3)
+    shared = torch.randn(120, 1, generator=generator) @ torch.randn(1, 40, generator=generator)
+    stack = torch.randn(4, 120, 40, generator=generator) + dominant * shared
+    for share in (1e-4, 1e-3, 4e-3, 1e-2, 3e-2):
+        threshold = share * float(stack.norm())
+        plain = every_slice(stack.double().numpy(), threshold)
+        out = t_tsvd(stack, threshold).double()
+        assert relative(out, plain) < 3e-5
+
+
 def test_a_slice_just_below_the_threshold_vanishes_and_just_above_does_not() -> None:
     stack = random_stack(1, 12, 8, seed=4)
     largest = float(np.linalg.svd(stack[0].numpy(), compute_uv=False)[0])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
@@ -61,3 +63,11 @@ def test_tensors_of_noise_take_row_k_from_stream_k() -> None:
     assert both.shape == (2, 2, 3)
     assert torch.equal(both[1:], normal(streams.rows([1]).noise(), (2, 3), like))
     assert torch.equal(laplace(streams.noise(), (), like), laplace(streams.noise(), (), like))
+
+
+def test_a_stream_is_philox_keyed_by_the_hash_of_its_name() -> None:
+    digest = hashlib.blake2b(b"3\x1f1\x1fx", digest_size=16).digest()
+    keyed = np.random.Generator(np.random.Philox(key=np.frombuffer(digest, dtype="<u8")))
+    stream = named_stream(3, 1, "x")
+    assert stream.bytes(9) == keyed.bytes(9)
+    assert np.array_equal(stream.permutation(50), keyed.permutation(50))

@@ -149,6 +149,25 @@ def test_dropout_masks_keep_the_mean_and_ignore_padding(p: float) -> None:
     assert torch.equal(padded[0][1, :10], single[0][0])
 
 
+@pytest.mark.parametrize("rates", [(0.5, 0.5), (0.2, 0.5), (0.5,)])
+@pytest.mark.parametrize("alike", [True, False])
+def test_masks_drawn_ahead_are_those_of_one_step_after_the_other(
+    rates: tuple[float, ...], alike: bool
+) -> None:
+    layers = [layer for p in rates for layer in (nn.Linear(32, 32), nn.Dropout(p))]
+    task = Task(nn.Sequential(nn.Flatten(), *layers, nn.Linear(32, 3)))
+    counts = np.array([[4, 4], [4, 4], [2, 2]] * 7) if alike else np.array([[4, 3], [4, 1], [3, 0]] * 7)
+    streams = ClientStreams(0, 1, (0, 1))
+    ahead = list(task.masks_of_steps(counts, 4, [32] * len(rates), torch.zeros(0), streams.of_round("d")))
+    assert len(ahead) == len(counts)
+    rng = streams.of_round("d")
+    for masks, taken in zip(ahead, counts, strict=True):
+        real = torch.arange(4) < torch.from_numpy(taken)[:, None]
+        once = task.dropout_masks(Batch(torch.zeros(2, 4, 32), torch.zeros(2, 4), real), rng)
+        assert once is not None
+        assert all(torch.equal(a, b) for a, b in zip(masks, once, strict=True))
+
+
 def test_without_streams_there_is_no_dropout() -> None:
     task = Task(nn.Sequential(nn.Flatten(), nn.Linear(32, 4), nn.Dropout(0.9), nn.Linear(4, 3)).double())
     w, data = stack(task, 3), batch(masked=False)

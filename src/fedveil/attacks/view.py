@@ -6,7 +6,7 @@ public settings of the method. An attack never sees a client's data; scoring hap
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedveil.attacks.text.leak import TokenLeak
 from fedveil.errors import InputError
 from fedveil.task import Task
 from fedveil.tree import Params
@@ -49,13 +50,33 @@ class Adaptation:
     limit: float = 0.0
 
 
+UNKNOWN = -1
+"""In the place of a token that the server does not know."""
+
+
+@dataclass(frozen=True)
+class TextKnowledge:
+    """What a server knows of texts before it looks at a gradient.
+
+    `known [T, B, L]` holds padding and special tokens in their places (the lengths are taken to be known), and
+    `UNKNOWN` in all others. `public` are texts of tokens that anybody has, from `source`.
+    """
+
+    known: Tensor
+    vocabulary: int
+    special: tuple[int, ...]
+    decode: Callable[[Sequence[int]], str] | None
+    public: tuple[tuple[int, ...], ...]
+    source: str
+
+
 @dataclass(frozen=True)
 class ServerView:
     """T uploads that answer one broadcast. Leaves of `observed` are `[T, ...]`, those of `params` have no such axis.
 
     `observed` is what was sent as a gradient, or `(sent model's start - sent model) / lr` for a trained model;
     then `local` says how it was trained. `labels [T, B]` are there only if the server is taken to know them.
-    `public` are images `[n, ...]` of the same kind that anybody has.
+    `public` are examples `[n, ...]` of the same kind that anybody has; `text` is there if the data are texts.
     """
 
     task: Task
@@ -69,6 +90,7 @@ class ServerView:
     local: LocalSteps | None = None
     adaptation: Adaptation = Adaptation()
     public: Tensor | None = None
+    text: TextKnowledge | None = None
 
     def __post_init__(self) -> None:
         if self.examples < 1:
@@ -113,7 +135,8 @@ def image_box(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[Tensor, 
 class Finding:
     """What an attack found. `images [T, B, ...]` are the attacker's best guess by its own loss, never by the truth.
 
-    `losses [T, R]` are those of every restart; `path` holds (step, images) of the winning restart on its way.
+    `losses [T, R]` are those of every restart; `path` holds (step, images) of the winning restart on its way. Of texts,
+    `images` and `path` hold token ids `[T, B, L]`, and `leaks` the tokens that each upload named outright.
     """
 
     attack: str
@@ -124,6 +147,7 @@ class Finding:
     steps: int
     seconds: float
     notes: tuple[str, ...] = ()
+    leaks: tuple[TokenLeak, ...] = ()
 
 
 class Attack(Protocol):
@@ -131,5 +155,6 @@ class Attack(Protocol):
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    of_texts: ClassVar[bool]
 
     def __call__(self, view: ServerView, rng: np.random.Generator, watch: Watch | None = None) -> Finding: ...

@@ -8,6 +8,9 @@ Clients are audited by a canary (with it and without it, many times over); recor
 are in or out by fair coins in a single upload. Both look at one participation, so their bounds are compared with
 what is proven for one participation. Where the server sees several uploads, their noise must also be independent,
 between clients and between rounds: that is tested on clients that have nothing to send but noise.
+
+Synthetic images cannot be read back coordinate by coordinate. Methods that make them are audited one step
+earlier, at the noisy gradients that the images are computed from, by an auditor who sees these.
 """
 
 from __future__ import annotations
@@ -27,13 +30,16 @@ from fedveil.data.client_data import ArrayClients
 from fedveil.engines.worker import ClientWorker
 from fedveil.errors import InputError
 from fedveil.messages import Message
+from fedveil.methods.fedlap import FedLAPDP
 from fedveil.methods.method import AnyMethod, At
+from fedveil.methods.psg import PSG
 from fedveil.methods.uploads import uploaded_models
 from fedveil.privacy.accounting import Guarantee, account_participation
 from fedveil.privacy.releases import Adversary, GaussianNoise, Plan, RandomGaussianNoise, Release, Unit
-from fedveil.streams import ServerStreams, named_stream
+from fedveil.streams import ClientStreams, ServerStreams, named_stream
 from fedveil.task import Task
-from fedveil.tree import flatten, sub
+from fedveil.training.surrogate import RealGradients
+from fedveil.tree import flatten, sub, with_axis
 
 _DIMENSION = 16
 _RECORD_DIMENSION = 20_000
@@ -224,12 +230,26 @@ def _audit_records(
     task = canary_task(_RECORD_DIMENSION, method, plan)
     clients = ArrayClients.from_arrays([(x, torch.zeros(len(x), dtype=torch.long))])
     one = replace(plan, records_per_client=len(x), largest_client=len(x))
-    server = method.init_server(task.init(0), one)
     at = At(one, 1)
-    down = method.broadcast(at, server, (0,))
-    up, _ = ClientWorker(task, clients, method, seed).update((0,), down, {}, at)
-    scores = (directions.double() @ moved(method, at, up, down)[0].double()).numpy()
+    if isinstance(method, (FedLAPDP, PSG)):
+        seen = _gradients_behind(method, task, clients, at, seed)
+    else:
+        server = method.init_server(task.init(0), one)
+        down = method.broadcast(at, server, (0,))
+        up, _ = ClientWorker(task, clients, method, seed).update((0,), down, {}, at)
+        seen = moved(method, at, up, down)[0]
+    scores = (directions.double() @ seen.double()).numpy()
     finding = one_run(scores, included, guesses=canaries // 10, delta=delta, confidence=confidence)
     releases = method.releases(one)
     proven = {(r.unit, r.adversary): r.epsilon for r in account_participation(releases, one, delta)}
     return Audited("record", row.adversary, finding, proven.get(("record", row.adversary)))
+
+
+def _gradients_behind(method: FedLAPDP | PSG, task: Task, clients: ArrayClients, at: At, seed: int) -> Tensor:
+    """The sum of all noisy gradients that a synthetic set is made from: more than its images ever show."""
+    loops = method.private_loops(at, method.radius)
+    real = RealGradients(
+        task, clients.load([0]), ClientStreams(seed, at.round, (0,)), replace(loops, augment=())
+    )
+    w = with_axis(task.init(0))
+    return -torch.stack([flatten(real.draw(w, [0])[0])[0] for _ in range(loops.accesses)]).sum(0)

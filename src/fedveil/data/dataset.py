@@ -1,18 +1,20 @@
-"""What a dataset is once it is loaded: tensors with labels, or texts with labels."""
+"""What a dataset is once it is loaded: tensors with labels, token ids, or texts with labels."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedveil.data.vocabulary import Vocabulary
 from fedveil.errors import DataError, InputError
 from fedveil.streams import named_stream
+from fedveil.text_model import IGNORED
 
 Normalise = Literal["dataset", "unit", "none"]
 
@@ -21,6 +23,7 @@ Normalise = Literal["dataset", "unit", "none"]
 class Examples:
     """Examples with labels: `x` is `[n, ...]` float32, `y` is `[n]` int64, `users` an id per example or None.
 
+    Texts are token ids, `x` `[n, L]` int64; for a language model `y` is `[n, L]`, the token after each or `IGNORED`.
     Made only of finite numbers and labels from 0 on; anything else is a DataError.
     """
 
@@ -29,17 +32,21 @@ class Examples:
     users: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.x.dtype != torch.float32:
-            raise DataError(f"x must be float32, not {self.x.dtype}.")
-        if self.y.dtype != torch.int64 or self.y.dim() != 1:
+        if self.x.dtype != torch.float32 and (self.x.dtype != torch.int64 or self.x.dim() != 2):
+            raise DataError(f"x must be float32, or int64 token ids [n, L], not {self.x.dtype}.")
+        targets = self.x.dtype == torch.int64 and self.y.shape == self.x.shape
+        if self.y.dtype != torch.int64 or (self.y.dim() != 1 and not targets):
             raise DataError(f"y must be a line of int64 labels, not {self.y.dtype} {list(self.y.shape)}.")
         if self.x.dim() < 1 or self.x.shape[0] != self.y.shape[0]:
             raise DataError(f"x has shape {list(self.x.shape)} but y has {self.y.shape[0]} labels.")
-        if self.users is not None and (self.users.dtype != torch.int64 or self.users.shape != self.y.shape):
+        if self.users is not None and (
+            self.users.dtype != torch.int64 or self.users.shape != self.y.shape[:1]
+        ):
             raise DataError("users must hold one int64 id for each example.")
         require_finite(self.x, "x")
-        if self.y.numel() and int(self.y.min()) < 0:
-            raise DataError(f"label {int(self.y.min())} is negative; labels count from 0.")
+        counted = self.y[self.y != IGNORED] if targets else self.y
+        if counted.numel() and int(counted.min()) < 0:
+            raise DataError(f"label {int(counted.min())} is negative; labels count from 0.")
 
     def __len__(self) -> int:
         return int(self.y.shape[0])
@@ -58,6 +65,23 @@ class Examples:
 
 
 @dataclass(frozen=True)
+class TokenFacts:
+    """How texts became token ids, and how many texts of a split were cut at the length or left out as empty."""
+
+    vocabulary: Vocabulary
+    truncated: Mapping[str, int]
+    dropped: Mapping[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "vocabulary": self.vocabulary.made,
+            "tokens": self.vocabulary.size,
+            "truncated": dict(self.truncated),
+            "dropped": dict(self.dropped),
+        }
+
+
+@dataclass(frozen=True)
 class Dataset:
     """A train and a test split with the same classes.
 
@@ -72,6 +96,7 @@ class Dataset:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     summary: str = ""
+    tokens: TokenFacts | None = None
 
     def __post_init__(self) -> None:
         if len(self.train) == 0:
@@ -82,7 +107,24 @@ class Dataset:
                 f"test examples {list(self.test.x.shape[1:])}; they must be alike."
             )
         for split, examples in (("train", self.train), ("test", self.test)):
-            require_labels_below(examples.y, len(self.classes), f"{self.name} {split}")
+            if self.tokens is not None:
+                require_labels_below(examples.x, self.tokens.vocabulary.size, f"{self.name} {split}")
+            if not self.predicts_tokens:
+                require_labels_below(examples.y, len(self.classes), f"{self.name} {split}")
+
+    @property
+    def predicts_tokens(self) -> bool:
+        """True where the target of each token is the one after it."""
+        return self.train.y.dim() == 2
+
+    @property
+    def labels(self) -> Tensor:
+        """The training examples' labels `[n]`, which partitions go by; zeros where there are none."""
+        return torch.zeros(len(self.train), dtype=torch.int64) if self.predicts_tokens else self.train.y
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return ("texts",) if self.predicts_tokens else self.classes
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -90,6 +132,9 @@ class Dataset:
 
     @property
     def num_classes(self) -> int:
+        """The outputs a model needs: one for each class, or for each token that may come next."""
+        if self.predicts_tokens and self.tokens is not None:
+            return self.tokens.vocabulary.size
         return len(self.classes)
 
     def limited(self, train: int | None, test: int | None) -> Dataset:

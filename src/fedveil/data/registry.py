@@ -17,6 +17,7 @@ from fedveil.data.pictures import load_image_folder
 from fedveil.data.table import load_table
 from fedveil.data.text import (
     load_cola,
+    load_labelled_text,
     load_sentiment140,
     load_sst2,
     load_text,
@@ -132,6 +133,9 @@ _ENTRIES: dict[str, _Entry] = {
     ),
     "tiny-shakespeare": _Entry(
         "plays of Shakespeare, no labels", "text", "input.txt in tiny-shakespeare/.", load_tiny_shakespeare
+    ),
+    "labelled-text": _Entry(
+        "your texts with labels", "text", "Give path: lines of text, tab, label.", load_labelled_text
     ),
     "text": _Entry("your text file, no labels", "text", "Give path.", load_text),
 }

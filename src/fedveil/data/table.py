@@ -92,7 +92,7 @@ class TableForm:
     def _labels(self, table: RawTable) -> Tensor:
         place = {name: k for k, name in enumerate(self.classes)}
         labels: list[int] = []
-        for row, cell in enumerate(table.column(self.label, "label"), 1):
+        for row, cell in enumerate(map(_label, table.column(self.label, "label")), 1):
             if cell not in place:
                 raise DataError(f"{table.path}: row {row} has a label that is not one of the classes.")
             labels.append(place[cell])
@@ -201,7 +201,7 @@ def class_names(tables: Sequence[RawTable], label: str) -> tuple[str, ...]:
     found: set[str] = set()
     for table in tables:
         _require_cells(table, label)
-        found.update(table.column(label, "label"))
+        found.update(map(_label, table.column(label, "label")))
     numeric = [cell for cell in found if _is_number(cell)]
     if len(numeric) == len(found):
         for cell in numeric:
@@ -211,6 +211,13 @@ def class_names(tables: Sequence[RawTable], label: str) -> tuple[str, ...]:
                 )
         return tuple(sorted(found, key=int))
     return tuple(sorted(found))
+
+
+def _label(cell: str) -> str:
+    """The cell, without the decimals that other tools write behind whole numbers: 1.0 and 1 are one class."""
+    whole, point, decimals = cell.strip().partition(".")
+    written_out = point and decimals and not decimals.strip("0") and whole.removeprefix("-").isdigit()
+    return whole if written_out else cell
 
 
 def read_table(path: Path) -> RawTable:

@@ -98,6 +98,9 @@ class Simulation:
     def restore(self, state: Mapping[int, State]) -> None:
         self._states = dict(state)
 
+    def saved(self) -> None:
+        """Nothing depends on it: the states are in memory."""
+
     def close(self) -> None:
         if self._pool is not None:
             self._pool.close()
@@ -127,7 +130,9 @@ def cores() -> int:
 
 
 def _stacking_pays(task: Task) -> bool:
-    """On a CPU batching clients does not pay for convolutions; everywhere else it does."""
+    """On a CPU batching clients does not pay for convolutions; everywhere else it does, if the model can be."""
+    if not task.stacks:
+        return False
     convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
     return task.device.type != "cpu" or not any(isinstance(m, convolutions) for m in task.module.modules())
 

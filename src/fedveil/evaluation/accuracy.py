@@ -1,17 +1,23 @@
-"""How good a model is: accuracy and loss, over all examples, per class and per client."""
+"""How good a model is: accuracy and loss, over all examples, per class and per client.
+
+Of texts also the Matthews correlation, of language models the perplexity; their accuracy and loss are per token.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedveil.data.client_data import Clients
+from fedveil.evaluation.text_overlap import matthews, perplexity
 from fedveil.run import Observer, RoundEnd
 from fedveil.task import Task
+from fedveil.text_model import IGNORED, token_losses
 from fedveil.tree import Params, State, with_axis, without_axis
 
 
@@ -20,41 +26,78 @@ class Score:
     accuracy: float
     loss: float
     per_class: list[float | None]
-    """Accuracy among the examples of each class; None for a class without examples."""
+    """Accuracy among the examples of each class; None for a class without examples, empty for language models."""
+    mcc: float | None = None
+    """The Matthews correlation of a classifier of texts."""
+    perplexity: float | None = None
+    """Of a language model, per token."""
+
+    def metrics(self) -> dict[str, Any]:
+        """What a round's record holds."""
+        found = {"accuracy": self.accuracy, "loss": self.loss, "per_class": self.per_class}
+        extra = {"mcc": self.mcc, "perplexity": self.perplexity}
+        return found | {name: value for name, value in extra.items() if value is not None}
 
 
 def evaluate(
-    task: Task, params: Params, x: Tensor, y: Tensor, *, classes: int | None = None, batch_size: int = 1000
+    task: Task,
+    params: Params,
+    x: Tensor,
+    y: Tensor,
+    *,
+    classes: int | None = None,
+    batch_size: int | None = None,
 ) -> Score:
     """The score of one model on these examples, in evaluation mode."""
+    size = batch_size or _batch_size(task)
+    if y.dim() == 2:
+        return _evaluate_tokens(task, params, x, y, size)
     w = with_axis(params)
-    right: list[Tensor] = []
+    said: list[Tensor] = []
     losses: list[Tensor] = []
     with torch.no_grad():
-        for start in range(0, len(x), batch_size):
-            bx = x[None, start : start + batch_size].to(task.device)
-            by = y[None, start : start + batch_size].to(task.device)
+        for start in range(0, len(x), size):
+            bx = x[None, start : start + size].to(task.device)
+            by = y[None, start : start + size].to(task.device)
             scores = task.outputs(w, bx)
             losses.append(task.example_loss(scores[0], by[0]).double().cpu())
-            right.append((scores[0].argmax(-1) == by[0]).cpu())
-    hits = torch.cat(right)
+            said.append(scores[0].argmax(-1).cpu())
+    predicted = torch.cat(said)
+    hits = predicted == y.cpu()
     count = classes or int(y.max()) + 1
     per_class = [float(hits[y == c].double().mean()) if bool((y == c).any()) else None for c in range(count)]
-    return Score(float(hits.double().mean()), float(torch.cat(losses).mean()), per_class)
+    mcc = None if task.text is None else matthews(y.cpu(), predicted)
+    return Score(float(hits.double().mean()), float(torch.cat(losses).mean()), per_class, mcc)
+
+
+def _batch_size(task: Task) -> int:
+    return 1000 if task.text is None else task.text.largest_batch
+
+
+def _evaluate_tokens(task: Task, params: Params, x: Tensor, y: Tensor, size: int) -> Score:
+    """A language model's accuracy, loss and perplexity over all tokens that have one after them."""
+    w = with_axis(params)
+    total, hits, count = 0.0, 0, 0
+    with torch.no_grad():
+        for start in range(0, len(x), size):
+            by = y[start : start + size].to(task.device)
+            scores = task.outputs(w, x[None, start : start + size].to(task.device))[0]
+            total += float(token_losses(scores, by).double().sum())
+            hits += int((scores.argmax(-1) == by).sum())
+            count += int((by != IGNORED).sum())
+    mean = torch.tensor([total / max(1, count)], dtype=torch.float64)
+    return Score(hits / max(1, count), float(mean), [], perplexity=perplexity(mean))
 
 
 def evaluate_clients(task: Task, params: Params, clients: Clients, ids: Sequence[int]) -> list[float | None]:
     """The accuracy of one model on each client's own examples; None for a client without any."""
     out: list[float | None] = []
-    w = with_axis(params)
     for client in ids:
         data = clients.load([client])
         if not data.largest:
             out.append(None)
             continue
-        with torch.no_grad():
-            scores = task.outputs(w, data.x.to(task.device))
-        out.append(float((scores.argmax(-1).cpu() == data.y).double().mean()))
+        out.append(evaluate(task, params, data.x[0], data.y[0]).accuracy)
     return out
 
 
@@ -120,4 +163,4 @@ class EvaluateOnTest(Observer):
         if end.at.round % self.every and not end.last:
             return
         score = self.score(end.model)
-        end.metrics.update(accuracy=score.accuracy, loss=score.loss, per_class=score.per_class)
+        end.metrics.update(score.metrics())

@@ -10,12 +10,16 @@ Deviations:
   not know it. It is drawn anew in every round, as the paper's line 4 is inside its loop over rounds.
 - `delta` holds one perturbation for each place in a batch and the norm is taken example by example.
 - Line 16 averages over clients; the default weighs by the examples in the batch, the same where all have as many.
+- With `block` > 1 a client walks through so many batches per message, stepping on its own gradient in between, and
+  sends their sum: where a message costs seconds (a deployment), one per batch is out of reach. 1 is the paper's.
 - theta_u's update after the last perturbation step (line 12, n = N) is left out: nothing reads it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -92,6 +96,7 @@ class FedEM(Method[Server, Model, Gradient]):
     rho_min: NonNegative = 0.0
     rho_max: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 8 / 255
     norm: Norm = "l2"
+    block: Annotated[int, Field(ge=1, description="batches per message")] = 1
 
     @model_validator(mode="after")
     def _possible(self) -> FedEM:
@@ -105,13 +110,13 @@ class FedEM(Method[Server, Model, Gradient]):
         return self
 
     def exchanges(self, plan: Plan) -> int:
-        return batches_per_round(plan, self.batch_size)
+        return math.ceil(batches_per_round(plan, self.batch_size) / self.block)
 
     def init_server(self, params: Params, plan: Plan) -> Server:
         return Server(params)
 
     def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
-        return {"delta": data.x.new_zeros(data.count, self.batch_size, *data.x.shape[2:])}
+        return {"delta": task.no_offset(data.x, self.batch_size)}
 
     def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> Model:
         return Model(with_axis(server.params))
@@ -120,16 +125,37 @@ class FedEM(Method[Server, Model, Gradient]):
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[Gradient, State]:
         theta = expand(down.params, data.count)
-        batch = batch_in_step(data, self.batch_size, at.exchange, rng)  # line 8
+        first = at.exchange * self.block
+        last = min(first + self.block, batches_per_round(at.plan, self.batch_size))
+        total, state = self._batch(task, at, first, theta, data, state, rng)
+        for index in range(first + 1, last):  # the client takes the server's step on its own gradient
+            here = add(theta, total.gradient, scale=-self._lr(at))
+            more, state = self._batch(task, at, index, here, data, state, rng)
+            total = Gradient(add(total.gradient, more.gradient), total.size + more.size)
+        return total, state
+
+    def _batch(
+        self,
+        task: Task,
+        at: At,
+        index: int,
+        theta: Params,
+        data: ClientData,
+        state: State,
+        rng: ClientStreams,
+    ) -> tuple[Gradient, State]:
+        """The gradient of batch `index` of the round, and the perturbation learnt on it."""
+        rng = replace(rng, exchange=index)
+        batch = batch_in_step(data, self.batch_size, index, rng)  # line 8
         sizes = torch.full_like(data.sizes, batch.y.shape[1]) if batch.mask is None else batch.mask.sum(1)
         if self.rho_max == 0:  # x + 0 is x: the rest is FedSGD
             return Gradient(task.grad(theta, batch, rng.of_exchange("dropout")), sizes), state
-        delta = self._first_delta(state["delta"], rng) if at.exchange == 0 else state["delta"]  # line 4
+        delta = self._first_delta(state["delta"], rng) if index == 0 else state["delta"]  # line 4
         width = batch.y.shape[1]
         learnt = self._perturb(task, at, theta, batch, delta[:, :width], rng)
         if batch.mask is not None:  # padding keeps its perturbation, whoever shares the stack
             learnt = torch.where(_per_example(batch.mask, learnt), learnt, delta[:, :width])
-        seen = Batch(batch.x + learnt, batch.y, batch.mask)
+        seen = task.perturbed(batch, learnt)
         gradient = task.grad(theta, seen, rng.of_exchange("dropout"))  # line 14
         return Gradient(gradient, sizes), {"delta": torch.cat([learnt, delta[:, width:]], dim=1)}
 
@@ -146,19 +172,25 @@ class FedEM(Method[Server, Model, Gradient]):
     def _perturb(
         self, task: Task, at: At, theta: Params, batch: Batch, delta: Tensor, rng: ClientStreams
     ) -> Tensor:
+        def inside(moved: Tensor) -> Tensor:
+            return self._project(task.within(batch, moved), rng, lambda drawn: task.within(batch, drawn))
+
         theta_u = theta  # line 8; never edited in place, so theta stays what it is
+        delta = inside(delta)  # the texts of this batch have other lengths than the last one's
         for step in range(self.perturbation_steps):
-            ascent = task.input_grad(theta_u, Batch(batch.x + delta, batch.y, batch.mask))
-            delta = self._project(delta - self.perturbation_lr * ascent.sign(), rng)  # lines 10, 11
+            ascent = task.input_grad(theta_u, task.perturbed(batch, delta))
+            delta = inside(delta - self.perturbation_lr * ascent.sign())  # lines 10, 11
             if step + 1 < self.perturbation_steps:
-                seen = Batch(batch.x + delta, batch.y, batch.mask)
+                seen = task.perturbed(batch, delta)
                 theta_u = add(theta_u, task.grad(theta_u, seen), scale=-self._lr(at))  # line 12
         return delta
 
-    def _project(self, delta: Tensor, rng: ClientStreams) -> Tensor:
+    def _project(
+        self, delta: Tensor, rng: ClientStreams, within: Callable[[Tensor], Tensor] = lambda drawn: drawn
+    ) -> Tensor:
         def directions() -> Tensor:
             full = (self.batch_size, *delta.shape[2:])
-            return normal(rng.of_exchange("direction"), full, delta)[:, : delta.shape[1]]
+            return within(normal(rng.of_exchange("direction"), full, delta)[:, : delta.shape[1]])
 
         return project_to_shell(delta, self.rho_min, self.rho_max, self.norm, directions)
 

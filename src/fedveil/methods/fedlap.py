@@ -42,7 +42,7 @@ from fedveil.methods.synthetic import Count, Matching, SyntheticSet, noisy_gradi
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
-from fedveil.training.surrogate import approximate, descend, measure_path
+from fedveil.training.surrogate import Loops, approximate, descend, measure_path
 from fedveil.tree import Params, State, with_axis
 
 
@@ -201,11 +201,14 @@ class FedLAPDP(Matching, Method[Server, ModelAndRadius, SyntheticSet]):
     def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> ModelAndRadius:
         return broadcast(server, self.radius)
 
+    def private_loops(self, at: At, radius: float) -> Loops:
+        return self.loops(at, radius, clip=self.clip, noise_multiplier=self.noise_multiplier)
+
     def client_update(
         self, task: Task, at: At, down: ModelAndRadius, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[SyntheticSet, State]:
         images, labels = self.begin(task, down.params, data, state, rng)
-        loops = self.loops(at, float(down.radius), clip=self.clip, noise_multiplier=self.noise_multiplier)
+        loops = self.private_loops(at, float(down.radius))
         images = approximate(task, lambda _: down.params, data, images, labels, rng, loops)
         return SyntheticSet(images, labels), remembered(images, self.reinit)
 

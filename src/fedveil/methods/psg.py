@@ -35,7 +35,7 @@ from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
 from fedveil.training.local_sgd import Schedule
-from fedveil.training.surrogate import approximate, descend
+from fedveil.training.surrogate import Loops, approximate, descend
 from fedveil.tree import Params, State
 
 
@@ -92,12 +92,15 @@ class PSG(Matching, Method[Server, Nothing, SyntheticSet]):
     def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> Nothing:
         return Nothing()
 
+    def private_loops(self, at: At, radius: float) -> Loops:
+        return self.loops(at, radius, clip=self.clip, noise_multiplier=self.noise_multiplier)
+
     def client_update(
         self, task: Task, at: At, down: Nothing, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[SyntheticSet, State]:
         starts = random_starts(task, rng)
         images, labels = self.begin(task, starts(0), data, state, rng)
-        loops = self.loops(at, self.radius, clip=self.clip, noise_multiplier=self.noise_multiplier)
+        loops = self.private_loops(at, self.radius)
         images = approximate(task, starts, data, images, labels, rng, loops)
         return SyntheticSet(images, labels), {} if self.reinit else {"images": images}
 

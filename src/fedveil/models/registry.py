@@ -5,26 +5,38 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
 
 from fedveil.errors import InputError
 from fedveil.models.alexnet import alexnet
+from fedveil.models.causal_lm import causal_lm
 from fedveil.models.convnet import convnet, convnet_64
 from fedveil.models.lenet import lenet_5, lenet_zhu
+from fedveil.models.lstm import lstm
 from fedveil.models.mlp import logistic_regression, mlp_2
+from fedveil.models.pretrained import bert, gpt
 from fedveil.models.shapes import check_count, check_shape
+from fedveil.models.transformer import transformer
+
+Reads = Literal["numbers", "texts", "texts without labels"]
+
+BuildModel = TypeVar("BuildModel", bound=Callable[..., nn.Module])
 
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A model that can be asked for by name."""
+    """A model that can be asked for by name.
+
+    It reads numbers (images, tables), texts with a label each, or texts without, whose next tokens it learns.
+    """
 
     name: str
     summary: str
     build: Callable[..., nn.Module]
+    reads: Reads = "numbers"
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -43,6 +55,13 @@ _ENTRIES = {
         ModelEntry("convnet", "three convolution blocks of width 128 with group norm (FedLAP-DP)", convnet),
         ModelEntry("convnet-64", "eight tanh convolutions of base width 64 (FedEM)", convnet_64),
         ModelEntry("alexnet", "AlexNet for 32x32 images (FedCEO)", alexnet),
+        ModelEntry("lstm", "LSTM that classifies texts (FedCEO)", lstm, "texts"),
+        ModelEntry("transformer", "small transformer that classifies texts", transformer, "texts"),
+        ModelEntry("bert", "encoder from a transformers folder, MiniLM by default (FedEM)", bert, "texts"),
+        ModelEntry(
+            "causal-lm", "small language model, from scratch (FedEM)", causal_lm, "texts without labels"
+        ),
+        ModelEntry("gpt", "language model from a transformers folder", gpt, "texts without labels"),
     )
 }
 
@@ -52,17 +71,24 @@ def list_models() -> list[ModelEntry]:
     return list(_ENTRIES.values())
 
 
+def model_entry(name: str) -> ModelEntry:
+    """The entry of this name."""
+    entry = _ENTRIES.get(name)
+    if entry is None:
+        raise InputError("task.model", name, "is not a known model", f"Choose one of: {', '.join(_ENTRIES)}.")
+    return entry
+
+
 def make_model(
     name: str, input_shape: Sequence[int], classes: int, *, seed: int | None = None, **options: Any
 ) -> nn.Module:
     """The model of this name for inputs of this shape (without the batch axis).
 
+    Models of texts need `vocabulary` and `pad`, the number of tokens and the id of padding, among their options.
     With a seed the weights are that seed's and torch's global generator is left as it was; without, they are
     drawn from the global generator, as torch does.
     """
-    entry = _ENTRIES.get(name)
-    if entry is None:
-        raise InputError("task.model", name, "is not a known model", f"Choose one of: {', '.join(_ENTRIES)}.")
+    entry = model_entry(name)
     shape = check_shape(input_shape)
     check_count("classes", classes)
     for option, value in options.items():
@@ -74,3 +100,13 @@ def make_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return entry.build(shape, classes, **options)
+
+
+def register_model(name: str, summary: str) -> Callable[[BuildModel], BuildModel]:
+    """Make a function `(input_shape, classes, *, options...) -> nn.Module` known as a model by this name."""
+
+    def add(build: BuildModel) -> BuildModel:
+        _ENTRIES[name] = ModelEntry(name, summary, build)
+        return build
+
+    return add

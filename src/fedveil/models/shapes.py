@@ -60,3 +60,24 @@ def flat_features(model: str, layers: nn.Module, shape: tuple[int, int, int], re
         raise InputError("input_shape", shape, f"{model} shrinks this image to nothing", remedy) from error
     finally:
         layers.train(was_training)
+
+
+def check_text(model: str, input_shape: Sequence[int], vocabulary: int, pad: int) -> int:
+    """The number of tokens of one text, with a vocabulary that holds its padding."""
+    shape = check_shape(input_shape)
+    if len(shape) != 1:
+        raise InputError(
+            "input_shape", shape, f"{model} reads texts", "Give (tokens,), or choose a model for images."
+        )
+    check_count("vocabulary", vocabulary)
+    if isinstance(pad, bool) or not isinstance(pad, int) or not 0 <= pad < vocabulary:
+        raise InputError("pad", pad, f"is not one of {vocabulary} tokens", f"Use 0 to {vocabulary - 1}.")
+    return shape[0]
+
+
+def check_next_tokens(classes: int, vocabulary: int) -> None:
+    """A language model scores every token of its vocabulary."""
+    if classes != vocabulary:
+        raise InputError(
+            "classes", classes, "a language model has one output for each token", f"Use {vocabulary}."
+        )

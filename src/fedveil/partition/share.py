@@ -15,5 +15,5 @@ def share(
 ) -> ArrayClients:
     """The dataset's training examples shared out among clients; `options` are those of `make_partition`."""
     stream = named_stream(seed, "partition")
-    parts = make_partition(kind, dataset.train.y, clients, stream, users=dataset.train.users, **options).parts
+    parts = make_partition(kind, dataset.labels, clients, stream, users=dataset.train.users, **options).parts
     return ArrayClients(dataset.train.x, dataset.train.y, parts)

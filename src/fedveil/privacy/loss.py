@@ -38,6 +38,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 # Below this delta the rounding of the Fourier transforms could show; Renyi divergences have no such floor.
 SMALLEST_PLD_DELTA = 1e-10
+_COARSEST = 10.0  # spacing of losses above which distributions are not worth having
 _SPACINGS = ((1e-2, 1.0), (2e-3, 0.09), (1e-3, 0.03), (1e-4, 1e-3))  # spacing, from which size of loss on
 _MOST_POINTS = 2e6
 _TAIL = 2e-22
@@ -138,6 +139,8 @@ def epsilon(steps: Steps, delta: float, renyi: bool) -> float:
 @functools.lru_cache(maxsize=4096)
 def _epsilon_by_pld(steps: tuple[tuple[Step, int], ...], delta: float) -> float:
     grid = _grid(steps)
+    if grid > _COARSEST:  # next to no noise: losses of millions, whose exponentials overflow
+        return _epsilon_by_renyi(steps, delta)
     total = None
     for step, count in steps:
         part = _composed(step, count, grid)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from itertools import groupby, pairwise
@@ -11,12 +12,13 @@ from itertools import groupby, pairwise
 from fedveil.report import charts
 from fedveil.report.charts import Curve
 from fedveil.report.markup import named, picture, section
-from fedveil.report.reading import Attack, Run
+from fedveil.report.reading import Attack, Run, TextPair
 from fedveil.report.settings import Setting
 
 _WIDE_PICTURE = 400  # pixels; a whole figure, not one image
 _SCORE = re.compile(
-    r"(mean image )?(psnr|ssim|mse|lpips|kl|auc|accuracy|advantage|labels right|tpr|true positive)\b"
+    r"(mean image )?(psnr|ssim|mse|lpips|kl|auc|accuracy|advantage|labels right|tpr|true positive|rouge[12L]|"
+    r"tokens leaked|leaked tokens right)\b"
     r"(?! note)(?!.*per image)"
 )
 
@@ -72,13 +74,42 @@ def _attack(setting: Setting, run: Run, attack: Attack) -> str:
         )
         for item in ordered
     )
+    shown = f"<div class=tiles>{shown}</div>" if shown else _texts(attack.texts)
     where = f", {_place(attack.target)}" if attack.target else ""
     more = f"<details><summary>All facts</summary>{_facts(rest)}</details>" if rest else ""
     return (
-        f'<article class="card{" broad" if wide else ""}"><h4>{named(setting)}</h4>'
+        f'<article class="card{" broad" if wide or attack.texts else ""}"><h4>{named(setting)}</h4>'
         f'<p class="note">seed {run.seed}{escape(where)}</p>'
-        f"{f'<div class=tiles>{shown}</div>' if shown else ''}<div>{_facts(scores)}{more}</div></article>"
+        f"{shown}<div>{_facts(scores)}{more}</div></article>"
     )
+
+
+def _texts(pairs: Sequence[TextPair]) -> str:
+    """Each text above what was made of it, words that both hold marked."""
+    items = ""
+    for pair in pairs:
+        scores = ", ".join(
+            f"ROUGE-{kind} {100 * score:.0f}" for kind, score in zip("12L", pair.rouge, strict=False)
+        )
+        items += (
+            f"<dt>original</dt><dd>{escape(pair.original)}</dd>"
+            f"<dt>reconstruction</dt><dd>{_marked(pair)}<small>{scores}</small></dd>"
+        )
+    return f'<dl class="texts">{items}</dl>' if items else ""
+
+
+def _marked(pair: TextPair) -> str:
+    """The reconstruction, with every word marked that the original holds as often."""
+    left = Counter(re.findall(r"\w+", pair.original.lower()))
+    out = []
+    for part in re.split(r"(\w+)", pair.found):
+        word = part.lower()
+        if left[word] > 0:
+            left[word] -= 1
+            out.append(f"<mark>{escape(part)}</mark>")
+        else:
+            out.append(escape(part))
+    return "".join(out)
 
 
 def _place(target: str) -> str:

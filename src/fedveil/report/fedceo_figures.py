@@ -66,27 +66,44 @@ def class_accuracy(task: Task, stack: Params, x: Tensor, y: Tensor, label: int) 
 def smoothness_figure(
     before: Tensor,
     after: Tensor,
-    accuracy: tuple[Sequence[float], Sequence[float]],
+    accuracy: tuple[Sequence[float], Sequence[float]] | None,
     *,
-    label: str,
+    label: str = "",
     classes: Sequence[str] | None = None,
+    title: str = "",
 ) -> Figure:
-    """Last layers `[K, classes, h]` before and after smoothing, on one scale: darker is rougher."""
-    figure = new_figure(7.2, 5.4)
-    maps, bars = figure.subplots(2, 2, height_ratios=[2.2, 1.0])
+    """Last layers `[K, classes, h]` before and after smoothing, on one scale: darker is rougher.
+
+    Below them each client's `accuracy` before and after on the class `label`, if it is given.
+    """
+    if accuracy is None:
+        figure = new_figure(7.2, 3.8)
+        maps = figure.subplots(1, 2)
+    else:
+        figure = new_figure(7.2, 5.4)
+        maps, bars = figure.subplots(2, 2, height_ratios=[2.2, 1.0])
+        _accuracy_bars(bars, accuracy, label)
     names = [str(c) for c in range(before.shape[1])] if classes is None else list(classes)
     rough = [laplacian_smoothness(stack.double()).T for stack in (before, after)]  # [classes, K]
-    most = float(rough[0].max())
-    for axes, below, values, scores, title in zip(
-        maps, bars, rough, accuracy, ("uploads with noise", "after smoothing"), strict=True
-    ):
+    most = float(rough[0].max()) or 1.0
+    for axes, values, name in zip(maps, rough, ("uploads with noise", "after smoothing"), strict=True):
         shown = axes.imshow(
             values.numpy(), aspect="auto", cmap=_SHADES, vmin=0, vmax=most, interpolation="nearest"
         )
-        axes.set_title(title, loc="left", fontsize=10)
+        axes.set_title(name, loc="left", fontsize=10)
         axes.set_yticks(range(len(names)), names, fontsize=8 if len(names) <= 12 else 5)
         axes.set_ylabel("class")
-        axes.set_xticks(range(values.shape[1]))
+        axes.set_xticks(range(0, values.shape[1], 1 + values.shape[1] // 20))
+        if accuracy is None:
+            axes.set_xlabel("client (slot)")
+    figure.colorbar(shown, ax=maps, pad=0.02, fraction=0.04, label="roughness across clients")
+    if title:
+        figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+    return figure
+
+
+def _accuracy_bars(bars: Sequence[Axes], accuracy: Sequence[Sequence[float]], label: str) -> None:
+    for below, scores in zip(bars, accuracy, strict=True):
         below.bar(range(len(scores)), [100 * score for score in scores], color=INKS[0], width=0.7)
         mean = 100 * statistics.fmean(scores)
         below.axhline(mean, color=INKS[1], linestyle="--", linewidth=1.2)
@@ -96,8 +113,6 @@ def smoothness_figure(
         below.set_xlabel("client (slot)")
         below.set_ylabel(f"accuracy on\nclass {label} (%)")
         below.spines[["top", "right"]].set_visible(False)
-    figure.colorbar(shown, ax=maps, pad=0.02, fraction=0.04, label="roughness across clients")
-    return figure
 
 
 def spectrum_figure(before: Tensor, after: Tensor, threshold: float, *, title: str = "") -> Figure:
@@ -191,3 +206,22 @@ def _lines(axes: Axes, scores: Mapping[str, Mapping[float, Sequence[float]]]) ->
     axes.set_xticks(sorted({value for points in scores.values() for value in points}))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def leakage_figure(pictures: Mapping[str, Tensor], psnr: Mapping[str, Sequence[float]]) -> Figure:
+    """Figure 3: a row of images `[n, C, H, W]` in brightness for each name, with its mean PSNR where there is one."""
+    count = len(next(iter(pictures.values())))
+    figure = Figure(figsize=(2.6 + 0.8 * count, 0.85 * len(pictures)), dpi=150)
+    grid = figure.add_gridspec(
+        len(pictures), count, left=2.5 / (2.6 + 0.8 * count), right=0.99, top=0.99, bottom=0.01
+    )
+    for row, (name, images) in enumerate(pictures.items()):
+        for column, image in enumerate(images):
+            axes = figure.add_subplot(grid[row, column])
+            axes.imshow(image.clamp(0, 1).permute(1, 2, 0).numpy(), cmap="gray", vmin=0, vmax=1)
+            axes.set_xticks([])
+            axes.set_yticks([])
+            if column == 0:
+                scored = f"\n{statistics.fmean(psnr[name]):.1f} dB" if name in psnr else ""
+                axes.set_ylabel(name + scored, rotation=0, ha="right", va="center", fontsize=8, color=INKS[0])
+    return figure

@@ -65,11 +65,15 @@ def images_figure(
     names: Sequence[str],
     *,
     columns: int = 4,
-    mean: float = 0.0,
-    std: float = 1.0,
+    mean: Sequence[float] = (0.0,),
+    std: Sequence[float] = (1.0,),
 ) -> Figure:
-    """A row per class, a block of `columns` images per round; pixels brought back to [0, 1] and cut there."""
+    """A row per class, a block of `columns` images per round; pixels brought back to [0, 1] and cut there.
+
+    `mean` and `std` are those of the normalisation, per channel or one for all.
+    """
     _some(rounds)
+    shift, stretch = (torch.tensor(values)[:, None, None] for values in (mean, std))
     figure = new_figure(1.0 + 0.62 * columns * len(rounds), 0.4 + 0.62 * len(classes))
     blocks = figure.subfigures(1, len(rounds), squeeze=False)[0]
     for number, (block, (round_, sets)) in enumerate(zip(blocks, rounds.items(), strict=True)):
@@ -81,7 +85,8 @@ def images_figure(
                 axes.set_xticks([])
                 axes.set_yticks([])
                 if place < len(found):
-                    picture = (found[place] * std + mean).clamp(0, 1).permute(1, 2, 0).float().numpy()
+                    seen = (found[place] * stretch + shift).clamp(0, 1)
+                    picture = seen.permute(1, 2, 0).float().numpy()
                     axes.imshow(picture, cmap="gray", vmin=0, vmax=1)
                 else:
                     axes.set_visible(False)

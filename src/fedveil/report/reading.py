@@ -73,14 +73,24 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class TextPair:
+    """A client's text beside what an attack made of it."""
+
+    original: str
+    found: str
+    rouge: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Attack:
-    """What one attack left behind: facts, pictures and, of a membership attack, its ROC curve."""
+    """What one attack left behind: facts, pictures or texts and, of a membership attack, its ROC curve."""
 
     name: str
     target: str
     facts: tuple[tuple[str, str], ...]
     pictures: tuple[Picture, ...]
     roc: tuple[tuple[float, ...], tuple[float, ...]] | None
+    texts: tuple[TextPair, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -431,7 +441,23 @@ def _attack(folder: Path, place: Path, problems: list[str]) -> Attack:
         if roc is None:
             problems.append(f"{within}roc.json holds no curve")
     pictures = tuple(p for p in _pictures(folder, problems) if roc is None or p.name != "roc")
-    return Attack(name, " ".join(target), facts, pictures, roc)
+    texts: tuple[TextPair, ...] = ()
+    if (folder / "texts.json").exists():
+        texts = _text_pairs(_json(folder / "texts.json", problems, within=within))
+        if not texts:
+            problems.append(f"{within}texts.json holds no texts")
+    return Attack(name, " ".join(target), facts, pictures, roc, texts)
+
+
+def _text_pairs(found: Any) -> tuple[TextPair, ...]:
+    pairs = []
+    for row in found[:_MOST_PICTURES] if isinstance(found, list) else []:
+        texts = [row.get(key) for key in ("original", "found")] if isinstance(row, Mapping) else []
+        if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
+            return ()
+        scores = [number(row.get(key)) for key in ("rouge1", "rouge2", "rougeL")]
+        pairs.append(TextPair(*map(str, texts), tuple(score for score in scores if score is not None)))
+    return tuple(pairs)
 
 
 def _roc(found: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

@@ -25,10 +25,11 @@ def proven_epsilon(summary: Mapping[str, Any], adversary: str) -> str:
 
 
 def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
-    """One row per run: accuracy, proven epsilon, traffic and time."""
+    """One row per run: accuracy (of texts also correlation or perplexity), proven epsilon, traffic and time."""
     table = Table(title="Results", title_justify="left")
     table.add_column("method", no_wrap=True)
-    for column in ("seed", "accuracy", "ε observer", "ε server", "up", "down", "seconds"):
+    of_texts = [name for name in ("mcc", "perplexity") if any(name in summary for summary in summaries)]
+    for column in ("seed", "accuracy", *of_texts, "ε observer", "ε server", "up", "down", "seconds"):
         table.add_column(column, justify="right")
     for summary in summaries:
         accuracy = summary["accuracy"]
@@ -36,6 +37,7 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
             summary["method"],
             str(summary["seed"]),
             "-" if accuracy is None else f"{100 * accuracy:.2f} %",
+            *(f"{summary[name]:.4g}" if name in summary else "-" for name in of_texts),
             proven_epsilon(summary, "observer"),
             proven_epsilon(summary, "server"),
             megabytes(summary["bytes_up"]),
@@ -43,6 +45,16 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
             f"{summary['seconds']:.1f}",
         )
     return table
+
+
+def text_notes(facts: Mapping[str, Any] | None) -> list[str]:
+    """How texts became tokens, and how many were cut or left out, one line each; nothing for other data."""
+    if facts is None:
+        return []
+    told = [f"vocabulary: {facts['vocabulary']}"]
+    for key, what in (("truncated", "cut to the length"), ("dropped", "left out as empty")):
+        told += [f"{count} {split} texts were {what}" for split, count in facts[key].items() if count]
+    return told
 
 
 def guarantees_table(rows: Sequence[Mapping[str, Any]], title: str = "Proven") -> Table:

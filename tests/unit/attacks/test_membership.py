@@ -39,7 +39,7 @@ from fedveil.streams import named_stream
 from fedveil.tree import rows
 
 MEMBERS = 400
-HIDDEN, EPOCHS = 128, 40
+HIDDEN, EPOCHS = 512, 60
 
 
 def network() -> nn.Module:
@@ -64,7 +64,7 @@ def overfit() -> MembershipView:
     return MembershipView(task, model, digits.take(asked), digits.take(own), recipe)
 
 
-# The AUC that each attack should come to on such a network.
+# The AUC that each attack must reach on such a network.
 GATES = {"loss-threshold": 0.73, "ml-leaks": 0.68, "white-box": 0.73, "lira": 0.85}
 
 
@@ -73,8 +73,7 @@ def test_the_attack_works_where_it_should(name: str) -> None:
     view = overfit()
     scores = make_membership_attack(name)(view, named_stream(1, name))
     found = judge(name, "the model", scores.numpy(), np.arange(2 * MEMBERS) < MEMBERS, named_stream(2))
-    assert found.auc.value > GATES[name] - 0.03
-    assert found.auc.high > GATES[name]
+    assert found.auc.value >= GATES[name]
     assert found.accuracy.low > 0.55
     if name == "lira":
         assert found.tpr_at[0.01].value > 0.1

@@ -14,11 +14,13 @@ from fedveil.audits.canaries import declared_p_value, independence_p_value
 from fedveil.audits.findings import ALARM
 from fedveil.audits.of_method import audit_method
 from fedveil.data.client_data import ClientData
+from fedveil.methods.fedlap import FedLAPDP
 from fedveil.methods.method import AnyMethod, At
 from fedveil.methods.udp_fedavg import CohortModel, NoisyModel, UDPFedAvg
 from fedveil.privacy.releases import Sampler
 from fedveil.streams import ClientStreams, named_stream
 from fedveil.task import Task
+from fedveil.training.surrogate import Loops
 from fedveil.tree import State
 
 PLAN = Plan(20, 5, "fixed", 20, 5, 5)
@@ -111,6 +113,30 @@ def test_noise_that_is_used_twice_is_found(broken: Callable[[], AnyMethod]) -> N
     server = findings(broken())["server"]
     assert server.broken
     assert server.finding.p_value < 1e-6
+
+
+class LittleNoiseInImages(FedLAPDP):
+    """Synthetic images made from gradients with a hundredth of the declared noise."""
+
+    def private_loops(self, at: At, radius: float) -> Loops:
+        loops = super().private_loops(at, radius)
+        return replace(loops, noise_multiplier=loops.noise_multiplier / 100)
+
+
+def test_images_made_with_too_little_noise_are_found() -> None:
+    few: dict[str, Any] = {
+        "trajectories": 1,
+        "max_steps": 1,
+        "real_batches": 12,
+        "batch_size": 100,
+        "noise_multiplier": 8.0,
+    }
+    plan = replace(PLAN, records_per_client=200, largest_client=200)
+    sound = findings(FedLAPDP(**few), plan)["server"]
+    broken = findings(LittleNoiseInImages(**few), plan)["server"]
+    assert sound.finding.lower_bound <= (sound.proven or 0)
+    assert not sound.broken
+    assert broken.broken
 
 
 def test_a_method_without_protection_has_nothing_to_refute() -> None:

@@ -289,3 +289,10 @@ def test_a_folder_without_clients_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "test.npz", x=np.ones((1, 1)), y=np.zeros(1))
     with pytest.raises(DataError, match="no client"):
         clients_from_folder(tmp_path)
+
+
+def test_whole_numbers_with_decimals_are_the_same_classes(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,y\n1,0.0\n2,1.000\n3,1\n4,0\n5,1.0\n6,0\n")
+    data = load_table(path=tmp_path / "t.csv", label="y", test_fraction=0.34)
+    assert data.classes == ("0", "1")
+    assert sorted([*data.train.y.tolist(), *data.test.y.tolist()]) == [0, 0, 0, 1, 1, 1]

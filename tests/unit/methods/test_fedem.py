@@ -142,6 +142,37 @@ def test_stacked_equals_one_by_one() -> None:
             torch.testing.assert_close(state["delta"][k], alone[k]["delta"][0], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("block", [2, 3, 100])
+def test_blocks_of_one_client_are_the_same_steps_in_fewer_messages(block: int) -> None:
+    """With one client its own step between the batches of a block is the server's."""
+    task, data = make_task(), make_data([13])
+    paper, paper_delta = one_round(
+        FedEM(batch_size=4, perturbation_steps=3, rho_min=0.1, rho_max=0.4), task, data, rounds=2
+    )
+    blocks, delta = one_round(
+        FedEM(batch_size=4, perturbation_steps=3, rho_min=0.1, rho_max=0.4, block=block), task, data, rounds=2
+    )
+    assert paper_delta is not None
+    torch.testing.assert_close(delta, paper_delta, rtol=1e-7, atol=1e-9)
+    for name, leaf in paper.items():
+        torch.testing.assert_close(blocks[name], leaf, rtol=1e-9, atol=1e-11)
+    assert FedEM(batch_size=4, block=block).exchanges(Plan(1, 1, "all", 1, 13, 13)) == -(-4 // block)
+
+
+def test_a_block_stacked_equals_one_by_one() -> None:
+    task, data = make_task(), make_data([11, 3, 1])
+    method = FedEM(batch_size=4, block=3, perturbation_steps=2, rho_min=0.1, rho_max=0.4)
+    at, down = At(Plan(3, 3, "all", 1, 1, 11), 1), Model(with_axis(start(task)))
+    state = method.init_client(task, data, ClientStreams(0, 0, (0, 1, 2)))
+    up, _ = method.client_update(task, at, down, data, state, ClientStreams(0, 1, (0, 1, 2)))
+    assert up.size.tolist() == [11, 3, 1]
+    for k in range(3):
+        alone = {name: leaf[k : k + 1] for name, leaf in state.items()}
+        one, _ = method.client_update(task, at, down, data.rows([k]), alone, ClientStreams(0, 1, (k,)))
+        for name, leaf in one.gradient.items():
+            torch.testing.assert_close(up.gradient[name][k], leaf[0], rtol=1e-9, atol=1e-12)
+
+
 def test_inner_steps_leave_the_model_alone_and_lower_the_loss() -> None:
     task, data = make_task(), make_data([6])
     theta = with_axis(start(task))

@@ -259,10 +259,11 @@ def test_learning_works_where_clients_share_no_class(name: str) -> None:
     assert result.accuracy > 0.7
 
 
+@pytest.mark.parametrize("examples", [0, 1])
 @pytest.mark.parametrize("name", ["fedlap", "fedlap-dp", "dsc", "psg", "feddm"])
-def test_a_client_without_examples_does_no_harm(name: str) -> None:
+def test_a_client_with_no_example_or_one_does_no_harm(name: str, examples: int) -> None:
     held = clients()
-    lonely = ArrayClients(held.x, held.y, [*held.parts, torch.zeros(0, dtype=torch.long)])
+    lonely = ArrayClients(held.x, held.y, [*held.parts, torch.zeros(examples, dtype=torch.long)])
     known = set(field_names(METHODS[name]))
     chosen = {key: value for key, value in QUICK.items() if key in known}
     if "matching_steps" in known:

@@ -199,6 +199,16 @@ def test_tiny_delta_is_handled_by_renyi_divergence() -> None:
     assert _one(rows).epsilon is not None
 
 
+def test_next_to_no_noise_has_a_huge_epsilon_and_does_not_overflow() -> None:
+    """One Gaussian of multiplier m is 1 / (2 m^2)-zero-concentrated; the bound lies above that and not far."""
+    plan = Plan(10, 10, "fixed", 1)
+    for multiplier in (1e-3, 1e-5):
+        release = Release("upload", "client", ("server",), GaussianNoise(multiplier))
+        found = epsilon_of([release], plan, 1e-5, "server", "client")
+        rho = 1 / (2 * multiplier**2)
+        assert rho < found < 1.2 * rho + 100
+
+
 def test_fixed_cohorts_under_zero_out_take_the_better_of_two_valid_bounds() -> None:
     plan = Plan(100, 10, "fixed", 100)
     hidden = _client(GaussianNoise(1.0), participation="hidden", adjacency="zero-out")

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedveil.errors import InputError
-from fedveil.training.gradient_matching import matching_loss
-from fedveil.tree import Params
+from fedveil.task import Task
+from fedveil.training.gradient_matching import Distance, matching_gradient, matching_loss
+from fedveil.tree import Params, expand, rows, with_axis
 
 SHAPES = {"conv": (4, 3, 2, 2), "bias": (4,), "fc": (5, 6)}
 
@@ -156,3 +157,27 @@ def test_the_real_gradient_is_a_constant() -> None:
 def test_refused(real: Params, synthetic: Params, options: dict[str, object], words: str) -> None:
     with pytest.raises(InputError, match=words):
         matching_loss(real, synthetic, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_clients_that_share_their_model_are_matched_one_by_one(bias: bool) -> None:
+    def build() -> nn.Module:
+        layers = [nn.Linear(6, 5, bias=bias), nn.ReLU(), nn.Linear(5, 3, bias=bias)]
+        return nn.Sequential(nn.Flatten(), *layers).double()
+
+    task = Task(build)
+    generator = torch.Generator().manual_seed(0)
+    shared = expand(with_axis(task.init(0)), 3)  # one model seen three times, not three copies
+    assert next(iter(shared.values())).stride(0) == 0
+    x = torch.randn(3, 8, 6, dtype=torch.float64, generator=generator)
+    y = torch.arange(8).remainder(3).expand(3, 8)
+    weights = torch.full((3, 8), 1 / 8, dtype=torch.float64)
+    real = {
+        name: torch.randn(leaf.shape, dtype=torch.float64, generator=generator)
+        for name, leaf in shared.items()
+    }
+    found = matching_gradient(task, shared, real, x, y, weights, Distance())
+    for k in range(3):
+        one = [part[k : k + 1] for part in (x, y, weights)]
+        alone = matching_gradient(task, rows(shared, [k]), rows(real, [k]), *one, Distance())
+        torch.testing.assert_close(found[k : k + 1], alone, rtol=1e-10, atol=1e-14)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from torch import nn
 
 from fedveil import Task
 from fedveil.streams import ClientStreams
-from fedveil.training.local_sgd import local_sgd, scheduled_lr
+from fedveil.training import chain_sgd
+from fedveil.training.local_sgd import Trained, local_sgd, scheduled_lr
 from fedveil.tree import Params, expand, with_axis
 from tests.contract.federation import make_clients
 
@@ -150,3 +152,50 @@ def test_cosine_falls_from_the_first_round_to_the_floor() -> None:
     assert all(a > b for a, b in itertools.pairwise(rates))
     assert rates[-1] > 0.01
     assert scheduled_lr(0.1, "constant", 9, 10) == 0.1
+
+
+def deep() -> nn.Module:
+    """Every kind of step that a network of linear layers may have, dropout at both ends of an activation."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Dropout(0.3),
+        nn.Linear(6, 64),
+        nn.Dropout(0.5),
+        nn.ReLU(),
+        nn.Linear(64, 8, bias=False),
+        nn.Sigmoid(),
+        nn.Dropout(0.25),
+        nn.Linear(8, 7),
+        nn.Tanh(),
+        nn.Linear(7, 3),
+    ).double()
+
+
+def sgd_of(task: Task, trainable: set[str] | None = None) -> Trained:
+    data = make_clients(SIZES).load(range(5))
+    return local_sgd(
+        task, with_axis(task.init(2)), data, STREAMS, lr=0.05, batch_size=4, epochs=3, trainable=trainable
+    )
+
+
+@pytest.mark.parametrize("make", [linear, deep])
+@pytest.mark.parametrize("trainable", [None, {"5.weight", "1.weight"}])
+def test_closed_form_steps_are_those_of_automatic_differentiation(
+    make: Callable[[], nn.Module], trainable: set[str] | None
+) -> None:
+    task, generic_task = Task(make), Task(make)
+    generic_task.chain = None
+    names = None if trainable is None else trainable & set(task.init(0))
+    got, expected = sgd_of(task, names), sgd_of(generic_task, names)
+    for name in expected.params:
+        assert torch.allclose(got.params[name], expected.params[name], atol=1e-12)
+
+
+@pytest.mark.parametrize("cache", [1, 2048])
+def test_the_size_of_a_block_changes_nothing(cache: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = sgd_of(Task(deep))
+    monkeypatch.setattr(chain_sgd, "_CACHE", cache)
+    parts = sgd_of(Task(deep))
+    assert torch.equal(parts.steps, whole.steps)
+    for name in whole.params:
+        assert torch.allclose(parts.params[name], whole.params[name], atol=1e-12)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 from dataclasses import replace
+from pathlib import Path as File
 from typing import Any
 
 import numpy as np
@@ -423,3 +425,30 @@ def test_class_batches_hold_one_class() -> None:
     assert batch.y.shape == (1, 3)
     assert set(batch.y[0].tolist()) == {label}
     assert class_batch(data, CLASSES + 5, 3, named_stream(0, "b")) is None
+
+
+def private_step_on_cifar(answers: multiprocessing.SimpleQueue[float]) -> None:
+    """One step of a client at the paper's size: a clipped batch of 256, then an update of 100 images."""
+    torch.set_num_threads(1)
+    task = Task(lambda: make_model("convnet", (3, 32, 32), 10))
+    labels = torch.arange(256).remainder(10)[None]
+    data = ClientData(torch.randn(1, 256, 3, 32, 32), labels, torch.tensor([256]))
+    once = {"trajectories": 1, "max_steps": 1, "real_batches": 1, "image_updates": 1}
+    step = loops(**once, batch_size=256, clip=1.0, noise_multiplier=1.0)
+    start = with_axis(task.init(0))
+    images = torch.randn(1, 100, 3, 32, 32)
+    approximate(task, lambda _: start, data, images, labels[:, :100], ClientStreams(0, 1, (0,)), step)
+    status = File("/proc/self/status").read_text().splitlines()
+    answers.put(int(next(line for line in status if "VmHWM" in line).split()[1]) / 2**20)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not File("/proc/self/status").exists(), reason="reads the peak where Linux tells it")
+def test_a_step_on_the_cifar_convnet_stays_below_a_gibibyte_and_a_half() -> None:
+    context = multiprocessing.get_context("spawn")
+    answers: multiprocessing.SimpleQueue[float] = context.SimpleQueue()
+    process = context.Process(target=private_step_on_cifar, args=(answers,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert answers.get() < 1.5  # of the whole process, the interpreter and the libraries included

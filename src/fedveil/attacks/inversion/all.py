@@ -1,5 +1,6 @@
 """Every inversion attack; importing this module makes their names known."""
 
 from fedveil.attacks.inversion import analytic, gias, gradinversion, inverting_gradients, leakage
+from fedveil.attacks.text import lamp
 
-__all__ = ["analytic", "gias", "gradinversion", "inverting_gradients", "leakage"]
+__all__ = ["analytic", "gias", "gradinversion", "inverting_gradients", "lamp", "leakage"]

@@ -1,7 +1,7 @@
 """Labels from a gradient: the last layer tells which classes were in the batch.
 
 Zhao, Mopuri, Bilen: iDLG: Improved Deep Leakage from Gradients. 2020 (one example). For more, the gradient of the
-last bias is `mean(p_c) - n_c / B`, and p is guessed from the model's answers to random images.
+last bias is `mean(p_c) - n_c / B`, and p is guessed from the model's answers to random images, or to public texts.
 """
 
 from __future__ import annotations
@@ -54,9 +54,12 @@ def last_layer_pull(view: ServerView) -> Tensor:
 
 def _expected_probabilities(view: ServerView, rng: np.random.Generator) -> Tensor:
     like = next(iter(view.params.values()))
-    noise = torch.from_numpy(rng.standard_normal((1, 64, *view.input_shape))).to(like)
+    if view.text is not None and view.public is not None:
+        inputs = view.public[None, rng.permutation(len(view.public))[:64]]
+    else:
+        inputs = torch.from_numpy(rng.standard_normal((1, 64, *view.input_shape))).to(like)
     with torch.no_grad():
-        return torch.softmax(view.task.outputs(with_axis(view.params), noise), dim=-1)[0].mean(0)
+        return torch.softmax(view.task.outputs(with_axis(view.params), inputs), dim=-1)[0].mean(0)
 
 
 def _whole(counts: Tensor, total: int) -> Tensor:

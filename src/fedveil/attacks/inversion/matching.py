@@ -104,6 +104,37 @@ def cosine_distance(observed: Params, adaptation: Adaptation) -> Distance:
     return distance
 
 
+def layer_cosine_distance(observed: Params, adaptation: Adaptation) -> Distance:
+    """One minus the mean over layers of `cos(candidate, observed)`, of each row.
+
+    A layer counts as much as the share of it that can be compared: nothing where it is zero or drowns in noise.
+    """
+    change, weights = _adapted(observed, adaptation)
+    if adaptation.kind == "sign":
+        observed = {name: leaf.sign() for name, leaf in observed.items()}
+    picks = adaptation.kind in (
+        "mask",
+        "small",
+    )  # else a layer's weights are all alike and cancel in its cosine
+    wanted = {name: leaf * weights[name] if picks else leaf for name, leaf in observed.items()}
+    lengths = {name: _norm([leaf]) for name, leaf in wanted.items()}
+    shares = {
+        name: weights[name].flatten(1).mean(1) * leaf.flatten(1).any(1) for name, leaf in wanted.items()
+    }
+    total = torch.stack(list(shares.values())).sum(0).clamp(min=1e-30)
+
+    def distance(candidate: Params) -> Tensor:
+        similar = []
+        for name, share in shares.items():
+            seen = change(candidate[name])
+            seen = seen * weights[name] if picks else seen
+            product = (seen * wanted[name]).flatten(1).sum(1)
+            similar.append(share * product / (_norm([seen]) * lengths[name]).clamp(min=1e-30))
+        return 1 - torch.stack(similar).sum(0) / total
+
+    return distance
+
+
 def squared_distance(observed: Params, adaptation: Adaptation) -> Distance:
     """`|candidate - observed|^2` of each row."""
     change, weights = _adapted(observed, adaptation)

@@ -65,6 +65,7 @@ class Named:
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    of_texts: ClassVar[bool] = False
 
 
 def best_of(

@@ -317,7 +317,8 @@ class DPSGD(Defence):
     ) -> tuple[Gradient, State]:
         assert isinstance(inner, FedSGD)
         batch = batch_in_step(data, inner.batch_size, at.exchange, rng)
-        mask = torch.ones_like(batch.y, dtype=torch.bool) if batch.mask is None else batch.mask
+        shape = batch.y.shape[:2]
+        mask = batch.y.new_ones(shape, dtype=torch.bool) if batch.mask is None else batch.mask
         total: list[Params] = []
         for k in range(data.count):
             w = {name: leaf[0 if leaf.shape[0] == 1 else k] for name, leaf in down.params.items()}

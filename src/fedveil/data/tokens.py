@@ -1,0 +1,117 @@
+"""Texts as token ids of one length, padded on the right: what the models of texts read.
+
+A classifier's example is one text with its label. A language model's example is a window of `length` tokens and the
+token after each: of all texts of a split joined end to end (`pack`), so that a record is a window, or of one text each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedveil.data.dataset import Dataset, Examples, TextDataset, TextExamples, TokenFacts, check_count
+from fedveil.data.vocabulary import Vocabulary
+from fedveil.errors import DataError, InputError
+from fedveil.text_model import IGNORED
+
+TooLong = Literal["truncate", "refuse"]
+Empty = Literal["refuse", "drop"]
+
+
+def tokenise(
+    dataset: TextDataset,
+    vocabulary: Vocabulary,
+    *,
+    length: int = 64,
+    next_token: bool = False,
+    too_long: TooLong = "truncate",
+    empty: Empty = "refuse",
+    pack: bool = True,
+) -> Dataset:
+    """The dataset as token ids, for a classifier or (`next_token`) a language model.
+
+    Texts longer than `length` are cut, and how many is told in `tokens.truncated`, or they are refused. Texts without
+    a token are refused, or left out and counted in `tokens.dropped`. No error quotes a text.
+    """
+    room = check_count("task.text.length", length) - len(vocabulary.prefix) - len(vocabulary.suffix)
+    if room < 1:
+        raise InputError(
+            "task.text.length",
+            length,
+            f"leaves no room beside {length - room} special tokens",
+            f"Use {length - room + 1} or more.",
+        )
+    if not next_token and dataset.train.labels is None:
+        raise InputError(
+            "task.dataset",
+            dataset.name,
+            "has no labels to classify",
+            "Choose a language model, e.g. causal-lm.",
+        )
+    made: list[Examples] = []
+    truncated: dict[str, int] = {}
+    dropped: dict[str, int] = {}
+    for split, texts in (("train", dataset.train), ("test", dataset.test)):
+        encoded, labels, dropped[split] = _without_empty(dataset.name, split, texts, vocabulary, empty)
+        if next_token:
+            examples, truncated[split] = _windows(encoded, vocabulary, length, pack)
+        else:
+            assert labels is not None
+            examples, truncated[split] = _labelled(encoded, labels, vocabulary, length, room)
+        if truncated[split] and too_long == "refuse":
+            raise DataError(
+                f"{dataset.name} {split}: {truncated[split]} texts are longer than task.text.length = {length}. "
+                'Raise it, or set task.text.too_long = "truncate".'
+            )
+        made.append(examples)
+    facts = TokenFacts(vocabulary, truncated, dropped)
+    return Dataset(dataset.name, made[0], made[1], dataset.classes, (), (), dataset.summary, facts)
+
+
+def _without_empty(
+    name: str, split: str, texts: TextExamples, vocabulary: Vocabulary, empty: Empty
+) -> tuple[list[list[int]], Tensor | None, int]:
+    encoded = vocabulary.encode(texts.texts)
+    kept = [place for place, ids in enumerate(encoded) if ids]
+    missing = len(encoded) - len(kept)
+    if missing and empty == "refuse":
+        first = next(place for place, ids in enumerate(encoded) if not ids)
+        raise DataError(
+            f"{name} {split}: {missing} of {len(encoded)} texts are empty, the first is text {first + 1}. "
+            'Remove them, or set task.text.empty = "drop".'
+        )
+    labels = None if texts.labels is None else texts.labels[torch.tensor(kept, dtype=torch.long)]
+    return [encoded[place] for place in kept], labels, missing
+
+
+def _labelled(
+    encoded: Sequence[Sequence[int]], labels: Tensor, vocabulary: Vocabulary, length: int, room: int
+) -> tuple[Examples, int]:
+    x = torch.full((len(encoded), length), vocabulary.pad, dtype=torch.int64)
+    for row, ids in zip(x, encoded, strict=True):
+        whole = [*vocabulary.prefix, *ids[:room], *vocabulary.suffix]
+        row[: len(whole)] = torch.tensor(whole)
+    return Examples(x, labels), sum(len(ids) > room for ids in encoded)
+
+
+def _windows(
+    encoded: Sequence[Sequence[int]], vocabulary: Vocabulary, length: int, pack: bool
+) -> tuple[Examples, int]:
+    """Windows of `length` tokens with the token after each; what is missing at the end is ignored."""
+    ended = [[*ids, vocabulary.end] for ids in encoded]
+    truncated = 0
+    if pack:
+        stream = [token for ids in ended for token in ids]
+        pieces = [stream[start : start + length + 1] for start in range(0, len(stream) - 1, length)]
+    else:
+        truncated = sum(len(ids) > length + 1 for ids in ended)
+        pieces = [ids[: length + 1] for ids in ended]
+    x = torch.full((len(pieces), length), vocabulary.pad, dtype=torch.int64)
+    y = torch.full((len(pieces), length), IGNORED, dtype=torch.int64)
+    for place, piece in enumerate(pieces):
+        x[place, : len(piece) - 1] = torch.tensor(piece[:-1])
+        y[place, : len(piece) - 1] = torch.tensor(piece[1:])
+    return Examples(x, y), truncated

@@ -1,0 +1,144 @@
+"""What a node's own files say: which data it holds, and how it takes part. Nothing here comes from the server."""
+
+from __future__ import annotations
+
+import ipaddress
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedveil.errors import InputError
+
+NODE_FILE = "node.toml"
+POLICY_FILE = "policy.toml"
+SERVER_FILE = "server.toml"
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Section(BaseModel):
+    """A part of a file: unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataSection(Section):
+    """Where a node's examples are and how they are read; paths are relative to the node's folder.
+
+    `npz`: arrays x and y. `pictures`: one folder per class. `table`: CSV or Parquet, with the `form` that all
+    nodes agreed on. `classes` fixes the order of the classes of pictures, so that label 3 means the same everywhere.
+    """
+
+    reader: Literal["npz", "pictures", "table"]
+    path: Path
+    form: Path | None = None
+    classes: tuple[str, ...] | None = None
+    channels: Annotated[int, Field(ge=1, le=4)] = 3
+
+    @model_validator(mode="after")
+    def _complete(self) -> DataSection:
+        if self.reader == "table" and self.form is None:
+            raise InputError(
+                "data.form", None, "a table needs the form all nodes agreed on", "See `fedveil deploy form`."
+            )
+        if self.reader == "pictures" and not self.classes:
+            raise InputError(
+                "data.classes", None, "pictures need the classes in the agreed order", "List them."
+            )
+        return self
+
+
+class TestingSection(Section):
+    """Only for tests: noise that somebody can predict hides nothing."""
+
+    seeded_noise: bool = False
+
+
+class ConnectionSection(Section):
+    """How a node reaches the server and proves who it is."""
+
+    address: Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$")]
+    ca: Path = Path("ca.crt")
+    key: Path = Path("node.key")
+    insecure: bool = False
+
+    @property
+    def host(self) -> str:
+        return self.address.rpartition(":")[0].strip("[]")
+
+    @model_validator(mode="after")
+    def _safe(self) -> ConnectionSection:
+        refuse_insecure(self.insecure, [self.host])
+        return self
+
+
+class ServerConfig(Section):
+    """`server.toml`."""
+
+    listen: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=1, le=65535)] = 8443
+    names: Annotated[tuple[str, ...], Field(min_length=1)] = ("127.0.0.1",)
+    """Under which names and addresses the nodes know it; its certificate holds them."""
+    insecure: bool = False
+    state: Path = Path("state")
+
+    @model_validator(mode="after")
+    def _safe(self) -> ServerConfig:
+        refuse_insecure(self.insecure, [self.listen, *self.names])
+        return self
+
+
+class NodeConfig(Section):
+    """`node.toml`."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    client: Annotated[int, Field(ge=0)]
+    """The node's place on the client axis; no two nodes have the same."""
+    state: Path = Path("state")
+    data: DataSection
+    connection: ConnectionSection | None = None
+    testing: TestingSection = TestingSection()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this name or address never leaves the machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def refuse_insecure(insecure: bool, hosts: Sequence[str]) -> None:
+    """Without TLS only on loopback."""
+    for host in hosts if insecure else ():
+        if not is_loopback(host):
+            raise InputError(
+                "insecure",
+                host,
+                "without TLS everybody on the way can read and change what is sent",
+                "Leave insecure out, or use 127.0.0.1.",
+            )
+
+
+def read_toml(path: Path, model: type[M]) -> M:
+    """The file as this model; whatever is wrong with it is an InputError that names the file and the key."""
+    try:
+        with path.open("rb") as file:
+            return parse(tomllib.load(file), model, path)
+    except FileNotFoundError as error:
+        raise InputError("file", str(path), "is not there", "Run `fedveil deploy init` first.") from error
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError("file", str(path), f"cannot be read as TOML: {error}", "Mend the file.") from error
+
+
+def parse(content: Mapping[str, Any], model: type[M], path: Path) -> M:
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        problem = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
+        raise InputError(f"{path.name}: {place}", first["input"], problem, f"Mend {path}.") from error

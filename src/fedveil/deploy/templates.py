@@ -1,0 +1,85 @@
+"""The texts that `fedveil deploy init` writes."""
+
+from __future__ import annotations
+
+SERVER = """\
+# The server. `names` are in its certificate: to change them, make a new certificate.
+# Nodes may connect from anywhere; runs are submitted on this machine only.
+"""
+
+NODE = """\
+# This node, as its own operator wants it. The server neither sees nor changes this file.
+# [data] says where the examples are and how they are read: see docs/deploy.md.
+"""
+
+POLICY = """\
+# What this node agrees to. It refuses everything else, whatever the server says, and charges each round to its own
+# ledger (state/ledger.jsonl) before it computes anything. A limit holds over all runs that ever were.
+# Against the "server" a limit relies on nobody. Against an "observer" or a "client" it relies on the server
+# publishing only the aggregate of as many nodes as it announced.
+"""
+
+START = """\
+#!/bin/sh
+# Runs in the foreground; stop it with Ctrl-C or `fedveil deploy stop`.
+cd "$(dirname "$0")" && exec fedveil deploy {role} . "$@"
+"""
+
+UNIT = """\
+# Expects this folder in /opt/fedveil/{name} and fedveil installed in /opt/fedveil/venv.
+[Unit]
+Description=fedveil {role} ({name})
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+User=fedveil
+WorkingDirectory=/opt/fedveil/{name}
+Environment=PATH=/opt/fedveil/venv/bin:/usr/bin:/bin
+ExecStart=/opt/fedveil/venv/bin/fedveil deploy {role} /opt/fedveil/{name}
+Restart=on-failure
+RestartSec=10
+UMask=0077
+NoNewPrivileges=true
+PrivateTmp=true
+PrivateDevices=true
+ProtectHome=true
+ProtectSystem=strict
+ReadWritePaths=/opt/fedveil/{name}
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+README = """\
+# A federation of {nodes} nodes
+
+| folder | goes to | secret in it |
+|---|---|---|
+| `authority/` | a safe place, offline: it is only needed for a new server certificate | `ca.key` |
+| `server/` | the server, reached by the nodes as {address} | `server.key` |
+| `nodes/node-0/` to `nodes/{last}/` | one to each node's operator | `node.key` |
+
+Give each operator only its own folder, over a channel you trust. An operator who would rather make the key at home
+runs `ssh-keygen -t ecdsa -b 384 -N "" -f node.key` in the node's folder and sends you `node.key.pub`, which replaces
+`server/keys/NAME.pub`.
+
+## Each node's operator
+
+1. Install: `pip install "fedveil[flower]"`, the same version everywhere.
+2. Put the data at `{data}`, or change `[data]` in `node.toml`.
+3. Read `policy.toml` and change it until you can answer for it: methods, minimum cohort, limits on epsilon.
+4. `./start.sh` in the node's folder (or install the `.service` file). No port has to be opened: the node calls.
+5. `fedveil deploy status .` tells what has been spent of each limit.
+
+Keep `state/` and back it up: it is the memory of what was released. A node whose ledger is damaged refuses to work.
+
+## The server's operator
+
+1. Open the port of {address} to the nodes.
+2. `./start.sh` in `server/` (or install the `.service` file). The keys in `server/keys/` are let in, nobody else.
+3. `fedveil deploy submit server experiment.toml` on the server starts a run once the nodes are there.
+4. `fedveil deploy status server` lists nodes and runs; `fedveil deploy stop server` ends it.
+
+To add a node later, add its public key to `server/keys/` and restart the server.
+"""

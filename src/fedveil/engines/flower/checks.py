@@ -1,0 +1,82 @@
+"""Which uploads of an exchange fit together and fit the model; the rest is left out, each with its reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from fedveil.engines.flower.wire import RefusalError
+from fedveil.messages import Message
+from fedveil.privacy.releases import Plan
+from fedveil.task import Task
+
+Signature = tuple[Any, ...]
+
+
+class UploadChecks:
+    """Shapes against the model and against each other; numbers that index something against their range."""
+
+    def __init__(self, task: Task, plan: Plan, classes: int | None) -> None:
+        self._params = dict(task.module.named_parameters())
+        self._plan = plan
+        self._classes = classes
+        self._usual: Signature | None = None
+
+    def require_fit(self, sent: Message, up: Message) -> None:
+        """Refuse an upload that does not fit the model, or does not repeat what it was told to repeat."""
+        for name, leaf in up.tensors().items():
+            key = name.partition("/")[2]
+            like = self._params.get(key)
+            if like is not None and (leaf.shape[1:] != like.shape or leaf.dtype != like.dtype):
+                shown, wanted = (_shown(tensor) for tensor in (leaf[0], like))
+                raise RefusalError("message", f"{name!r} is {shown}, the model's is {wanted}")
+        told, said = sent.scalars(), up.scalars()
+        for name in told.keys() & said.keys():
+            if told[name] != said[name]:
+                raise RefusalError("message", f"{name!r} is {said[name]!r:.40}, it was sent {told[name]!r}")
+        given, back = sent.tensors(), up.tensors()
+        for name in given.keys() & back.keys():
+            whole = not given[name].is_floating_point()
+            if whole and (given[name].shape != back[name].shape or bool((given[name] != back[name]).any())):
+                raise RefusalError("message", f"{name!r} is not what it was sent")
+        self._require_range(back, "size", 0, self._plan.largest_client)
+        if self._classes is not None:
+            self._require_range(back, "labels", 0, self._classes - 1)
+
+    def _require_range(self, leaves: Mapping[str, Tensor], name: str, low: int, high: int) -> None:
+        leaf = leaves.get(name)
+        if leaf is None or leaf.is_floating_point() or not leaf.numel():
+            return
+        if int(leaf.min()) < low or int(leaf.max()) > high:
+            raise RefusalError("message", f"{name!r} is not between {low} and {high}")
+
+    def strangers(self, uploads: Mapping[int, Message]) -> dict[int, str]:
+        """The clients whose upload has another form than the others', and how it differs.
+
+        The form that was used before decides, else that of most; where two are as frequent nobody can tell which
+        is broken, and neither is used.
+        """
+        forms = {client: _signature(up) for client, up in uploads.items()}
+        if not forms:
+            return {}
+        count = Counter(forms.values())
+        if self._usual in count:
+            chosen = self._usual
+        else:
+            (first, most), *others = count.most_common(2)
+            chosen = None if others and others[0][1] == most else first
+        self._usual = chosen or self._usual
+        problem = "its shapes are not those of the others" if chosen else "the uploads' shapes disagree"
+        return {client: problem for client, form in forms.items() if form != chosen}
+
+
+def _signature(up: Message) -> Signature:
+    leaves = tuple((name, leaf.dtype, tuple(leaf.shape)) for name, leaf in up.tensors().items())
+    return type(up).__name__, leaves, tuple(sorted(up.scalars().items()))
+
+
+def _shown(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -1,0 +1,212 @@
+"""The engine of a federation: every client behind a node of Flower, asked through its grid."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from flwr.app import Message as Envelope
+from flwr.serverapp import Grid
+
+from fedveil.engines.engine import Answers
+from fedveil.engines.flower.checks import UploadChecks
+from fedveil.engines.flower.roster import Roster, send_and_receive
+from fedveil.engines.flower.states import StateStore
+from fedveil.engines.flower.wire import (
+    EXCHANGE,
+    LARGEST_MESSAGE,
+    VERSION,
+    Order,
+    RefusalError,
+    Version,
+    fingerprint,
+    pack_order,
+    read_reply,
+    read_upload,
+    require_same,
+)
+from fedveil.errors import FedveilError
+from fedveil.messages import Message, Record
+from fedveil.methods.method import AnyMethod, At
+from fedveil.privacy.releases import Plan
+from fedveil.task import Task
+from fedveil.tree import State
+
+log = logging.getLogger("flwr.fedveil")
+R = TypeVar("R", bound=Record)
+PATIENCE = 3600.0  # where no deadline is set, a node that hangs holds the round for so many seconds
+_RESTORED: Version = (0, 0)
+_CHECKPOINTS = 2  # as many as are kept on disk
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long an exchange may take, how large an upload may be, and how few answers still count."""
+
+    deadline: float | None = None
+    max_message: int = LARGEST_MESSAGE
+    min_clients: int = 0
+
+
+class FlowerEngine:
+    """Asks the cohort's nodes, one client each, and keeps only answers that are whole, finite and expected.
+
+    A client that misses an exchange is not asked again in that round. With `states` the clients' states are files of
+    this machine (a simulation), else they stay with the nodes and a checkpoint holds their versions only.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        roster: Roster,
+        task: Task,
+        method: AnyMethod,
+        plan: Plan,
+        *,
+        run: str,
+        limits: Limits,
+        classes: int | None = None,
+        states: Path | None = None,
+    ) -> None:
+        self._grid = grid
+        self._roster = roster
+        self._method = method
+        self._run = run
+        self._limits = limits
+        self._fingerprint = fingerprint(task, method)
+        self._device = task.device
+        self._checks = UploadChecks(task, plan, classes)
+        self._states = states
+        self._accepted: dict[int, Version] = {}
+        self._at_round_end: dict[int, Version] = {}
+        self._on_disk: deque[dict[int, Version]] = deque(maxlen=_CHECKPOINTS)
+        self._cache: dict[int, tuple[Version, State]] = {}
+        self._lost: set[int] = set()
+
+    def exchange(self, clients: Sequence[int], down: Message, at: At) -> Answers:
+        if at.exchange == 0:
+            self._lost.clear()
+            self._roster.refresh()
+        sent: dict[int, Message] = {}
+        messages: list[Envelope] = []
+        timeout = self._limits.deadline or PATIENCE
+        for row, client in enumerate(clients):
+            if client in self._lost:
+                continue
+            node = self._roster.node(client)
+            if node is None:
+                self._lose(client, at, "no node of it is here")
+                continue
+            sent[client] = down.rows([row])
+            content = pack_order(self._order(client, sent[client], at))
+            messages.append(Envelope(content, node, EXCHANGE, ttl=timeout, group_id=f"{at.round}"))
+        remembering: set[int] = set()
+        uploads = self._collect(sent, messages, timeout, at, remembering)
+        for client, problem in self._checks.strangers(uploads).items():
+            del uploads[client]
+            self._lose(client, at, problem)
+        for client in sent.keys() - uploads.keys() - self._lost:
+            self._lose(client, at, f"no answer within {timeout:g} s, or its node is gone")
+        answered = sorted(uploads)
+        if not answered or len(answered) < self._limits.min_clients:
+            return Answers((), None)
+        for client in remembering.intersection(answered):
+            self._accepted[client] = (at.round, at.exchange)
+        up = self._method.up_type.concatenate([uploads[client] for client in answered])
+        return Answers(tuple(answered), up.map(lambda _, leaf: leaf.to(self._device)))
+
+    def _order(self, client: int, down: Message, at: At) -> Order:
+        held = [self._at_round_end, *self._on_disk, self._accepted]
+        needed = sorted({versions[client] for versions in held if client in versions})
+        state = self._accepted.get(client)
+        body = down.to_bytes()
+        return Order(self._run, client, at, VERSION, self._fingerprint, state, tuple(needed), body)
+
+    def _collect(
+        self,
+        sent: Mapping[int, Message],
+        messages: Sequence[Envelope],
+        timeout: float,
+        at: At,
+        remembering: set[int],
+    ) -> dict[int, Message]:
+        """The uploads that are whole; the clients that keep a state are added to `remembering`."""
+        uploads: dict[int, Message] = {}
+        for reply in send_and_receive(self._grid, messages, timeout) if messages else []:
+            if reply.has_error():  # such a reply does not name its node: who is missing is found below
+                log.warning("round %d: a node failed: %s", at.round, reply.error.reason)
+                continue
+            node = reply.metadata.src_node_id
+            client = self._roster.client(node)
+            if client is None or client not in sent:
+                log.warning("round %d: %s answered without being asked", at.round, self._roster.names(node))
+                continue
+            try:
+                uploads[client], remembers = self._read(client, sent[client], reply, at)
+                if remembers:
+                    remembering.add(client)
+            except RefusalError as refusal:
+                self._lose(client, at, str(refusal))
+        return uploads
+
+    def _read(self, client: int, sent: Message, reply: Envelope, at: At) -> tuple[Message, bool]:
+        answer = read_reply(reply.content, self._limits.max_message)
+        require_same((answer.version, answer.fingerprint), (VERSION, self._fingerprint), "its")
+        if (answer.client, answer.round, answer.exchange) != (client, at.round, at.exchange):
+            raise RefusalError("message", f"it answers for client {answer.client} of round {answer.round}")
+        up = read_upload(self._method, answer.up)
+        self._checks.require_fit(sent, up)
+        return up, answer.remembers
+
+    def _lose(self, client: int, at: At, problem: str) -> None:
+        self._lost.add(client)
+        node = self._roster.node(client)
+        where = "" if node is None else f", {self._roster.names(node)},"
+        log.warning(
+            "round %d, exchange %d: client %d%s is left out: %s",
+            at.round,
+            at.exchange,
+            client,
+            where,
+            problem,
+        )
+
+    def own(self, record: R) -> R:
+        return record
+
+    def state(self) -> Mapping[int, State]:
+        self._at_round_end = dict(self._accepted)
+        if self._states is None:
+            return {client: {"version": torch.tensor(version)} for client, version in self._accepted.items()}
+        for client, version in self._accepted.items():
+            if client not in self._cache or self._cache[client][0] != version:
+                held = StateStore(self._states / str(client), self._run).load(version)
+                if held is None:
+                    raise FedveilError(f"the state of client {client} is missing in {self._states}")
+                self._cache[client] = (version, held)
+        return {client: state for client, (_, state) in self._cache.items()}
+
+    def restore(self, state: Mapping[int, State]) -> None:
+        if self._states is None:
+            for client, held in state.items():
+                round_, exchange = held["version"].tolist()
+                self._accepted[client] = (int(round_), int(exchange))
+        else:
+            for client, held in state.items():
+                StateStore(self._states / str(client), self._run).save(_RESTORED, held)
+                self._accepted[client] = _RESTORED
+                self._cache[client] = (_RESTORED, dict(held))
+        self._at_round_end = dict(self._accepted)
+        self._on_disk.append(dict(self._accepted))
+
+    def saved(self) -> None:
+        """A checkpoint of the last `state()` is on disk: older versions than the kept checkpoints' are not needed."""
+        self._on_disk.append(dict(self._at_round_end))
+
+    def close(self) -> None:
+        """The nodes stay; they belong to others."""

@@ -1,0 +1,121 @@
+"""A node's half of an exchange: one client, K = 1, through the same method objects as everywhere."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from flwr.app import RecordDict
+
+from fedveil.engines.flower.states import StateStore
+from fedveil.engines.flower.wire import (
+    LARGEST_MESSAGE,
+    VERSION,
+    Introduction,
+    Order,
+    RefusalError,
+    Reply,
+    fingerprint,
+    introduce,
+    pack_reply,
+    read_order,
+    refuse,
+    require_same,
+)
+from fedveil.engines.worker import ClientWorker, one_thread
+from fedveil.errors import FedveilError
+from fedveil.messages import Message, MessageError
+
+log = logging.getLogger("flwr.fedveil")
+Admit = Callable[[Order, Message], None]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One client of a federation: who it is, what it computes with, and where it keeps its state.
+
+    `admit` is asked before each round whether this client takes part, and refuses by raising; what it needs to write
+    down, it has written when it returns.
+    """
+
+    name: str
+    client: int
+    size: int
+    worker: ClientWorker
+    states: Path
+    admit: Admit
+    limit: int = LARGEST_MESSAGE
+
+    def introduction(self) -> RecordDict:
+        mark = fingerprint(self.worker.task, self.worker.method)
+        return introduce(Introduction(self.name, self.client, self.size, VERSION, mark))
+
+    def answer(self, content: RecordDict) -> RecordDict:
+        """The upload that this order asks for, or the reason why there is none. Never raises.
+
+        The server is told the reason of a refusal, but of a failure only its kind: its text may speak of data.
+        """
+        try:
+            return pack_reply(self._work(read_order(content, self.limit)))
+        except RefusalError as refusal:
+            log.warning("client %d refuses: %s", self.client, refusal)
+            return refuse(refusal, self.client)
+        except Exception as error:
+            log.exception("client %d failed", self.client)
+            return refuse(RefusalError("error", f"failed with {type(error).__name__}"), self.client)
+
+    def _work(self, order: Order) -> Reply:
+        worker, at = self.worker, order.at
+        mark = fingerprint(worker.task, worker.method)
+        require_same((order.version, order.fingerprint), (VERSION, mark), "the server's")
+        self._require_plan(order)
+        down = self._read(order)
+        self.admit(order, down)
+        store = StateStore(self.states, order.run)
+        held = None if order.state is None else store.load(order.state)
+        if order.state is not None and held is None:
+            log.warning(
+                "client %d has lost its state after exchange %s; it starts anew", self.client, order.state
+            )
+        known = {} if held is None else {self.client: held}
+        with one_thread():
+            up, after = worker.update([self.client], down, known, at)
+        version = (at.round, at.exchange)
+        if after:
+            store.save(version, {name: leaf[0] for name, leaf in after.items()})
+            store.forget(version, order.needed)
+        return Reply(self.client, *version, VERSION, mark, bool(after), up.to_bytes())
+
+    def _require_plan(self, order: Order) -> None:
+        if order.client != self.client:
+            raise RefusalError("plan", f"this is client {self.client}, not {order.client}")
+        plan = order.at.plan
+        if not plan.records_per_client <= max(1, self.size) <= plan.largest_client:
+            raise RefusalError("plan", "the plan's sizes of clients do not include this one's")
+        if order.at.exchange >= self.worker.method.exchanges(plan):
+            raise RefusalError("plan", f"a round has no exchange {order.at.exchange}")
+
+    def _read(self, order: Order) -> Message:
+        try:
+            down = self.worker.method.down_type.from_bytes(order.down)
+        except MessageError as error:
+            raise RefusalError("message", str(error)) from error
+        for name, leaf in down.tensors().items():
+            if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+                raise RefusalError("message", f"{name!r} is not finite")
+        return down
+
+
+def admit_all(_order: Order, _down: Message) -> None:
+    """Takes part in everything: a simulated client has no policy of its own."""
+
+
+def refused_by(error: FedveilError, client: int | None) -> RecordDict:
+    """The answer of a node that cannot even begin."""
+    log.warning("this node cannot take part: %s", error)
+    if isinstance(error, RefusalError):
+        return refuse(error, client)
+    return refuse(RefusalError("error", f"failed with {type(error).__name__}"), client)

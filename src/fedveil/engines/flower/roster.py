@@ -1,0 +1,126 @@
+"""Which node is which client. Nodes come and go; a client is known by what its node says, never by a node's number."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+
+from flwr.app import Message as Envelope
+from flwr.serverapp import Grid
+
+from fedveil.engines.flower.wire import (
+    HELLO,
+    VERSION,
+    Introduction,
+    RefusalError,
+    hello,
+    read_introduction,
+    require_same,
+)
+
+log = logging.getLogger("flwr.fedveil")
+_SOON, _LATER = 0.1, 2.0
+HELLO_SECONDS = 120.0
+
+
+def send_and_receive(grid: Grid, messages: Sequence[Envelope], timeout: float) -> list[Envelope]:
+    """The replies that came in time. A reply that cannot even be decoded costs its sender, not the round."""
+    waiting = {number for number in grid.push_messages(messages) if number}
+    replies: list[Envelope] = []
+    end = time.monotonic() + timeout
+    pause = _SOON
+    while waiting:
+        for got in _pull(grid, waiting):
+            waiting.discard(got.metadata.reply_to_message_id)
+            replies.append(got)
+        if not waiting or time.monotonic() >= end:
+            break
+        time.sleep(min(pause, max(0.0, end - time.monotonic())))
+        pause = min(_LATER, 1.5 * pause)
+    return replies
+
+
+def _pull(grid: Grid, waiting: set[str]) -> Iterable[Envelope]:
+    try:
+        return list(grid.pull_messages(sorted(waiting)))
+    except (ValueError, TypeError, KeyError):
+        pass
+    got: list[Envelope] = []
+    for number in sorted(waiting):
+        try:
+            got.extend(grid.pull_messages([number]))
+        except (ValueError, TypeError, KeyError) as error:
+            log.warning("a reply cannot be decoded and is dropped: %s", type(error).__name__)
+            waiting.discard(number)
+    return got
+
+
+class Roster:
+    """The nodes that have introduced themselves. Two that claim one client: the one that came first stays."""
+
+    def __init__(self, grid: Grid, fingerprint: str | None = None) -> None:
+        self._grid = grid
+        self.fingerprint = fingerprint
+        self._known: dict[int, Introduction] = {}
+        self._refused: set[int] = set()
+
+    @property
+    def clients(self) -> dict[int, Introduction]:
+        return {who.client: who for who in self._known.values()}
+
+    def node(self, client: int) -> int | None:
+        return next((node for node, who in self._known.items() if who.client == client), None)
+
+    def names(self, node: int) -> str:
+        """A node for the log: its own name, and Flower's number for it."""
+        who = self._known.get(node)
+        return f"node {node}" if who is None else f"node {who.name!r} ({node})"
+
+    def client(self, node: int) -> int | None:
+        who = self._known.get(node)
+        return None if who is None else who.client
+
+    def refresh(self, timeout: float = HELLO_SECONDS) -> None:
+        """Forget nodes that have left and get to know those that have come."""
+        here = set(self._grid.get_node_ids())
+        for node in self._known.keys() - here:
+            log.warning("%s has left", self.names(node))
+            del self._known[node]
+        self._refused &= here
+        new = sorted(here - self._known.keys() - self._refused)
+        if not new:
+            return
+        messages = [Envelope(hello(), node, HELLO, ttl=timeout, group_id="hello") for node in new]
+        for reply in send_and_receive(self._grid, messages, timeout):
+            if reply.has_error():
+                log.warning("a node did not introduce itself: %s", reply.error.reason)
+                continue
+            node = reply.metadata.src_node_id
+            name = f"node {node}"
+            try:
+                who = read_introduction(reply.content)
+                name = f"node {who.name!r} ({node})"
+                self._admit(node, who)
+            except RefusalError as refusal:
+                self._refused.add(node)
+                log.warning("%s is not let in: %s", name, refusal)
+
+    def _admit(self, node: int, who: Introduction) -> None:
+        require_same((who.version, who.fingerprint), (VERSION, self.fingerprint or who.fingerprint), "its")
+        other = self.node(who.client)
+        if other is not None and other != node:
+            raise RefusalError(
+                "plan", f"it says that it is client {who.client}, which {self.names(other)} is"
+            )
+        self._known[node] = who
+        log.info("%s is client %d with %d examples", self.names(node), who.client, who.size)
+
+    def wait_for(self, count: int, timeout: float) -> None:
+        """Wait until so many nodes are there, whether let in or not, or the time is up."""
+        end = time.monotonic() + timeout
+        while True:
+            self.refresh()
+            if len(self._known) + len(self._refused) >= count or time.monotonic() >= end:
+                return
+            time.sleep(1.0)

@@ -1,0 +1,238 @@
+"""What server and nodes say to each other: fedveil's own bytes in Flower's records, believed only when checked.
+
+A hello asks a node who it is. An order is one client's row of a broadcast with everything the client half needs
+to know; a reply is the client's upload, or the reason why there is none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Any, Literal
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from fedveil.errors import FedveilError, InputError
+from fedveil.messages import Message, MessageError
+from fedveil.methods.method import AnyMethod, At
+from fedveil.privacy.releases import Plan, check_plan
+from fedveil.task import Task
+
+HELLO = "query.hello"
+EXCHANGE = "train.exchange"
+VERSION = metadata.version("fedveil")
+LARGEST_MESSAGE = 1 << 30
+_HEAD, _BODY, _ENCODING = "fedveil", "message", "fedveil"
+
+Reason = Literal["version", "model", "policy", "size", "message", "plan", "error"]
+REASONS: tuple[Reason, ...] = ("version", "model", "policy", "size", "message", "plan", "error")
+Version = tuple[int, int]
+"""Of a client's state: after which exchange of which round."""
+
+
+class RefusalError(FedveilError):
+    """A message that is not answered, or an answer that is not used, and why."""
+
+    def __init__(self, reason: Reason, text: str) -> None:
+        super().__init__(text)
+        self.reason: Reason = reason
+
+
+def fingerprint(task: Task, method: AnyMethod) -> str:
+    """The same for all who hold the same model (names, shapes, types, structure) and run the same method on it."""
+    leaves = [(n, list(p.shape), str(p.dtype)) for n, p in task.module.named_parameters()]
+    text = json.dumps([leaves, repr(task.module), repr(method)])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a node says of itself: its name, which client it is, and how many examples it has."""
+
+    name: str
+    client: int
+    size: int
+    version: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Order:
+    """What one client is asked to do."""
+
+    run: str
+    client: int
+    at: At
+    version: str
+    fingerprint: str
+    state: Version | None
+    """After which exchange the client's upload was last used: the state to go on from (None: its first)."""
+    needed: tuple[Version, ...]
+    """The older states that may be asked for again, should the server go on from a checkpoint."""
+    down: bytes
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One client's answer."""
+
+    client: int
+    round: int
+    exchange: int
+    version: str
+    fingerprint: str
+    remembers: bool
+    """Whether the client keeps a state of this exchange."""
+    up: bytes
+
+
+def hello() -> RecordDict:
+    return _pack({"kind": "hello", "version": VERSION})
+
+
+def introduce(who: Introduction) -> RecordDict:
+    return _pack({"kind": "introduction", **asdict(who)})
+
+
+def refuse(refusal: RefusalError, client: int | None) -> RecordDict:
+    """A reply that says why there is no upload."""
+    head = {"kind": "refusal", "reason": refusal.reason, "text": str(refusal)[:500], "client": client}
+    return _pack(head)
+
+
+def pack_order(order: Order) -> RecordDict:
+    head = {
+        "kind": "order",
+        "run": order.run,
+        "client": order.client,
+        "plan": asdict(order.at.plan),
+        "at": [order.at.round, order.at.exchange],
+        "version": order.version,
+        "fingerprint": order.fingerprint,
+        "state": order.state,
+        "needed": order.needed,
+    }
+    return _pack(head, order.down)
+
+
+def pack_reply(reply: Reply) -> RecordDict:
+    head = asdict(reply)
+    return _pack({"kind": "reply", **{k: v for k, v in head.items() if k != "up"}}, reply.up)
+
+
+def read_introduction(content: RecordDict) -> Introduction:
+    head, _ = _unpack(content, "introduction", 0)
+    try:
+        who = Introduction(
+            str(head["name"])[:64],
+            int(head["client"]),
+            int(head["size"]),
+            str(head["version"]),
+            str(head["fingerprint"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise RefusalError("message", "its introduction is damaged") from error
+    if who.client < 0 or who.size < 0:
+        raise RefusalError("message", f"it says that it is client {who.client} with {who.size} examples")
+    return who
+
+
+def read_order(content: RecordDict, limit: int = LARGEST_MESSAGE) -> Order:
+    head, body = _unpack(content, "order", limit)
+    try:
+        plan = Plan(**head["plan"])
+        check_plan(plan)
+        round_, exchange = (int(part) for part in head["at"])
+        order = Order(
+            str(head["run"]),
+            int(head["client"]),
+            At(plan, round_, exchange),
+            str(head["version"]),
+            str(head["fingerprint"]),
+            None if head["state"] is None else _version(head["state"]),
+            tuple(_version(item) for item in head["needed"]),
+            body,
+        )
+    except (KeyError, TypeError, ValueError, InputError) as error:
+        raise RefusalError("message", f"the order is damaged: {type(error).__name__}") from error
+    if not (1 <= round_ <= plan.rounds and exchange >= 0 and 0 <= order.client < plan.clients):
+        raise RefusalError("plan", f"round {round_}, client {order.client} are not in the plan")
+    return order
+
+
+def read_reply(content: RecordDict, limit: int = LARGEST_MESSAGE) -> Reply:
+    head, body = _unpack(content, "reply", limit)
+    try:
+        return Reply(
+            int(head["client"]),
+            int(head["round"]),
+            int(head["exchange"]),
+            str(head["version"]),
+            str(head["fingerprint"]),
+            bool(head["remembers"]),
+            body,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise RefusalError("message", "its reply is damaged") from error
+
+
+def require_same(theirs: tuple[str, str], ours: tuple[str, str], whose: str) -> None:
+    """Refuse another version of fedveil and another model or method; both sides ask."""
+    if theirs[0] != ours[0]:
+        raise RefusalError("version", f"{whose} fedveil is {theirs[0]!r:.40}, ours {ours[0]!r}")
+    if theirs[1] != ours[1]:
+        raise RefusalError(
+            "model", f"{whose} model or method is another: {theirs[1]!r:.40}, ours {ours[1]!r}"
+        )
+
+
+def read_upload(method: AnyMethod, data: bytes) -> Message:
+    """The upload of one client: of the method's type, one row, every number finite."""
+    try:
+        up = method.up_type.from_bytes(data)
+    except MessageError as error:
+        raise RefusalError("message", str(error)) from error
+    for name, leaf in up.tensors().items():
+        if leaf.dim() < 1 or leaf.shape[0] != 1:
+            raise RefusalError("message", f"{name!r} has shape {list(leaf.shape)}, not one row")
+        if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+            raise RefusalError("message", f"{name!r} is not finite")
+    return up
+
+
+def _version(value: Any) -> Version:
+    round_, exchange = value
+    return int(round_), int(exchange)
+
+
+def _pack(head: Mapping[str, Any], body: bytes | None = None) -> RecordDict:
+    content = RecordDict({_HEAD: ConfigRecord({"head": json.dumps(head)})})
+    if body is not None:
+        array = Array(dtype="uint8", shape=(len(body),), stype=_ENCODING, data=body)
+        content[_BODY] = ArrayRecord({_BODY: array})
+    return content
+
+
+def _unpack(content: RecordDict, kind: str, limit: int) -> tuple[dict[str, Any], bytes]:
+    try:
+        head = json.loads(str(content.config_records[_HEAD]["head"]))
+        said = head["kind"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise RefusalError("message", "this is not a message of fedveil") from error
+    if said == "refusal":
+        reason: Reason = next((known for known in REASONS if known == head.get("reason")), "error")
+        raise RefusalError(reason, f"refused: {str(head.get('text'))[:500]}")
+    if said != kind:
+        raise RefusalError("message", f"expected {kind}, got {str(said)[:40]!r}")
+    if _BODY not in content.array_records:
+        return head, b""
+    array = content.array_records[_BODY].get(_BODY)
+    if array is None or array.stype != _ENCODING:
+        raise RefusalError("message", "its encoding is not fedveil's")
+    if len(array.data) > limit:
+        raise RefusalError("size", f"{len(array.data)} bytes, more than the {limit} allowed")
+    return head, bytes(array.data)

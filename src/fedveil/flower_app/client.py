@@ -1,0 +1,113 @@
+"""The ClientApp: one node, one client.
+
+A node that was started with `fedveil-node` in its node configuration is deployed: its data, its policy and its ledger
+are its own, whatever the server says. A node without it takes part in a simulation: it is client `partition-id` of the
+experiment's own partition, and its state is a file in the result folder.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedveil.data.dataset import require_labels_below
+from fedveil.deploy.node import open_node
+from fedveil.deploy.policy import RefusedError
+from fedveil.engines.flower.node import Node, admit_all, refused_by
+from fedveil.engines.flower.wire import LARGEST_MESSAGE, Order, RefusalError
+from fedveil.engines.worker import ClientWorker
+from fedveil.errors import FedveilError, InputError
+from fedveil.experiment import Prepared, prepare
+from fedveil.flower_app.settings import RunSettings, parse_config
+from fedveil.messages import Message as Downlink
+from fedveil.models.registry import make_model
+from fedveil.task import Task
+
+log = logging.getLogger("flwr.fedveil")
+app = ClientApp()
+STATES = "clients"  # where a simulation keeps its clients' states, in the result folder
+
+
+@app.query("hello")
+def hello(message: Message, context: Context) -> Message:
+    """Say which client this is."""
+    try:
+        return Message(node_of(context).introduction(), reply_to=message)
+    except FedveilError as error:
+        return Message(refused_by(error, None), reply_to=message)
+
+
+@app.train("exchange")
+def exchange(message: Message, context: Context) -> Message:
+    """One exchange of this client."""
+    try:
+        return Message(node_of(context).answer(message.content), reply_to=message)
+    except FedveilError as error:
+        return Message(refused_by(error, None), reply_to=message)
+
+
+def node_of(context: Context) -> Node:
+    """The client that this node is, in the run of this context."""
+    settings = RunSettings.from_run_config(context.run_config)
+    folder = context.node_config.get("fedveil-node")
+    return _simulated(settings, context) if folder is None else _deployed(settings, str(folder))
+
+
+def _deployed(settings: RunSettings, folder: str) -> Node:
+    """From the server's settings: the model, the method, the public seed. Everything else is the node's own."""
+    home = open_node(folder)
+    config = settings.config
+    classes = config.task.classes
+    if classes is None:
+        raise RefusalError("message", "the run does not say how many classes there are")
+    x, y = home.examples.x, home.examples.y
+    require_labels_below(y, classes, home.name)
+    shape = tuple(x.shape[1:])
+
+    def build() -> torch.nn.Module:
+        return make_model(config.task.model, shape, classes, **config.task.model_options)
+
+    method = config.build_method()
+
+    def admit(order: Order, down: Downlink) -> None:
+        at = order.at
+        announced = int(down.scalars().get("cohort", 0))
+        try:
+            home.guard.admit(order.run, at.round, method, at.plan, exchange=at.exchange, announced=announced)
+        except RefusedError as error:
+            raise RefusalError("policy", str(error)) from error
+
+    worker = ClientWorker(Task(build), home.clients, method, settings.seed, home.noise)
+    limit = home.guard.policy.maximum_message
+    return Node(home.name, home.client, len(home.examples), worker, home.state / "clients", admit, limit)
+
+
+def _simulated(settings: RunSettings, context: Context) -> Node:
+    if settings.config.run.engine == "flower":
+        raise InputError(
+            "node-config",
+            dict(context.node_config),
+            "names no node folder",
+            "Start it by `fedveil deploy node`.",
+        )
+    client = int(str(context.node_config.get("partition-id", -1)))
+    prepared = _prepared(settings.config.to_toml(), settings.seed, settings.data)
+    if not 0 <= client < prepared.plan.clients:
+        raise InputError("partition-id", client, "is no client", f"Use 0 to {prepared.plan.clients - 1}.")
+    worker = ClientWorker(prepared.task, prepared.clients, prepared.method, settings.seed)
+    limit = settings.config.run.max_message or LARGEST_MESSAGE
+    size = prepared.clients.sizes[client]
+    return Node(
+        f"client-{client}", client, size, worker, settings.folder / STATES / str(client), admit_all, limit
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _prepared(text: str, seed: int, data: Path | None) -> Prepared:
+    """A worker of a simulation plays many clients in turn: it loads their data once."""
+    return prepare(parse_config(text), seed, data)

@@ -1,0 +1,177 @@
+"""The ServerApp: fedveil's own loop, with Flower's grid as its way to the clients."""
+
+from __future__ import annotations
+
+import json
+import logging
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedveil.api import check_fit, run_on
+from fedveil.checkpoint import write_atomically
+from fedveil.config import NO_DATASET
+from fedveil.engines.engine import Engine
+from fedveil.engines.flower.engine import FlowerEngine, Limits
+from fedveil.engines.flower.roster import Roster
+from fedveil.engines.flower.wire import LARGEST_MESSAGE, fingerprint
+from fedveil.errors import FedveilError, InputError
+from fedveil.experiment import facts_of, load_examples, options_of, prepare
+from fedveil.flower_app.client import STATES
+from fedveil.flower_app.settings import LOG, PROBLEM, RunSettings
+from fedveil.models.registry import make_model
+from fedveil.privacy.releases import Plan
+from fedveil.results import Result
+from fedveil.task import Task
+
+log = logging.getLogger("flwr.fedveil")
+app = ServerApp()
+FEDERATION = "federation.json"
+GATHER_SECONDS = 600.0
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the experiment to its end; a failure is left in its folder, for whoever waits for the result."""
+    settings = RunSettings.from_run_config(context.run_config)
+    serve = serve_deployed if settings.config.run.engine == "flower" else serve_simulated
+    try:
+        with _logged(settings):
+            serve(grid, settings)
+    except FedveilError as error:
+        _leave(settings, str(error))
+        raise
+    except Exception:
+        _leave(settings, traceback.format_exc())
+        raise
+
+
+@contextmanager
+def _logged(settings: RunSettings) -> Iterator[None]:
+    """What concerns nodes is also written to the run's folder, where its owner looks."""
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(settings.folder / LOG)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        handler.close()
+
+
+def _leave(settings: RunSettings, problem: str) -> None:
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(settings.folder / PROBLEM, problem.encode())
+
+
+def serve_simulated(grid: Grid, settings: RunSettings) -> Result:
+    """A simulation on Flower: the data are on this machine, so the final model is scored on each client's own."""
+    config, seed = settings.config, settings.seed
+    prepared = prepare(config, seed, settings.data)
+    task, method, plan = prepared.task, prepared.method, prepared.plan
+    check_fit(task, prepared.clients)
+
+    def engine_of(run: str) -> Engine:
+        roster = Roster(grid, fingerprint(task, method))
+        roster.wait_for(plan.clients, GATHER_SECONDS)
+        return FlowerEngine(
+            grid,
+            roster,
+            task,
+            method,
+            plan,
+            run=run,
+            limits=_limits(settings),
+            classes=prepared.dataset.num_classes,
+            states=settings.folder / STATES,
+        )
+
+    return run_on(
+        engine_of,
+        task,
+        method,
+        plan,
+        seed=seed,
+        test=prepared.dataset.test,
+        classes=prepared.dataset.num_classes,
+        scored_on=prepared.local_test or prepared.clients,
+        held_out=prepared.local_test is not None,
+        results=settings.folder,
+        facts=facts_of(config, settings.experiment, prepared),
+        noise_source=settings.noise_source,
+        **options_of(config),
+    )
+
+
+def serve_deployed(grid: Grid, settings: RunSettings) -> Result:
+    """A federation: the data are with the nodes; the server holds at most a test set."""
+    config, seed = settings.config, settings.seed
+    dataset = None if config.task.dataset == NO_DATASET else load_examples(config, settings.data)
+    shape, classes = config.task.input_shape, config.task.classes
+    if shape is None or classes is None:
+        raise InputError("task.classes", classes, "the nodes are not told", "Submit the run with fedveil.")
+
+    def build() -> torch.nn.Module:
+        return make_model(config.task.model, tuple(shape), classes, **config.task.model_options)
+
+    task, method = Task(build, device=config.run.device), config.build_method()
+    roster = Roster(grid, fingerprint(task, method))
+    plan = _agreed_plan(roster, settings)
+
+    def engine_of(run: str) -> Engine:
+        limits = _limits(settings)
+        return FlowerEngine(grid, roster, task, method, plan, run=run, limits=limits, classes=classes)
+
+    names: Sequence[str] = dataset.classes if dataset is not None else [str(c) for c in range(classes)]
+    return run_on(
+        engine_of,
+        task,
+        method,
+        plan,
+        seed=seed,
+        test=None if dataset is None else dataset.test,
+        classes=classes,
+        results=settings.folder,
+        facts={
+            "experiment": settings.experiment,
+            "dataset": config.task.dataset,
+            "model": config.task.model,
+            "classes": list(names),
+            "paper": None if config.paper is None else config.paper.model_dump(),
+        },
+        noise_source=settings.noise_source,
+        **options_of(config),
+    )
+
+
+def _limits(settings: RunSettings) -> Limits:
+    section = settings.config.run
+    return Limits(section.deadline, section.max_message or LARGEST_MESSAGE, section.min_clients)
+
+
+def _agreed_plan(roster: Roster, settings: RunSettings) -> Plan:
+    """The plan of this run: made from the nodes that are there when it begins, and kept when it goes on."""
+    path = settings.folder / FEDERATION
+    section = settings.config.run
+    clients = settings.config.partition.clients or 1
+    if path.exists():
+        roster.refresh()
+        return Plan(**json.loads(path.read_text()))
+    roster.wait_for(clients, GATHER_SECONDS)
+    sizes = [who.size for who in roster.clients.values()]
+    needed = max(1, section.min_clients)
+    if len(sizes) < needed:
+        raise FedveilError(
+            f"{len(sizes)} of {clients} nodes are here, {needed} are needed. Start the others."
+        )
+    cohort = clients if section.cohort is None or section.sampler == "all" else section.cohort
+    plan = Plan(clients, cohort, section.sampler, section.rounds, max(1, min(sizes)), max(1, max(sizes)))
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(plan.__dict__).encode())
+    return plan

@@ -1,0 +1,75 @@
+"""What a run is told through Flower's run configuration: the whole experiment as one text."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedveil.config import Config, make_config
+from fedveil.errors import InputError
+from fedveil.experiment import result_folder
+from fedveil.streams import NoiseSource
+
+PROBLEM = ".flower-problem"  # in a run's folder: why its last attempt failed
+LOG = "federation.log"  # in a run's folder: which nodes came, failed and were refused
+_KEYS = ("config", "seed", "experiment", "results", "data", "noise")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """An experiment's seed. Where results and data are is the server's business; a deployed node ignores both."""
+
+    config: Config
+    seed: int
+    experiment: str
+    results: Path
+    data: Path | None = None
+    noise: NoiseSource | None = None
+    """Where the server's own noise comes from, if a test says so; nodes never ask."""
+
+    @property
+    def folder(self) -> Path:
+        return result_folder(self.config, self.seed, self.experiment, self.results)
+
+    @property
+    def noise_source(self) -> NoiseSource:
+        return self.noise or ("entropy" if self.config.run.engine == "flower" else "seeded")
+
+    def to_run_config(self) -> dict[str, str | int]:
+        """As flat keys with values of TOML, which is all that Flower hands on."""
+        values = (
+            self.config.to_toml(),
+            self.seed,
+            self.experiment,
+            str(self.results),
+            "" if self.data is None else str(self.data),
+            self.noise or "",
+        )
+        return {f"fedveil-{key}": value for key, value in zip(_KEYS, values, strict=True)}
+
+    @classmethod
+    def from_run_config(cls, values: Mapping[str, Any]) -> RunSettings:
+        try:
+            text, seed, experiment, results, data, noise = (values[f"fedveil-{key}"] for key in _KEYS)
+            config = parse_config(str(text))
+        except (KeyError, ValueError) as error:
+            raise InputError(
+                "run configuration", sorted(values), "is not one of fedveil", "Submit the run with fedveil."
+            ) from error
+        return cls(
+            config,
+            int(seed),
+            str(experiment),
+            Path(str(results)),
+            Path(str(data)) if data else None,
+            "seeded" if noise == "seeded" else "entropy" if noise == "entropy" else None,
+        )
+
+
+@functools.lru_cache(maxsize=4)
+def parse_config(text: str) -> Config:
+    return make_config(tomllib.loads(text))

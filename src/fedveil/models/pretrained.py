@@ -1,0 +1,216 @@
+"""Pretrained encoders and language models from any local transformers folder.
+
+The default is the MiniLM package. Dropout is off unless asked for, and attention is the plain one, so that outputs
+repeat exactly and gradients can be differentiated once more. Parts that are not trained are constants: neither sent
+nor noised.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from fedveil.data.transformers_folder import DEFAULT, find_folder, folder_config, transformers
+from fedveil.errors import InputError
+from fedveil.models.causal_lm import EVALUATED
+from fedveil.models.frozen import freeze
+from fedveil.models.shapes import check_next_tokens, check_rate, check_text
+from fedveil.text_model import TextModel
+
+_LAYER = re.compile(r"\.(?:layer|layers|h|blocks)\.(\d+)\.")
+
+
+class PretrainedClassifier(TextModel):
+    """An encoder, a summary of its states, one linear layer."""
+
+    stacks: ClassVar[bool] = False  # the library's own code is not made for vmap
+
+    def __init__(
+        self, encoder: Any, table: str, pad: int, classes: int, pooling: str, dropout: float
+    ) -> None:
+        super().__init__()
+        self.table = f"encoder.{table}"
+        self.pad = pad
+        self.pooling = pooling
+        self.largest_batch = 64
+        self.encoder = encoder
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.output = nn.Linear(encoder.config.hidden_size, classes)
+
+    def from_embeddings(self, embedded: Tensor, ids: Tensor) -> Tensor:
+        mask = self.mask(ids)
+        states = self.encoder(
+            inputs_embeds=embedded, attention_mask=_additive(mask.unsqueeze(1), embedded)
+        ).last_hidden_state
+        if self.pooling == "first":
+            summary = states[:, 0]
+        else:
+            weights = mask.to(states.dtype).unsqueeze(-1)
+            summary = (states * weights).sum(1) / weights.sum(1).clamp(min=1)
+        scores: Tensor = self.output(self.dropout(summary))
+        return scores
+
+
+class PretrainedLM(TextModel):
+    """A causal language model of the library."""
+
+    stacks: ClassVar[bool] = False
+
+    def __init__(self, model: Any, table: str, pad: int, length: int) -> None:
+        super().__init__()
+        self.table = f"model.{table}"
+        self.pad = pad
+        self.largest_batch = max(1, EVALUATED // (length * model.config.vocab_size))
+        self.model = model
+
+    def from_embeddings(self, embedded: Tensor, ids: Tensor) -> Tensor:
+        length = ids.shape[1]
+        earlier = torch.ones(1, length, length, dtype=torch.bool, device=ids.device).tril()
+        mask = _additive(earlier.expand(ids.shape[0], -1, -1), embedded)
+        scores: Tensor = self.model(inputs_embeds=embedded, attention_mask=mask, use_cache=False).logits
+        return scores
+
+
+def _additive(seen: Tensor, like: Tensor) -> Tensor:
+    """`seen [B, 1 or L, L]` as what is added to attention scores, `[B, 1, L, L]`."""
+    lowest = torch.finfo(like.dtype).min
+    added = torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill(~seen, lowest)
+    return added.expand(-1, seen.shape[-1], -1).unsqueeze(1)
+
+
+def bert(
+    input_shape: Sequence[int],
+    classes: int,
+    *,
+    vocabulary: int,
+    pad: int = 0,
+    path: str = DEFAULT,
+    trained_layers: int | None = None,
+    frozen_embedding: bool = False,
+    pooling: Literal["mean", "first"] = "mean",
+    dropout: float = 0.0,
+) -> PretrainedClassifier:
+    """The encoder in the folder `path` with a new linear layer on the mean (or first) state.
+
+    `trained_layers` trains the last so many layers and the new one only, 0 the new one alone; None trains all.
+    `frozen_embedding` keeps the token embeddings as they are.
+    """
+    length = check_text("bert", input_shape, vocabulary, pad)
+    check_rate("dropout", dropout)
+    if pooling not in ("mean", "first"):
+        raise InputError("pooling", pooling, "no such summary of the states", 'Use "mean" or "first".')
+    folder = find_folder(path, "weights")
+    _check_limits(folder, path, length, vocabulary)
+    encoder, table = _load(folder, "AutoModel", dropout)
+    if getattr(encoder, "pooler", None) is not None:
+        encoder.pooler = None  # its output is not read
+    model = PretrainedClassifier(encoder, table, pad, classes, pooling, dropout)
+    _freeze_below(model, trained_layers, frozen_embedding, ("output.",))
+    return model
+
+
+def gpt(
+    input_shape: Sequence[int],
+    classes: int,
+    *,
+    vocabulary: int,
+    pad: int = 0,
+    path: str,
+    trained_layers: int | None = None,
+    frozen_embedding: bool = False,
+    dropout: float = 0.0,
+) -> PretrainedLM:
+    """The causal language model in the folder `path`; options as for `bert`."""
+    length = check_text("gpt", input_shape, vocabulary, pad)
+    check_next_tokens(classes, vocabulary)
+    check_rate("dropout", dropout)
+    folder = find_folder(path, "weights")
+    _check_limits(folder, path, length, vocabulary)
+    library_model, table = _load(folder, "AutoModelForCausalLM", dropout)
+    model = PretrainedLM(library_model, table, pad, length)
+    _freeze_below(model, trained_layers, frozen_embedding, ("model.lm_head.",))
+    return model
+
+
+def _check_limits(folder: Path, path: str, length: int, vocabulary: int) -> None:
+    content = folder_config(folder)
+    limit = content.get("max_position_embeddings", content.get("n_positions"))
+    if isinstance(limit, int) and length > limit:
+        raise InputError(
+            "task.text.length",
+            length,
+            f"the model in {path} reads {limit} tokens at most",
+            f"Use 1 to {limit}.",
+        )
+    size = content.get("vocab_size")
+    if isinstance(size, int) and vocabulary > size:
+        raise InputError(
+            "task.text.vocabulary",
+            vocabulary,
+            f"the model in {path} knows {size} tokens",
+            "Use the tokenizer of the same folder.",
+        )
+
+
+def _load(folder: Path, kind: str, dropout: float) -> tuple[Any, str]:
+    """The library's model in float32, and the name of its table of token embeddings."""
+    library = transformers()
+    try:
+        model = getattr(library, kind).from_pretrained(
+            str(folder),
+            local_files_only=True,
+            use_safetensors=True,
+            attn_implementation="eager",
+            dtype=torch.float32,
+        )
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(
+            "path", str(folder), f"cannot be loaded ({reason})", "Save the model again with save_pretrained."
+        ) from error
+    model.requires_grad_(True).eval()
+    for layer in list(model.modules()):
+        for name, child in list(layer.named_children()):
+            if isinstance(child, nn.Dropout):
+                setattr(layer, name, nn.Dropout(dropout) if dropout else nn.Identity())
+    weight = model.get_input_embeddings().weight
+    (table,) = (name for name, leaf in model.named_parameters() if leaf is weight)
+    return model, table
+
+
+def _freeze_below(
+    model: TextModel, trained_layers: int | None, frozen_embedding: bool, head: tuple[str, ...]
+) -> None:
+    names = [name for name, _ in model.named_parameters()]
+    numbers = {name: int(found[1]) for name in names if (found := _LAYER.search(name))}
+    count = max(numbers.values(), default=-1) + 1
+    if trained_layers is not None and (
+        isinstance(trained_layers, bool)
+        or not isinstance(trained_layers, int)
+        or not 0 <= trained_layers <= count
+    ):
+        raise InputError(
+            "trained_layers",
+            trained_layers,
+            f"the model has {count} layers",
+            f"Use 0 to {count}, or leave it out.",
+        )
+
+    def frozen(name: str) -> bool:
+        if name == model.table:
+            return frozen_embedding or trained_layers is not None
+        if trained_layers is None or name.startswith(head):
+            return False
+        return numbers.get(name, -1) < count - trained_layers
+
+    freeze(model, frozen)
+    if not any(True for _ in model.parameters()):
+        raise InputError(
+            "trained_layers", trained_layers, "nothing is left to train", "Train at least one layer."
+        )

@@ -1,0 +1,78 @@
+"""What a model of texts is, and the loss of a language model.
+
+Tokens are ids: `x` is `[K, B, L]` int64 (on one model `[B, L]`), padded on the right with the model's `pad`. No mask is
+handed around: a model reads it off the ids, `ids != pad`. The *input space* of a text, where perturbations and attacks
+live, is that of its token embeddings, `[..., L, E]`: rows of the embedding table, before positions and norms are added.
+What stands on padding never changes an output.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from operator import attrgetter
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+IGNORED = -100  # a target that counts nothing: padding, or the end of a text
+
+
+class TextModel(nn.Module, ABC):
+    """A network of token ids: `forward(ids) == from_embeddings(embed(ids), ids)`.
+
+    `table` names the parameter or buffer `[V, E]` that tokens are looked up in; `pad` is the id of padding. A model
+    whose code `torch.func.vmap` cannot map over clients sets `stacks = False` and is run client by client. At most
+    `largest_batch` texts are evaluated at a time.
+    """
+
+    stacks: ClassVar[bool] = True
+    table: str
+    pad: int
+    largest_batch: int = 256
+
+    def mask(self, ids: Tensor) -> Tensor:
+        """True on tokens, False on padding, `[B, L]`."""
+        return ids != self.pad
+
+    def embedding_table(self) -> Tensor:
+        """The embeddings of all tokens, `[V, E]`."""
+        table: Tensor = attrgetter(self.table)(self)
+        return table
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """The embeddings `[B, L, E]` of these tokens."""
+        return functional.embedding(ids, self.embedding_table())
+
+    @abstractmethod
+    def from_embeddings(self, embedded: Tensor, ids: Tensor) -> Tensor:
+        """Scores from embeddings `[B, L, E]`; of `ids` only the padding is read.
+
+        Scores are `[B, classes]`, of a language model `[B, L, V]` for the token after each.
+        """
+
+    def forward(self, ids: Tensor, offset: Tensor | None = None, embedded: Tensor | None = None) -> Tensor:
+        """Scores of these texts, with `offset` added to their embeddings or with `embedded` in their place."""
+        if embedded is None:
+            embedded = self.embed(ids)
+        if offset is not None:
+            embedded = embedded + offset
+        return self.from_embeddings(embedded, ids)
+
+
+def next_token_loss(outputs: Tensor, y: Tensor) -> Tensor:
+    """The cross-entropy of each text `[B]`: the mean over its targets `y [B, L]` that are not `IGNORED`.
+
+    A text without any target counts as 0.
+    """
+    each = token_losses(outputs, y)
+    counted = (y != IGNORED).to(each.dtype)
+    return each.sum(-1) / counted.sum(-1).clamp(min=1)
+
+
+def token_losses(outputs: Tensor, y: Tensor) -> Tensor:
+    """The cross-entropy of each target `[B, L]`, 0 where it is ignored."""
+    wanted = y.clamp(min=0).unsqueeze(-1)
+    logged = torch.log_softmax(outputs, dim=-1).gather(-1, wanted).squeeze(-1)
+    return torch.where(y == IGNORED, torch.zeros_like(logged), -logged)

@@ -1,0 +1,179 @@
+"""Gates that no change may pass unnoticed: audits below proofs, noise that is never shared, views without data."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fedveil.cli_privacy  # noqa: F401  its commands register themselves on the app
+from fedveil import METHODS, Plan
+from fedveil.attacks.membership.view import MembershipView
+from fedveil.attacks.view import ServerView
+from fedveil.cli import app
+from fedveil.config import make_config
+from fedveil.data.client_data import ArrayClients, ClientData, LazyClients
+from fedveil.data.dataset import Dataset
+from fedveil.experiment import Prepared, run_seed
+from fedveil.guard import privacy_statement
+from fedveil.methods.method import field_names
+from fedveil.recorded import RecordedRun, open_run, read_exchange, server_view
+from fedveil.streams import ClientStreams, ServerStreams
+
+PLAN = Plan(20, 5, "fixed", 3, 50, 80)
+
+
+def protects(name: str) -> bool:
+    statement = privacy_statement(METHODS[name](), PLAN, 1e-5)
+    return any(row.epsilon is not None for row in statement.proven)
+
+
+PRIVATE = sorted(name for name in METHODS if protects(name))
+
+
+def finished(place: Path, method: dict[str, Any]) -> Path:
+    config = make_config(
+        {
+            "task": {"dataset": "digits", "model": "mlp-2"},
+            "partition": {"kind": "iid", "clients": 20},
+            "method": method,
+            "run": {"rounds": 1, "cohort": 5, "transcript": True},
+        }
+    )
+    folder = run_seed(config, 0, experiment="gates", results=place).folder
+    assert folder is not None
+    return folder
+
+
+def quick(name: str) -> dict[str, Any]:
+    """The method's defaults, with as little training as will do."""
+    small = {"epochs": 1, "ipc": 1, "trajectories": 1, "max_steps": 2, "real_batches": 1, "image_updates": 1,
+             "server_steps": 2, "matching_steps": 2}  # fmt: skip
+    known = field_names(METHODS[name])
+    return {"name": name} | {key: value for key, value in small.items() if key in known}
+
+
+def test_the_gate_sees_every_private_method() -> None:
+    assert {"udp-fedavg", "fedceo", "dp-fedavg", "dp-fedprox", "fedlap-dp", "psg", "cpsgd", "ppsgd",
+            "centaur", "dp-fedags-proven"} <= set(PRIVATE)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_no_audit_of_a_run_on_digits_exceeds_what_is_proven(name: str, tmp_path: Path) -> None:
+    folder = finished(tmp_path, quick(name))
+    result = CliRunner().invoke(app, ["audit", str(folder), "--samples", "300", "--json"])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["audit"]["all"]
+    assert rows
+    for row in rows:
+        assert row["lower_bound"] <= row["proven"]
+        assert not row["broken"]
+
+
+def test_no_two_noise_streams_are_alike() -> None:
+    """Between clients, rounds, exchanges, purposes, seeds, and client and server."""
+    draws: dict[str, np.ndarray] = {}
+    for seed, round_, exchange in itertools.product((0, 1), (1, 2), (0, 1)):
+        place = f"seed {seed} round {round_} exchange {exchange}"
+        clients = ClientStreams(seed, round_, (0, 1), exchange)
+        server = ServerStreams(seed, round_, exchange)
+        for purpose in ("noise", "mask"):
+            for client, stream in enumerate(clients.noise(purpose)):
+                draws[f"{place} client {client} {purpose}"] = stream.standard_normal(4000)
+            draws[f"{place} server {purpose}"] = server.noise(purpose).standard_normal(4000)
+        for client, stream in enumerate(clients.of_exchange("noise")):
+            draws[f"{place} client {client} training"] = stream.standard_normal(4000)
+    correlation = np.corrcoef(np.stack(list(draws.values()))) - np.eye(len(draws))
+    # |r| of independent draws is below 5.5 / sqrt(4000) in all of the 2,000 pairs but once in 10,000 times.
+    assert float(np.abs(correlation).max()) < 5.5 / 4000**0.5
+
+
+def reachable(root: object) -> Iterator[object]:
+    """Everything that can be reached from `root`, but not through modules and classes, which all code shares."""
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        item = waiting.pop()
+        if id(item) in seen or isinstance(item, (types.ModuleType, type)):
+            continue
+        seen.add(id(item))
+        yield item
+        if isinstance(item, types.FunctionType):  # its globals are its module's
+            waiting.extend(cell.cell_contents for cell in item.__closure__ or ())
+            waiting.extend((item.__defaults__, item.__kwdefaults__))
+            continue
+        waiting.extend(gc.get_referents(item))
+
+
+def holds_private(view: object, clients: ArrayClients) -> bool:
+    """Whether the clients' examples, or a container of them, can be reached from an attack's view."""
+    private = {clients.x.untyped_storage().data_ptr(), clients.y.untyped_storage().data_ptr()}
+    for item in reachable(view):
+        if isinstance(item, (ArrayClients, LazyClients, ClientData, Dataset, Prepared, RecordedRun)):
+            return True
+        if isinstance(item, torch.Tensor) and item.untyped_storage().data_ptr() in private:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("name", ["fedavg", "udp-fedavg", "fedem", "fedsgd", "dp-fedags", "fedceo"])
+def test_no_private_tensor_is_reachable_from_what_an_inversion_sees(name: str, tmp_path: Path) -> None:
+    run = open_run(finished(tmp_path, quick(name)))
+    clients = run.prepared.clients
+    assert isinstance(clients, ArrayClients)
+    exchange = read_exchange(run, 1)
+    view = server_view(run, exchange, exchange.clients[:1], examples=4)
+    assert not holds_private(view, clients)
+
+
+def test_no_private_tensor_is_reachable_from_what_membership_inference_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked about examples, members and others alike; it has no way to the clients."""
+    import fedveil.membership_run as module
+
+    seen: list[object] = []
+
+    class Watches:
+        def __call__(self, view: object, _rng: object) -> torch.Tensor:
+            seen.append(view)
+            return torch.zeros(len(view.asked.y))  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(module, "make_membership_attack", lambda *_: Watches())
+    folder = finished(tmp_path, quick("fedavg"))
+    module.attack_result(folder, "confidence", examples=20)
+    (view,) = seen
+    assert isinstance(view, MembershipView)
+    run = open_run(folder)
+    assert isinstance(run.prepared.clients, ArrayClients)
+    assert not any(
+        isinstance(item, (ArrayClients, LazyClients, ClientData, Dataset, Prepared))
+        for item in reachable(view)
+    )
+
+
+def test_the_search_finds_what_it_looks_for(tmp_path: Path) -> None:
+    run = open_run(finished(tmp_path, quick("fedavg")))
+    clients = run.prepared.clients
+    assert isinstance(clients, ArrayClients)
+    assert holds_private({"deep": [lambda: clients.x]}, clients)
+    assert holds_private([clients.x[3:5].view(-1)], clients)
+    assert not holds_private([clients.x.clone()], clients)
+
+
+@pytest.mark.parametrize("view", [ServerView, MembershipView])
+def test_no_field_of_a_view_is_of_a_type_that_holds_clients(view: type) -> None:
+    hidden = (ArrayClients, LazyClients, ClientData, Dataset, Prepared)
+    for kind in typing.get_type_hints(view).values():
+        parts = {kind, *typing.get_args(kind)}
+        assert not any(isinstance(part, type) and issubclass(part, hidden) for part in parts - {Any})

@@ -1,0 +1,153 @@
+"""A federation of real processes on loopback, with TLS and registered keys: same bits, and it outlives its faults."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+from fedveil import experiment
+from fedveil.config import Config
+from fedveil.deploy.certificates import make_node_key
+from fedveil.deploy.node import open_node
+from fedveil.errors import FedveilError
+from fedveil.flower_app.launch import with_shape
+from fedveil.flower_app.settings import LOG
+from fedveil.privacy.ledger import Ledger
+from fedveil.results import Result
+from tests.contract.federation import distance
+from tests.engines.configs import COMPARED, quick_config
+from tests.engines.loopback import Loopback, federation, wait_until
+
+pytestmark = pytest.mark.slow  # every message starts a process: about 12 s per exchange
+
+
+def simulated(config: Config, place: Path) -> Result:
+    return experiment.run_seed(config, 0, experiment="simulated", results=place)
+
+
+def log_of(result: Result) -> str:
+    assert result.folder is not None
+    return (result.folder / LOG).read_text()
+
+
+def answered(result: Result) -> list[int]:
+    return [line["answered"] for line in result.history]
+
+
+def test_two_nodes_give_the_simulators_bits(tmp_path: Path) -> None:
+    with federation(tmp_path, quick_config("fedavg", clients=2), 2) as loopback:
+        for name in COMPARED:
+            here = simulated(quick_config(name, clients=2), tmp_path)
+            there = loopback.run(quick_config(name, "flower", clients=2))
+            assert distance(here.model, there.model) == 0, name
+            assert answered(there) == [2, 2]
+            assert there.summary["privacy"] == here.summary["privacy"]
+        ledgers = [len(open_node(folder).guard.ledger) for folder in loopback.folders]
+        assert min(ledgers) > 0
+
+
+def test_broken_uploads_are_refused_by_name_and_never_aggregated(tmp_path: Path) -> None:
+    faults = {1: "nan", 2: "shape", 3: "size"}
+    with federation(tmp_path, quick_config("fedavg"), 4, faults) as loopback:
+        result = loopback.run(quick_config("fedavg", "flower", cohort=4, deadline=300.0, max_message="500kB"))
+    assert answered(result) == [1, 1]
+    for client, said in ((1, "is not finite"), (2, "the model's is"), (3, "more than the 500000 allowed")):
+        lines = [
+            line for line in log_of(result).splitlines() if f"client {client}, node 'node-{client}'" in line
+        ]
+        assert len(lines) == 2
+        assert all(said in line for line in lines)
+
+
+def test_strangers_stay_outside_and_the_run_goes_on(tmp_path: Path) -> None:
+    """Another version, another model, a key that nobody registered."""
+    loopback = Loopback(tmp_path, quick_config("fedavg"), 4)
+    shutil.rmtree(loopback.folders[3] / "state", ignore_errors=True)
+    (loopback.folders[3] / "node.key").unlink()
+    make_node_key(loopback.folders[3])
+    try:
+        loopback.start_server()
+        for client, fault in ((0, None), (1, "version"), (2, "model"), (3, None)):
+            loopback.start_node(client, fault)
+        wait_until(lambda: loopback.processes["node-3"].poll() is not None, 240)
+        result = loopback.run(quick_config("fedavg", "flower", clients=3, cohort=3, deadline=300.0))
+    finally:
+        loopback.close()
+    assert answered(result) == [1, 1]
+    log = log_of(result)
+    assert "node 'node-1'" in log
+    assert "its fedveil is '9.9.9'" in log
+    assert "node 'node-2'" in log
+    assert "its model or method is another" in log
+    assert "node-3" not in log
+    refused = loopback.log("node-3")
+    assert "305" in refused or "not registered" in refused.lower() or "unauth" in refused.lower()
+
+
+def test_a_node_killed_in_a_round_and_one_that_is_late(tmp_path: Path) -> None:
+    """The round goes on with the others at its deadline; the late one is back in the round after."""
+    config = quick_config("fedavg", "flower", clients=3, cohort=3, rounds=3, deadline=75.0)
+    with federation(
+        tmp_path, quick_config("fedavg", clients=3), 3, {1: "late100", 2: "late1000"}
+    ) as loopback:
+        results: list[Result] = []
+        waiting = threading.Thread(target=lambda: results.append(loopback.run(config)))
+        waiting.start()
+        wait_until(lambda: loopback.mark(2).exists(), 400)
+        loopback.kill("node-2")
+        waiting.join(600)
+        assert results, "the run did not end"
+    (result,) = results
+    assert answered(result)[0] == 3
+    assert answered(result)[1] == 1
+    log = log_of(result)
+    assert "round 2, exchange 0: client 1, node 'node-1'" in log
+    assert "round 2, exchange 0: client 2, node 'node-2'" in log
+    assert "no answer within 75 s" in log
+
+
+def test_a_killed_server_resumes_and_charges_every_attempt(tmp_path: Path) -> None:
+    config = quick_config("udp-fedavg", "flower", clients=2, cohort=2, rounds=4, checkpoint_every=1)
+    here = simulated(quick_config("udp-fedavg", clients=2, cohort=2, rounds=4, checkpoint_every=1), tmp_path)
+    loopback = Loopback(tmp_path, quick_config("fedavg", clients=2), 2)
+    folder = loopback.settings(with_shape(config, None)).folder
+    try:
+        loopback.start_server()
+        for client in (0, 1):
+            loopback.start_node(client)
+        waiting = threading.Thread(target=lambda: attempt(loopback, config))
+        waiting.start()
+        wait_until(lambda: started(folder) == 2, 400)
+        loopback.kill("server")
+        waiting.join(400)
+        assert not waiting.is_alive()
+        loopback.start_server()
+        result = loopback.run(config)
+    finally:
+        loopback.close()
+    assert distance(here.model, result.model) == 0, "the noise of this test is seeded"
+    assert [line["round"] for line in result.history] == [1, 2, 3, 4]
+    for node in loopback.folders:
+        charged = {entry.round for entry in open_node(node).guard.ledger.entries}
+        assert charged == {1, 2, 3, 4}
+    assert len(Ledger(folder / "ledger.jsonl")) >= len(Ledger(here.folder / "ledger.jsonl"))  # type: ignore[operator]
+
+
+def attempt(loopback: Loopback, config: Config) -> None:
+    with pytest.raises(FedveilError, match="does not answer any more"):
+        loopback.run(config)
+
+
+def started(folder: Path) -> int:
+    """The last round that was begun: charged before anything is sent."""
+    path = folder / "ledger.jsonl"
+    return (
+        max((json.loads(line)["round"] for line in path.read_text().splitlines()), default=0)
+        if path.exists()
+        else 0
+    )

@@ -1,0 +1,251 @@
+"""Every registered method through the apps of Flower, in this process: the same bits as the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedveil import METHODS, Task
+from fedveil.config import Config
+from fedveil.engines.flower import node as node_module
+from fedveil.engines.flower.engine import FlowerEngine, Limits
+from fedveil.engines.flower.node import Node, admit_all
+from fedveil.engines.flower.roster import Roster
+from fedveil.engines.flower.wire import Reply, pack_reply, read_reply
+from fedveil.engines.simulation import Simulation
+from fedveil.engines.worker import ClientWorker
+from fedveil.experiment import prepare, run_seed
+from fedveil.flower_app.client import app as client_app
+from fedveil.flower_app.server import app as server_app
+from fedveil.flower_app.settings import LOG, RunSettings
+from fedveil.methods.fedavg import TrainedModel
+from fedveil.methods.method import AnyMethod
+from fedveil.privacy.ledger import Ledger
+from fedveil.results import Result, ResultFolder
+from fedveil.run import run_rounds
+from tests.contract.federation import distance, make_clients, make_method, make_plan, make_task
+from tests.engines.configs import quick_config
+from tests.engines.grid import Fault, InMemoryNodes
+
+CLIENTS = 4
+
+
+def on_flower(
+    config: Config,
+    results: Path,
+    faults: Mapping[int, Fault] | None = None,
+    prepare_grid: Callable[[InMemoryNodes], None] = lambda _grid: None,
+) -> Result:
+    settings = RunSettings(config, 0, "test", results)
+    given = settings.to_run_config()
+    grid = InMemoryNodes(client_app, [{"partition-id": p} for p in range(CLIENTS)], given, faults)
+    prepare_grid(grid)
+    server_app(grid, Context(1, 1, {}, RecordDict(), dict(given)))
+    return ResultFolder(settings.folder).read()
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_the_apps_give_the_simulators_bits(name: str, tmp_path: Path) -> None:
+    here = run_seed(quick_config(name), 0, experiment="test", results=tmp_path)
+    there = on_flower(quick_config(name, "flower-simulation"), tmp_path)
+    assert distance(here.model, there.model) == 0
+    assert [line["answered"] for line in there.history] == [line["answered"] for line in here.history]
+    for key in ("privacy", "per_client", "personal", "bytes_up", "bytes_down"):
+        assert there.summary[key] == here.summary[key]
+
+
+def own_nodes(method: AnyMethod, task: Task, place: Path) -> ClientApp:
+    """A client app whose nodes hold the clients of the small federation: double precision, unequal sizes."""
+    clients = make_clients()
+    app = ClientApp()
+
+    def node(context: Context) -> Node:
+        client = int(str(context.node_config["partition-id"]))
+        worker = ClientWorker(task, clients, method, 0)
+        size = clients.sizes[client]
+        return Node(f"client-{client}", client, size, worker, place / str(client), admit_all)
+
+    @app.query("hello")
+    def hello(message: Message, context: Context) -> Message:
+        return Message(node(context).introduction(), reply_to=message)
+
+    @app.train("exchange")
+    def exchange(message: Message, context: Context) -> Message:
+        return Message(node(context).answer(message.content), reply_to=message)
+
+    return app
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_the_stacked_simulator_agrees_in_double_precision(name: str, tmp_path: Path) -> None:
+    task, plan, method = make_task(), make_plan(), make_method(name)
+    start = method.init_server(task.init(0), plan)
+    stacked = Simulation(task, make_clients(), method, plan, seed=0, execution="stacked", workers=1)
+    here = run_rounds(task, method, stacked, plan, start, seed=0).server
+    nodes = [{"partition-id": p} for p in range(plan.clients)]
+    grid = InMemoryNodes(own_nodes(method, task, tmp_path), nodes, {})
+    engine = FlowerEngine(grid, Roster(grid), task, method, plan, run="run", limits=Limits(), states=tmp_path)
+    there = run_rounds(task, method, engine, plan, start, seed=0).server
+    assert distance(method.model(here), method.model(there)) < 1e-9
+
+
+def changed(change: Callable[[Reply], Reply | RecordDict]) -> Fault:
+    """A node whose reply to an order is changed on its way."""
+
+    def fault(message: Message, answer: Callable[[], Message]) -> Message:
+        reply = answer()
+        if message.metadata.message_type.startswith("train"):
+            new = change(read_reply(reply.content))
+            content = new if isinstance(new, RecordDict) else pack_reply(new)
+            return Message(content, reply_to=message)
+        return reply
+
+    return fault
+
+
+def upload(spoil: Callable[[TrainedModel], TrainedModel]) -> Fault:
+    def change(reply: Reply) -> Reply:
+        spoilt = spoil(TrainedModel.from_bytes(reply.up))
+        return Reply(**(reply.__dict__ | {"up": spoilt.to_bytes()}))
+
+    return changed(change)
+
+
+def field(name: str, value: object) -> Fault:
+    return changed(lambda reply: Reply(**(reply.__dict__ | {name: value})))
+
+
+def no_answer(message: Message, answer: Callable[[], Message]) -> Message | None:
+    return None if message.metadata.message_type.startswith("train") else answer()
+
+
+def each(change: Callable[[torch.Tensor], torch.Tensor]) -> Fault:
+    return upload(lambda up: up.map(lambda name, leaf: change(leaf) if name.startswith("params") else leaf))
+
+
+FAULTY: dict[str, tuple[Fault, str]] = {
+    "nan": (each(lambda leaf: leaf * torch.nan), "is not finite"),
+    "infinite": (each(lambda leaf: leaf / 0), "is not finite"),
+    "shape": (each(lambda leaf: leaf[..., :-1]), "the model's is"),
+    "type": (each(lambda leaf: leaf.double()), "the model's is"),
+    "two rows": (each(lambda leaf: torch.cat([leaf, leaf])), "not one row"),
+    "missing leaves": (
+        upload(lambda up: TrainedModel(dict(list(up.params.items())[1:]), up.size)),
+        "not those of the others",
+    ),
+    "boasting": (upload(lambda up: TrainedModel(up.params, up.size * 0 + 10**9)), "'size' is not between"),
+    "negative": (upload(lambda up: TrainedModel(up.params, -up.size)), "'size' is not between"),
+    "garbage": (field("up", b"\x00garbage"), "not a TrainedModel"),
+    "oversized": (field("up", bytes(2 << 20)), "more than the 1048576 allowed"),
+    "version": (field("version", "9.9"), "its fedveil is '9.9'"),
+    "model": (field("fingerprint", "0" * 16), "its model or method is another"),
+    "another client": (field("client", 0), "it answers for client 0"),
+    "another round": (field("round", 77), "of round 77"),
+    "foreign": (changed(lambda _reply: RecordDict()), "not a message of fedveil"),
+    "silent": (no_answer, "no answer within 1 s"),
+}
+
+
+FOUR = quick_config("fedavg", "flower-simulation", cohort=4, deadline=1.0, max_message="1MiB")
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """The run in which client 2 never answers."""
+    return on_flower(FOUR, tmp_path_factory.mktemp("three"), {1002: no_answer})
+
+
+@pytest.mark.parametrize("kind", sorted(FAULTY))
+def test_a_broken_node_is_named_and_left_out_and_the_run_goes_on(
+    kind: str, three: Result, tmp_path: Path
+) -> None:
+    fault, said = FAULTY[kind]
+    result = on_flower(FOUR, tmp_path, {1002: fault})
+    assert [line["answered"] for line in result.history] == [3, 3]
+    assert all(bool(torch.isfinite(leaf).all()) for leaf in result.model.values())
+    assert result.folder is not None
+    log = (result.folder / LOG).read_text()
+    assert "round 1, exchange 0: client 2, node 'client-2' (1002), is left out:" in log
+    assert said in log
+    assert distance(result.model, three.model) == 0, "nothing of the broken upload is in the model"
+
+
+@pytest.mark.parametrize("name", ["VERSION", "fingerprint"])
+def test_strangers_are_not_let_in(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stranger(_message: Message, answer: Callable[[], Message]) -> Message:
+        with monkeypatch.context() as patch:
+            other = "9.9" if name == "VERSION" else lambda *_: "0" * 16
+            patch.setattr(node_module, name, other)
+            return answer()
+
+    config = quick_config("fedavg", "flower-simulation", cohort=4)
+    result = on_flower(config, tmp_path, {1001: stranger})
+    assert [line["answered"] for line in result.history] == [3, 3]
+    assert result.folder is not None
+    log = (result.folder / LOG).read_text()
+    assert "node 'client-1' (1001) is not let in" in log
+    assert "client 1 is left out: no node of it is here" in log
+
+
+def test_too_few_answers_count_as_none_and_leave_every_state_as_it_was(tmp_path: Path) -> None:
+    config = quick_config("scaffold", "flower-simulation", cohort=4, min_clients=4, deadline=1.0)
+    result = on_flower(config, tmp_path, {1000: no_answer})
+    assert [line["answered"] for line in result.history] == [0, 0]
+    assert distance(result.model, prepare(config, 0).task.init(0)) == 0
+    assert result.summary["personal"] is None
+
+
+def test_a_node_that_leaves_between_rounds_is_missed_and_comes_back(tmp_path: Path) -> None:
+    config = quick_config("fedavg", "flower-simulation", cohort=4, rounds=3)
+    seen: list[int] = []
+
+    def leave_in_round_two(grid: InMemoryNodes) -> None:
+        get = grid.get_node_ids
+
+        def nodes() -> list[int]:
+            seen.append(1)
+            grid.gone = {1003} if len(seen) == 3 else set()
+            return list(get())
+
+        grid.get_node_ids = nodes  # type: ignore[method-assign]
+
+    result = on_flower(config, tmp_path, prepare_grid=leave_in_round_two)
+    assert [line["answered"] for line in result.history] == [4, 3, 4]
+    assert result.folder is not None
+    assert "node 'client-3' (1003) has left" in (result.folder / LOG).read_text()
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedem", "udp-fedavg"])
+def test_a_killed_server_resumes_to_the_same_bits_and_charges(name: str, tmp_path: Path) -> None:
+    """Also when it dies within a round: what clients did then is as if it had never been."""
+    config = quick_config(name, "flower-simulation", rounds=4, checkpoint_every=2)
+    whole = on_flower(config, tmp_path / "whole")
+
+    class DyingServer:
+        """Dies when so many orders have been answered."""
+
+        def __init__(self, orders: int) -> None:
+            self.orders = orders
+
+        def __call__(self, message: Message, answer: Callable[[], Message]) -> Message:
+            reply = answer()
+            self.orders -= message.metadata.message_type.startswith("train")
+            if self.orders == 0:
+                raise KeyboardInterrupt
+            return reply
+
+    for orders in (1, 4, 6):
+        with pytest.raises(KeyboardInterrupt):
+            on_flower(config, tmp_path / "cut", dict.fromkeys(range(1000, 1004), DyingServer(orders)))
+    resumed = on_flower(config, tmp_path / "cut")
+    assert distance(whole.model, resumed.model) == 0
+    assert [line["round"] for line in resumed.history] == [1, 2, 3, 4]
+    assert resumed.folder is not None
+    assert whole.folder is not None
+    charged = len(Ledger(resumed.folder / "ledger.jsonl"))
+    assert charged == len(Ledger(whole.folder / "ledger.jsonl")) > 0

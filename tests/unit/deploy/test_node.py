@@ -1,0 +1,106 @@
+"""A node is opened from its own folder alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedveil.deploy.form import form_of, read_form, write_form
+from fedveil.deploy.node import open_node
+from fedveil.errors import DataError, InputError
+from tests.unit.deploy.makers import OPEN_POLICY, node_folder
+
+TABLE = "age,kind,ill\n40,a,yes\n50,b,no\n60,a,no\n"
+
+
+def test_arrays_are_read_as_they_are(tmp_path: Path) -> None:
+    node = open_node(node_folder(tmp_path, client=3))
+    with np.load(tmp_path / "data.npz", allow_pickle=False) as stored:
+        torch.testing.assert_close(node.examples.x, torch.from_numpy(stored["x"]), rtol=0, atol=0)
+    assert (node.name, node.client, node.directory) == ("node-3", 3, tmp_path)
+    data = node.clients.load([3])
+    assert data.x.shape == (1, 12, 8)
+    assert data.sizes.tolist() == [12]
+    with pytest.raises(InputError, match="one client only"):
+        node.clients.load([0])
+
+
+def test_noise_is_entropy_unless_the_node_itself_says_that_it_is_a_test(tmp_path: Path) -> None:
+    assert open_node(node_folder(tmp_path / "a")).noise == "entropy"
+    tested = node_folder(tmp_path / "b", extra="[testing]\nseeded_noise = true\n")
+    assert open_node(tested).noise == "seeded"
+
+
+def test_the_state_folder_is_private(tmp_path: Path) -> None:
+    node = open_node(node_folder(tmp_path))
+    assert node.state == tmp_path / "state"
+    assert node.state.stat().st_mode & 0o077 == 0
+
+
+def _table_node(folder: Path, table: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "data.csv").write_text(table)
+    (folder / "node.toml").write_text(
+        'name = "t"\nclient = 0\n[data]\nreader = "table"\npath = "data.csv"\nform = "form.toml"\n'
+    )
+    (folder / "policy.toml").write_text(OPEN_POLICY)
+    return folder
+
+
+def test_tables_follow_the_agreed_form_not_their_own_rows(tmp_path: Path) -> None:
+    public = tmp_path / "public.csv"
+    public.write_text(TABLE)
+    form = form_of(public, "ill")
+    node = _table_node(tmp_path / "node", "ill,age,kind\nno,50,b\nno,90,c\n")
+    write_form(form, node / "form.toml")
+    assert read_form(node / "form.toml") == form
+    examples = open_node(node).examples
+    std = float(np.std([40, 50, 60]))
+    torch.testing.assert_close(examples.x, torch.tensor([[0.0, 0.0, 1.0], [40 / std, 0.0, 0.0]]))
+    assert examples.y.tolist() == [0, 0], "the classes are the form's: no, yes"
+
+
+def test_pictures_follow_the_agreed_classes(tmp_path: Path) -> None:
+    folder = node_folder(tmp_path)
+    (folder / "scans" / "ill").mkdir(parents=True)
+    Image.new("L", (4, 4), 255).save(folder / "scans" / "ill" / "1.png")
+    head = 'name = "p"\nclient = 0\n[data]\nreader = "pictures"\npath = "scans"\nchannels = 1\n'
+    (folder / "node.toml").write_text(head + 'classes = ["healthy", "ill"]\n')
+    examples = open_node(folder).examples
+    assert examples.y.tolist() == [1]
+    assert examples.x.tolist() == torch.ones(1, 1, 4, 4).tolist()
+    (folder / "node.toml").write_text(head + 'classes = ["other"]\n')
+    with pytest.raises(DataError, match="no folder of any of the classes"):
+        open_node(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "name"),
+        ('name = "../a"\nclient = 0\n', "name"),
+        ('name = "a"\nclient = -1\n[data]\nreader = "npz"\npath = "x"', "client"),
+        ('name = "a"\nclient = 0\n[data]\nreader = "pickle"\npath = "x"', "data.reader"),
+        ('name = "a"\nclient = 0\n[data]\nreader = "table"\npath = "x"', "data.form"),
+        ('name = "a"\nclient = 0\n[data]\nreader = "pictures"\npath = "x"', "data.classes"),
+        ('name = "a"\nclient = 0\nnoise = "seeded"\n[data]\nreader = "npz"\npath = "x"', "unknown key"),
+    ],
+)
+def test_a_node_file_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    folder = node_folder(tmp_path)
+    (folder / "node.toml").write_text(text)
+    with pytest.raises(InputError, match=words):
+        open_node(folder)
+
+
+def test_a_folder_that_is_no_node_and_data_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="fedveil deploy init"):
+        open_node(tmp_path)
+    folder = node_folder(tmp_path)
+    (folder / "data.npz").unlink()
+    with pytest.raises(DataError, match=r"data\.npz"):
+        open_node(folder)

