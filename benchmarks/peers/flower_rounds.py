@@ -44,7 +44,7 @@ def serve(name: str) -> None:
     @client.train()
     def train(message: Message, context: Context) -> Message:
         workload, data, model = _data(name)
-        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         part = data.parts[int(context.node_config["partition-id"])]
         train_plainly(model, data.x[part], data.y[part], workload.epochs)
         content = RecordDict(
@@ -56,7 +56,7 @@ def serve(name: str) -> None:
         return Message(content=content, reply_to=message)
 
     @server.main()
-    def main(grid: Grid, _: Context) -> None:
+    def main(grid: Grid, _context: Context) -> None:
         strategy = FedAvg(fraction_evaluate=0.0)
         arrays = ArrayRecord(_data(name)[2].state_dict())
         for _ in sys.stdin:
@@ -64,8 +64,8 @@ def serve(name: str) -> None:
             arrays = strategy.start(grid, arrays, num_rounds=1).arrays
             print(f"\nround {time.perf_counter() - began}", flush=True)
 
-    resources = {"num_cpus": 1, "num_gpus": 0.0}
-    run_simulation(server, client, WORKLOADS[name].clients, backend_config={"client_resources": resources})
+    backend: BackendConfig = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    run_simulation(server, client, WORKLOADS[name].clients, backend_config=backend)
 
 
 class FlowerRounds:

@@ -460,7 +460,8 @@ def _text_pairs(found: Any) -> tuple[TextPair, ...]:
         if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
             return ()
         scores = [number(row.get(key)) for key in ("rouge1", "rouge2", "rougeL")]
-        pairs.append(TextPair(*map(str, texts), tuple(score for score in scores if score is not None)))
+        original, read = map(str, texts)
+        pairs.append(TextPair(original, read, tuple(score for score in scores if score is not None)))
     return tuple(pairs)
 
 
