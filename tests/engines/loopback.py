@@ -49,7 +49,7 @@ class Loopback:
     def start_server(self) -> None:
         self._start("server", "server", self.server, {})
         config = read_toml(self.server / SERVER_FILE, ServerConfig)
-        wait_until(lambda: is_up(config, self.server) and "server is up" in self.log("server"), 180)
+        wait_until(lambda: is_up(config, self.server) and "server is up" in self.log("server"), 600)
 
     def start_node(self, client: int, fault: str | None = None) -> None:
         folder = self.folders[client]

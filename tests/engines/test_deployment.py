@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,16 +39,23 @@ def answered(result: Result) -> list[int]:
     return [line["answered"] for line in result.history]
 
 
-def test_two_nodes_give_the_simulators_bits(tmp_path: Path) -> None:
-    with federation(tmp_path, quick_config("fedavg", clients=2), 2) as loopback:
-        for name in COMPARED:
-            here = simulated(quick_config(name, clients=2), tmp_path)
-            there = loopback.run(quick_config(name, "flower", clients=2))
-            assert distance(here.model, there.model) == 0, name
-            assert answered(there) == [2, 2]
-            assert there.summary["privacy"] == here.summary["privacy"]
-        ledgers = [len(open_node(folder).guard.ledger) for folder in loopback.folders]
-        assert min(ledgers) > 0
+@pytest.fixture(scope="module")
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
+    with federation(tmp_path_factory.mktemp("two"), quick_config("fedavg", clients=2), 2) as loopback:
+        yield loopback
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_two_nodes_give_the_simulators_bits(name: str, two_nodes: Loopback, tmp_path: Path) -> None:
+    here = simulated(quick_config(name, clients=2), tmp_path)
+    there = two_nodes.run(quick_config(name, "flower", clients=2))
+    assert distance(here.model, there.model) == 0
+    assert answered(there) == [2, 2]
+    assert there.summary["privacy"] == here.summary["privacy"]
+    run = f"{there.summary['experiment']}/"
+    for folder in two_nodes.folders:
+        charged = [entry for entry in open_node(folder).guard.ledger.entries if entry.run.startswith(run)]
+        assert {entry.round for entry in charged} == {1, 2}
 
 
 def test_broken_uploads_are_refused_by_name_and_never_aggregated(tmp_path: Path) -> None:
@@ -67,8 +74,8 @@ def test_broken_uploads_are_refused_by_name_and_never_aggregated(tmp_path: Path)
 def test_strangers_stay_outside_and_the_run_goes_on(tmp_path: Path) -> None:
     """Another version, another model, a key that nobody registered."""
     loopback = Loopback(tmp_path, quick_config("fedavg"), 4)
-    shutil.rmtree(loopback.folders[3] / "state", ignore_errors=True)
-    (loopback.folders[3] / "node.key").unlink()
+    for name in ("node.key", "node.pub"):
+        (loopback.folders[3] / name).unlink()
     make_node_key(loopback.folders[3])
     try:
         loopback.start_server()
@@ -90,17 +97,17 @@ def test_strangers_stay_outside_and_the_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_node_killed_in_a_round_and_one_that_is_late(tmp_path: Path) -> None:
-    """The round goes on with the others at its deadline; the late one is back in the round after."""
-    config = quick_config("fedavg", "flower", clients=3, cohort=3, rounds=3, deadline=75.0)
+    """The round goes on with the others at its deadline."""
+    config = quick_config("fedavg", "flower", clients=3, cohort=3, deadline=180.0)
     with federation(
-        tmp_path, quick_config("fedavg", clients=3), 3, {1: "late100", 2: "late1000"}
+        tmp_path, quick_config("fedavg", clients=3), 3, {1: "late300", 2: "late1000"}
     ) as loopback:
         results: list[Result] = []
         waiting = threading.Thread(target=lambda: results.append(loopback.run(config)))
         waiting.start()
-        wait_until(lambda: loopback.mark(2).exists(), 400)
+        wait_until(lambda: loopback.mark(2).exists(), 900)
         loopback.kill("node-2")
-        waiting.join(600)
+        waiting.join(900)
         assert results, "the run did not end"
     (result,) = results
     assert answered(result)[0] == 3
@@ -108,7 +115,7 @@ def test_a_node_killed_in_a_round_and_one_that_is_late(tmp_path: Path) -> None:
     log = log_of(result)
     assert "round 2, exchange 0: client 1, node 'node-1'" in log
     assert "round 2, exchange 0: client 2, node 'node-2'" in log
-    assert "no answer within 75 s" in log
+    assert "no answer within 180 s" in log
 
 
 def test_a_killed_server_resumes_and_charges_every_attempt(tmp_path: Path) -> None:
@@ -122,7 +129,7 @@ def test_a_killed_server_resumes_and_charges_every_attempt(tmp_path: Path) -> No
             loopback.start_node(client)
         waiting = threading.Thread(target=lambda: attempt(loopback, config))
         waiting.start()
-        wait_until(lambda: started(folder) == 2, 400)
+        wait_until(lambda: started(folder) == 2, 900)
         loopback.kill("server")
         waiting.join(400)
         assert not waiting.is_alive()

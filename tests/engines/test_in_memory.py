@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+
+pytest.importorskip("flwr")
+import httpx
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -218,6 +221,28 @@ def test_a_node_that_leaves_between_rounds_is_missed_and_comes_back(tmp_path: Pa
     assert [line["answered"] for line in result.history] == [4, 3, 4]
     assert result.folder is not None
     assert "node 'client-3' (1003) has left" in (result.folder / LOG).read_text()
+
+
+def test_a_connection_that_breaks_for_a_moment_costs_nothing(tmp_path: Path) -> None:
+    def unsteady(grid: InMemoryNodes) -> None:
+        for name in ("get_node_ids", "push_messages", "pull_messages"):
+            setattr(grid, name, fails_now_and_then(getattr(grid, name)))
+
+    def fails_now_and_then(call: Callable[..., object]) -> Callable[..., object]:
+        calls = 0
+
+        def unsteady_call(*arguments: object) -> object:
+            nonlocal calls
+            calls += 1
+            if calls % 3 == 2:
+                raise httpx.ConnectTimeout("no handshake")
+            return call(*arguments)
+
+        return unsteady_call
+
+    config = quick_config("fedavg", "flower-simulation", cohort=4)
+    whole = on_flower(config, tmp_path / "whole")
+    assert distance(on_flower(config, tmp_path / "cut", prepare_grid=unsteady).model, whole.model) == 0
 
 
 @pytest.mark.parametrize("name", ["scaffold", "fedem", "udp-fedavg"])

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,10 @@ BASE: dict[str, Any] = {
         (["privacy.delta=1"], "privacy.delta", "less than 1"),
         (["run.sampler=poisson", "run.min_clients=2"], "run.min_clients", "Leave it out"),
         (["run.deadline=5"], "run.deadline", "waits for every client"),
+        (["run.max_message=5"], "run.max_message", "sends nothing"),
+        (["run.federation=here"], "run.federation", "is for engine"),
+        (["task.classes=3"], "task.classes", "the data set says it"),
+        (["task.dataset=none"], "task.input_shape", "no data set says it"),
         (["version=2"], "version", "version = 1"),
         (["run"], "--set", "section.key=value"),
         (["run.rounds.x=1"], "--set", "section.key=value"),
@@ -53,6 +59,32 @@ def test_bad_input_names_the_field_and_a_remedy(changes: list[str], field: str, 
         make_config(BASE, changes)
     assert caught.value.field.startswith(field)
     assert remedy in str(caught.value)
+
+
+def test_a_federation_says_how_many_nodes_it_has() -> None:
+    with pytest.raises(InputError, match="so many nodes"):
+        make_config({"run": {"engine": "flower"}})
+    assert make_config({"run": {"engine": "flower"}, "partition": {"clients": 3}}).partition.clients == 3
+
+
+def test_newer_keys_at_their_default_leave_the_hash_as_it_was() -> None:
+    """Runs recorded before a key existed are still found."""
+    fedem = make_config({"method": {"name": "fedem"}})
+    assert fedem.identity() == make_config({"method": {"name": "fedem", "block": 1}}).identity()
+    assert fedem.identity() != make_config({"method": {"name": "fedem", "block": 2}}).identity()
+    before = json.loads(json.dumps(fedem.resolved()))
+    for section, key in (
+        ("task", "input_shape"),
+        ("task", "classes"),
+        ("run", "max_message"),
+        ("method", "block"),
+    ):
+        del before[section][key]
+    for key in ("seeds", "workers", "max_memory", "checkpoint_every", "federation"):
+        del before["run"][key]
+    del before["paper"]
+    expected = hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()[:12]
+    assert fedem.identity() == expected
 
 
 def test_another_method_keeps_the_shared_fields() -> None:

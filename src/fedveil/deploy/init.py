@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import tomli_w
 
@@ -118,7 +118,7 @@ def init(folder: Path, federation: Federation) -> list[Path]:
     nodes = []
     for content in contents:
         name = content["name"]
-        own = folder / "nodes" / str(name)
+        own = folder / "nodes" / name
         own.mkdir(parents=True, mode=0o700)
         public = make_node_key(own)
         write_new(place / "keys" / f"{name}.pub", public + b"\n")
@@ -139,7 +139,7 @@ def init(folder: Path, federation: Federation) -> list[Path]:
     return nodes
 
 
-def _node(federation: Federation, number: int) -> dict[str, dict[str, object] | object]:
+def _node(federation: Federation, number: int) -> dict[str, Any]:
     paths = {"npz": "data.npz", "table": "data.csv", "pictures": "pictures"}
     data: dict[str, object] = {"reader": federation.reader, "path": paths[federation.reader]}
     if federation.reader == "table":
@@ -155,7 +155,7 @@ def _node(federation: Federation, number: int) -> dict[str, dict[str, object] | 
     return {"name": f"node-{number}", "client": number, "data": data, "connection": connection}
 
 
-def _policy(federation: Federation, units: Sequence[Unit]) -> dict[str, object]:
+def _policy(federation: Federation, units: Sequence[Unit]) -> dict[str, Any]:
     limits = [
         {
             "unit": unit,

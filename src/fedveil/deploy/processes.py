@@ -131,7 +131,7 @@ def _dialled(config: ServerConfig) -> str:
     return "127.0.0.1" if everywhere or is_loopback(config.listen) else config.listen
 
 
-def flower(folder: Path, *arguments: str, timeout: float | None = None) -> str:
+def flower(folder: Path, *arguments: str) -> str:
     """Run `flwr` with these arguments against the server of this folder; its output."""
     home = write_connection(read_toml(folder / SERVER_FILE, ServerConfig), folder)
     try:
@@ -140,10 +140,10 @@ def flower(folder: Path, *arguments: str, timeout: float | None = None) -> str:
             env=environment(home),
             capture_output=True,
             text=True,
-            timeout=timeout,
+            timeout=ANSWER_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
-        raise ProcessError(f"flwr {arguments[0]} did not answer within {timeout:g} s.") from error
+        raise ProcessError(f"flwr {arguments[0]} did not answer within {ANSWER_SECONDS:g} s.") from error
     if done.returncode:
         raise ProcessError(f"flwr {' '.join(arguments[:2])} failed: {(done.stderr or done.stdout).strip()}")
     return done.stdout
@@ -162,13 +162,11 @@ def register_keys(folder: Path) -> list[str]:
             del wanted[name]
             continue
         if entry["id"] in listed:
-            flower(folder, "supernode", "unregister", entry["id"], CONNECTION, timeout=ANSWER_SECONDS)
+            flower(folder, "supernode", "unregister", entry["id"], CONNECTION)
         del known[name]
         changed.append(f"node {name} may no longer take part")
     for name, path in wanted.items():
-        answer = flower(
-            folder, "supernode", "register", str(path), CONNECTION, "--format", "json", timeout=ANSWER_SECONDS
-        )
+        answer = flower(folder, "supernode", "register", str(path), CONNECTION, "--format", "json")
         known[name] = {"id": str(json.loads(answer)["node-id"]), "key": path.read_text()}
         changed.append(f"node {name} may take part")
     write_atomically(registry, (json.dumps(known) + "\n").encode())
@@ -184,14 +182,12 @@ def node_names(folder: Path) -> dict[str, str]:
 
 
 def listed_nodes(folder: Path) -> list[dict[str, Any]]:
-    answer = json.loads(
-        flower(folder, "supernode", "list", CONNECTION, "--format", "json", timeout=ANSWER_SECONDS)
-    )
+    answer = json.loads(flower(folder, "supernode", "list", CONNECTION, "--format", "json"))
     return list(answer.get("nodes", []))
 
 
 def listed_runs(folder: Path) -> list[dict[str, Any]]:
-    answer = json.loads(flower(folder, "list", CONNECTION, "--format", "json", timeout=ANSWER_SECONDS))
+    answer = json.loads(flower(folder, "list", CONNECTION, "--format", "json"))
     return list(answer.get("runs", []))
 
 

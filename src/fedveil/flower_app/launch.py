@@ -36,6 +36,7 @@ from fedveil.experiment import run_seed as simulate_seed
 from fedveil.flower_app.settings import PROBLEM, RunSettings
 from fedveil.messages import Record
 from fedveil.methods.method import At
+from fedveil.models.registry import model_entry
 from fedveil.privacy.releases import Plan
 from fedveil.results import Result, ResultFolder
 from fedveil.run import Observer, RoundEnd
@@ -110,6 +111,13 @@ def server_home(config: Config) -> Path:
 
 def with_shape(config: Config, data_dir: Path | None) -> Config:
     """The configuration with the shape and the classes of the server's test set, where it does not say them."""
+    if model_entry(config.task.model).reads != "numbers":
+        raise InputError(
+            "task.model",
+            config.task.model,
+            "reads texts, and nodes hold images and tables",
+            'Use engine = "flower-simulation", or another model.',
+        )
     if config.task.input_shape is not None and config.task.classes is not None:
         return config
     dataset = load_examples(config, data_dir)

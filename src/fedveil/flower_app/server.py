@@ -25,6 +25,7 @@ from fedveil.flower_app.client import STATES
 from fedveil.flower_app.settings import LOG, PROBLEM, RunSettings
 from fedveil.models.registry import make_model
 from fedveil.privacy.releases import Plan
+from fedveil.report.leave import pictures_of
 from fedveil.results import Result
 from fedveil.task import Task
 
@@ -104,6 +105,7 @@ def serve_simulated(grid: Grid, settings: RunSettings) -> Result:
         held_out=prepared.local_test is not None,
         results=settings.folder,
         facts=facts_of(config, settings.experiment, prepared),
+        observers=pictures_of(method, plan, prepared.dataset, settings.folder),
         noise_source=settings.noise_source,
         **options_of(config),
     )

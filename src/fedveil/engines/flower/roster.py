@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TypeVar
 
+import httpx
 from flwr.app import Message as Envelope
 from flwr.serverapp import Grid
 
@@ -18,15 +21,18 @@ from fedveil.engines.flower.wire import (
     read_introduction,
     require_same,
 )
+from fedveil.errors import FedveilError
 
 log = logging.getLogger("flwr.fedveil")
 _SOON, _LATER = 0.1, 2.0
 HELLO_SECONDS = 120.0
+PATIENCE = 120.0
+T = TypeVar("T")
 
 
 def send_and_receive(grid: Grid, messages: Sequence[Envelope], timeout: float) -> list[Envelope]:
     """The replies that came in time. A reply that cannot even be decoded costs its sender, not the round."""
-    waiting = {number for number in grid.push_messages(messages) if number}
+    waiting = {number for number in patiently(lambda: grid.push_messages(messages)) if number}
     replies: list[Envelope] = []
     end = time.monotonic() + timeout
     pause = _SOON
@@ -41,15 +47,31 @@ def send_and_receive(grid: Grid, messages: Sequence[Envelope], timeout: float) -
     return replies
 
 
+def patiently(ask: Callable[[], T]) -> T:
+    """The answer, though the SuperLink may be out of reach for a while."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return ask()
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            if time.monotonic() > end:
+                raise FedveilError(f"Flower's SuperLink was out of reach for {PATIENCE:g} s.") from error
+            log.warning("Flower's SuperLink is out of reach: %s", type(error).__name__)
+            time.sleep(_LATER)
+
+
 def _pull(grid: Grid, waiting: set[str]) -> Iterable[Envelope]:
     try:
         return list(grid.pull_messages(sorted(waiting)))
+    except httpx.TransportError as error:  # asked again until the exchange's time is up
+        log.warning("Flower's SuperLink did not answer: %s", type(error).__name__)
+        return []
     except (ValueError, TypeError, KeyError):
         pass
     got: list[Envelope] = []
     for number in sorted(waiting):
         try:
-            got.extend(grid.pull_messages([number]))
+            got.extend(patiently(partial(grid.pull_messages, [number])))
         except (ValueError, TypeError, KeyError) as error:
             log.warning("a reply cannot be decoded and is dropped: %s", type(error).__name__)
             waiting.discard(number)
@@ -83,7 +105,7 @@ class Roster:
 
     def refresh(self, timeout: float = HELLO_SECONDS) -> None:
         """Forget nodes that have left and get to know those that have come."""
-        here = set(self._grid.get_node_ids())
+        here = set(patiently(self._grid.get_node_ids))
         for node in self._known.keys() - here:
             log.warning("%s has left", self.names(node))
             del self._known[node]
