@@ -36,6 +36,7 @@ def serve(name: str) -> None:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
     from flwr.serverapp.strategy import FedAvg
+    from flwr.server.superlink.fleet.vce.backend.backend import BackendConfig
     from flwr.simulation import run_simulation
 
     client = ClientApp()
