@@ -41,7 +41,7 @@ class RunSettings:
 
     def to_run_config(self) -> dict[str, str | int]:
         """As flat keys with values of TOML, which is all that Flower hands on."""
-        values = (
+        values: tuple[str | int, ...] = (
             self.config.to_toml(),
             self.seed,
             self.experiment,
