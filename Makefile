@@ -46,6 +46,8 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/per_example.py
 	$(BIN)/python benchmarks/gradient_matching.py
 	$(BIN)/python benchmarks/accounting.py
+	$(BIN)/python benchmarks/deployment.py sizes
+	$(BIN)/python benchmarks/deployment.py clients
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -10,12 +10,14 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomli_w
+import torch
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
@@ -38,16 +40,16 @@ input_shape = [64]
 classes = 10
 model = "mlp-2"
 [run]
-rounds = 3
+rounds = 2
 sampler = "all"
-deadline = 300
+deadline = 600
 [method]
 name = "udp-fedavg"
 noise_scope = "local"
 noise_multiplier = 1.5
 clip = 1.0
 lr = 0.1
-epochs = 5
+epochs = 8
 batch_size = 16
 """
 
@@ -110,98 +112,136 @@ def status(folder: Path) -> dict[str, Any]:
     return answer
 
 
-@pytest.mark.slow
-def test_from_two_tables_to_a_model(tmp_path: Path) -> None:
-    place = tmp_path / "federation"
-    form, test, config = tmp_path / "form.toml", tmp_path / "test.csv", tmp_path / "digits.toml"
-    write_rows(tmp_path / "public.csv", 0, 200)
-    write_rows(test, 1500, 1797)
-    config.write_text(EXPERIMENT)
-    command("deploy", "form", tmp_path / "public.csv", "--label", "digit", "--out", form)
-    port = str(free_port())
-    command(
-        *("deploy", "init", place, "--nodes", "2", "--port", port, "--reader", "table", "--form", form),
-        *("--epsilon", "12"),
-    )
-    nodes = [place / "nodes" / f"node-{number}" for number in range(2)]
-    for number, node in enumerate(nodes):
-        write_rows(node / "data.csv", 200 + number, 1500, 2)
-    server = place / "server"
-    with pytest.raises(InputError, match="no server is running there"):
-        command("deploy", "submit", server, config)
+@dataclass(frozen=True)
+class Federation:
+    """A server and two nodes that run, and what belongs to them."""
 
-    def log(name: str) -> str:
-        path = tmp_path / f"{name}.log"
+    place: Path
+    server: Path
+    nodes: tuple[Path, Path]
+    form: Path
+    port: str
+
+    def log(self, name: str) -> str:
+        path = self.place / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def connected(name: str) -> bool:
-        return "SuperNode ID" in log(name)
+    def connected(self, name: str) -> bool:
+        return "SuperNode ID" in self.log(name)
 
-    def online() -> int:
-        return sum(node["status"] == "online" for node in status(server)["nodes"])
+    def online(self) -> int:
+        return sum(node["status"] == "online" for node in status(self.server)["nodes"])
 
-    with program(tmp_path / "server.log", "deploy", "server", server):
-        wait_for(lambda: "server is up" in log("server"), "the server")
-        assert "node node-1 may take part" in log("server")
+    def submit(self, *changes: str) -> dict[str, Any]:
+        where = ["--results", str(self.place / "results"), "--json"]
+        words = [word for change in changes for word in ("--set", change)]
+        answer = command("deploy", "submit", self.server, self.place / "digits.toml", *words, *where)
+        result: dict[str, Any] = json.loads(answer)
+        return result
+
+    def accuracy(self, result: dict[str, Any]) -> float:
+        return accuracy(Path(result["result"]), self.form, self.place / "test.csv")
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    place = tmp_path_factory.mktemp("federation")
+    form, port = place / "form.toml", str(free_port())
+    write_rows(place / "public.csv", 0, 200)
+    write_rows(place / "test.csv", 1500, 1797)
+    (place / "digits.toml").write_text(EXPERIMENT)
+    command("deploy", "form", place / "public.csv", "--label", "digit", "--out", form)
+    command(
+        *(
+            "deploy",
+            "init",
+            place / "fed",
+            "--nodes",
+            "2",
+            "--port",
+            port,
+            "--reader",
+            "table",
+            "--form",
+            form,
+        ),
+        *("--epsilon", "12"),
+    )
+    nodes = (place / "fed" / "nodes" / "node-0", place / "fed" / "nodes" / "node-1")
+    for number, node in enumerate(nodes):
+        write_rows(node / "data.csv", 200 + number, 1500, 2)
+    made = Federation(place, place / "fed" / "server", nodes, form, port)
+    with pytest.raises(InputError, match="no server is running there"):
+        made.submit()
+    with program(place / "server.log", "deploy", "server", made.server):
+        wait_for(lambda: "server is up" in made.log("server"), "the server")
+        assert "node node-1 may take part" in made.log("server")
         with (
-            program(tmp_path / "node-0.log", "deploy", "node", nodes[0]),
-            program(tmp_path / "node-1.log", "deploy", "node", nodes[1]),
+            program(place / "node-0.log", "deploy", "node", nodes[0]),
+            program(place / "node-1.log", "deploy", "node", nodes[1]),
         ):
             for name in ("node-0", "node-1"):
-                wait_for(partial(connected, name), name)
-            assert online() == 2
-            results = ["--results", str(tmp_path / "results")]
-
-            # A private run: it trains, and each node has charged itself.
-            answer = json.loads(command("deploy", "submit", server, config, *results, "--json"))
-            assert answer["rounds"] == 3
-            assert accuracy(Path(answer["result"]), form, test) > 0.5
-            proven = {(row["unit"], row["adversary"]): row["epsilon"] for row in answer["privacy"]["proven"]}
-            for node in nodes:
-                (limit,) = status(node)["limits"]
-                assert limit["spent"] == pytest.approx(proven["client", "server"], rel=1e-6)
-
-            # More rounds than the policies allow: the nodes refuse before they work, and the ledger stays as it is.
-            before = [status(node)["releases"] for node in nodes]
-            quiet = ["--set", "method.noise_multiplier=0.3", "--set", "run.rounds=1", *results]
-            command("deploy", "submit", server, config, *quiet)
-            assert [status(node)["releases"] for node in nodes] == before
-            refusals = "".join(path.read_text() for path in (tmp_path / "results").rglob("federation.log"))
-            for number in range(2):
-                assert f"node node-{number} refuses round 1" in refusals
-            assert "epsilon 12 at delta 1e-05 (client level, against the server)" in refusals
-
-            # FedAvg hides nothing: only nodes whose operators say so take part, and from then on no limit can be kept.
-            for node in nodes:
-                change_policy(node, methods=["fedavg", "udp-fedavg"], limit=[])
-            plain = ["--set", "method.name=fedavg", *results]
-            answer = json.loads(command("deploy", "submit", server, config, *plain, "--json"))
-            assert accuracy(Path(answer["result"]), form, test) > 0.85
-            limits = [{"unit": "client", "adversary": "server", "epsilon": 100.0, "delta": 1e-5}]
-            for node in nodes:
-                change_policy(node, limit=limits)
-                assert status(node)["limits"][0]["spent"] is None
-
-            # A node with a key that nobody registered is not let in; the others do not notice.
-            stranger = place / "nodes" / "stranger"
-            stranger.mkdir()
-            make_node_key(stranger)
-            for name in ("ca.crt", "form.toml", "policy.toml", "data.csv", "node.toml"):
-                (stranger / name).write_bytes((nodes[0] / name).read_bytes())
-            with program(tmp_path / "stranger.log", "deploy", "node", stranger) as process:
-                assert process.wait(300) != 0
-            assert online() == 2
-
-            # Nor does a node talk to a server whose certificate another authority signed.
-            command("deploy", "init", tmp_path / "other", "--nodes", "2", "--port", port)
-            (stranger / "ca.crt").write_bytes((tmp_path / "other" / "authority" / "ca.crt").read_bytes())
-            (stranger / "node.key").write_bytes((nodes[0] / "node.key").read_bytes())
-            with program(tmp_path / "fooled.log", "deploy", "node", stranger):
-                wait_for(
-                    lambda: "certificate" in log("fooled").lower(), "the complaint about the certificate", 120
-                )
-
+                wait_for(partial(made.connected, name), name)
+            yield made
             assert "stopped" in command("deploy", "stop", nodes[1])
             assert "was not running" in command("deploy", "stop", nodes[1])
-        assert "stopped" in command("deploy", "stop", server)
-    assert status(server) == {"running": False}
+        assert "stopped" in command("deploy", "stop", made.server)
+    assert status(made.server) == {"running": False}
+
+
+@pytest.mark.slow
+def test_a_private_run_adds_its_noise_and_each_node_charges_itself(federation: Federation) -> None:
+    result = federation.submit()
+    assert result["rounds"] == 2
+    start = Task(lambda: make_model("mlp-2", (64,), 10)).init(0)
+    model = load_file(Path(result["result"]) / "model.safetensors")
+    moved = torch.cat([(model[name] - leaf).flatten() for name, leaf in start.items()])
+    # Twice the mean of two uploads with noise 1.5 each; next to it an update of norm 1 is nothing.
+    assert float(moved.std()) == pytest.approx(1.5, rel=0.05)
+    proven = {(row["unit"], row["adversary"]): row["epsilon"] for row in result["privacy"]["proven"]}
+    for node in federation.nodes:
+        (limit,) = status(node)["limits"]
+        assert limit["spent"] == pytest.approx(proven["client", "server"], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_more_than_the_policies_allow_is_refused_before_any_work(federation: Federation) -> None:
+    before = [status(node)["releases"] for node in federation.nodes]
+    result = federation.submit("method.noise_multiplier=0.3", "run.rounds=1")
+    assert [status(node)["releases"] for node in federation.nodes] == before
+    refusals = (Path(result["result"]) / "federation.log").read_text()
+    for number in range(2):
+        assert f"node node-{number} refuses round 1" in refusals
+    assert "epsilon 12 at delta 1e-05 (client level, against the server)" in refusals
+
+
+@pytest.mark.slow
+def test_strangers_are_not_let_in_and_false_servers_not_believed(federation: Federation) -> None:
+    stranger = federation.place / "stranger"
+    stranger.mkdir()
+    make_node_key(stranger)
+    for name in ("ca.crt", "form.toml", "policy.toml", "data.csv", "node.toml"):
+        (stranger / name).write_bytes((federation.nodes[0] / name).read_bytes())
+    with program(federation.place / "stranger.log", "deploy", "node", stranger) as process:
+        assert process.wait(300) != 0
+    assert not federation.connected("stranger")
+    assert federation.online() == 2, "the others do not notice"
+
+    other = federation.place / "other"
+    command("deploy", "init", other, "--nodes", "2", "--port", federation.port)
+    (stranger / "ca.crt").write_bytes((other / "authority" / "ca.crt").read_bytes())
+    (stranger / "node.key").write_bytes((federation.nodes[0] / "node.key").read_bytes())
+    with program(federation.place / "fooled.log", "deploy", "node", stranger):
+        wait_for(lambda: "certificate" in federation.log("fooled").lower(), "the complaint")
+    assert not federation.connected("fooled")
+
+
+@pytest.mark.slow
+def test_fedavg_runs_where_operators_say_so_and_no_limit_holds_afterwards(federation: Federation) -> None:
+    for node in federation.nodes:
+        change_policy(node, methods=["fedavg", "udp-fedavg"], limit=[])
+    assert federation.accuracy(federation.submit("method.name=fedavg")) > 0.8
+    limits = [{"unit": "client", "adversary": "server", "epsilon": 100.0, "delta": 1e-5}]
+    for node in federation.nodes:
+        change_policy(node, limit=limits)
+        assert status(node)["limits"][0]["spent"] is None

@@ -14,8 +14,11 @@ import logging
 import os
 import tomllib
 import zipfile
+from pathlib import Path
 from typing import Any
 
+from flwr.common.config import get_fused_config_from_fab
+from flwr.supercore.run import RunNotRunningException
 from flwr.supernode import start_client_internal as internal
 from flwr.supernode.cli.flower_supernode import flower_supernode
 
@@ -47,18 +50,20 @@ def require_own_app(fab: bytes) -> None:
 
 def main() -> None:
     """`flower-supernode` with its own arguments."""
-    fused = internal.get_fused_config_from_fab
 
-    def checked(fab: Any, run: Any) -> Any:
+    def checked(fab: Path | bytes, run: Any) -> Any:
         try:
-            require_own_app(fab)
+            require_own_app(fab if isinstance(fab, bytes) else fab.read_bytes())
         except ForeignAppError as error:
             node = os.environ.get("FEDVEIL_NODE", "?")
             log.error("node %s refuses run %s: %s", node, run.run_id, error)
-            raise internal.RunNotRunningException from error  # the message is dropped, the node goes on
-        return fused(fab, run)
+            raise RunNotRunningException from error  # the message is dropped, the node goes on
+        return get_fused_config_from_fab(fab, run)
 
-    internal.get_fused_config_from_fab = checked
+    # What Flower calls with every bundle it is sent, before it keeps it.
+    if vars(internal).get(get_fused_config_from_fab.__name__) is not get_fused_config_from_fab:
+        raise SystemExit("this version of Flower is not known: foreign code could not be refused")
+    vars(internal)[get_fused_config_from_fab.__name__] = checked
     flower_supernode()
 
 

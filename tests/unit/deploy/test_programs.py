@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import io
 import json
 import os
@@ -17,6 +18,9 @@ import pytest
 from typer.testing import CliRunner
 
 pytest.importorskip("flwr")
+from flwr.superlink import main as superlink_main
+from flwr.supernode import start_client_internal
+
 from fedveil.cli import app
 from fedveil.deploy.init import Federation, init
 from fedveil.deploy.processes import (
@@ -104,6 +108,13 @@ def test_an_application_with_code_or_another_client_is_refused(files: dict[str, 
 def test_what_is_no_bundle_is_refused() -> None:
     with pytest.raises(ForeignAppError, match="cannot be read"):
         require_own_app(b"no zip")
+
+
+def test_flower_asks_where_it_is_answered() -> None:
+    """Both refusals hang on places in Flower: a version without them must not pass unnoticed."""
+    receives = inspect.getsource(start_client_internal._pull_and_store_message)
+    assert receives.index("get_fused_config_from_fab(fab.content") < receives.index("store_fab(fab)")
+    assert "extensions.get_middleware()" in inspect.getsource(superlink_main._get_middleware)
 
 
 HOLDER = """
