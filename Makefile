@@ -5,7 +5,7 @@ READY := .venv/.ready
 DEV := .venv/.ready-dev
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo figures test chaos fuzz lint slow bench clean
+.PHONY: peers scale demo figures test chaos fuzz lint slow bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -48,6 +48,20 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/accounting.py
 	$(BIN)/python benchmarks/deployment.py sizes
 	$(BIN)/python benchmarks/deployment.py clients
+
+# Peers have an environment of their own: none of them is a dependency of the project.
+PEERS := benchmarks/peers/.venv
+$(PEERS)/.ready: pyproject.toml constraints.txt benchmarks/peers/requirements.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower]'
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/peers/requirements.txt
+	touch $@
+
+peers: $(PEERS)/.ready
+	PYTHONPATH=benchmarks $(PEERS)/bin/python benchmarks/peers/compare.py
+
+scale: $(DEV)
+	$(BIN)/python benchmarks/scale.py --figure docs/figures/scale.png
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

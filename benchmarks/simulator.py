@@ -72,27 +72,64 @@ WORKLOADS = {
 }
 
 
+def make_data(workload: Workload) -> ArrayClients:
+    """The same examples for every contender."""
+    generator = torch.Generator().manual_seed(0)
+    count = workload.clients * workload.examples
+    x = torch.randn(count, *workload.input_shape, generator=generator)
+    y = torch.randint(0, workload.classes, (count,), generator=generator)
+    return ArrayClients(x, y, list(torch.arange(count).reshape(workload.clients, -1)))
+
+
+def train_plainly(model: nn.Module, x: torch.Tensor, y: torch.Tensor, epochs: int) -> None:
+    """Local SGD as one writes it first."""
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(epochs):
+        order = torch.randperm(len(y))
+        for begin in range(0, len(y), 64):
+            index = order[begin : begin + 64]
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x[index]), y[index])
+            loss.backward()
+            optimizer.step()
+
+
 def plain_round(model: nn.Module, clients: ArrayClients, epochs: int) -> dict[str, torch.Tensor]:
     """FedAvg as one writes it first: one client after the other, one optimizer each, default threads."""
     start = {name: leaf.clone() for name, leaf in model.state_dict().items()}
     total = {name: torch.zeros_like(leaf) for name, leaf in start.items()}
-    model.train()
     for part in clients.parts:
         model.load_state_dict(start)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        x, y = clients.x[part], clients.y[part]
-        for _ in range(epochs):
-            order = torch.randperm(len(y))
-            for begin in range(0, len(y), 64):
-                index = order[begin : begin + 64]
-                optimizer.zero_grad()
-                loss = nn.functional.cross_entropy(model(x[index]), y[index])
-                loss.backward()
-                optimizer.step()
+        train_plainly(model, clients.x[part], clients.y[part], epochs)
         for name, leaf in model.state_dict().items():
             total[name] += leaf / len(clients.parts)
     model.load_state_dict(start)
     return total
+
+
+class OurRounds:
+    """Every call is one round of FedAvg in the simulator."""
+
+    def __init__(self, workload: Workload, clients: ArrayClients) -> None:
+        self._task = Task(lambda: fedveil.make_model(workload.model, workload.input_shape, workload.classes))
+        self._method = FedAvg(lr=0.1, epochs=workload.epochs, batch_size=64)
+        self._plan = fedveil.make_plan(clients, rounds=1000, sampler="all")
+        self._engine = Simulation(self._task, clients, self._method, self._plan, seed=0)
+        self._server = self._method.init_server(self._task.init(0), self._plan)
+        self._cohort = range(workload.clients)
+        self._rounds = 0
+
+    def __call__(self) -> None:
+        self._rounds += 1
+        at = At(self._plan, self._rounds)
+        down = self._method.broadcast(at, self._server, self._cohort)
+        answers = self._engine.exchange(self._cohort, down, at)
+        streams = ServerStreams(0, self._rounds)
+        self._method.server_update(self._task, at, self._server, answers.clients, answers.up, streams)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self._engine.close()
 
 
 class ProductsAlone:
@@ -143,27 +180,9 @@ def _multiply(
 
 
 def measure(workload: Workload, repeats: int, peak: float) -> None:
-    generator = torch.Generator().manual_seed(0)
-    count = workload.clients * workload.examples
-    x = torch.randn(count, *workload.input_shape, generator=generator)
-    y = torch.randint(0, workload.classes, (count,), generator=generator)
-    clients = ArrayClients(x, y, list(torch.arange(count).reshape(workload.clients, -1)))
-    task = Task(lambda: fedveil.make_model(workload.model, workload.input_shape, workload.classes))
-    method = FedAvg(lr=0.1, epochs=workload.epochs, batch_size=64)
-    plan = fedveil.make_plan(clients, rounds=1000, sampler="all")
-    engine = Simulation(task, clients, method, plan, seed=0)
-    server = method.init_server(task.init(0), plan)
-    cohort = range(workload.clients)
+    clients = make_data(workload)
+    ours = OurRounds(workload, clients)
     model = fedveil.make_model(workload.model, workload.input_shape, workload.classes, seed=0)
-    rounds = 0
-
-    def ours() -> None:
-        nonlocal rounds
-        rounds += 1
-        at = At(plan, rounds)
-        answers = engine.exchange(cohort, method.broadcast(at, server, cohort), at)
-        method.server_update(task, at, server, answers.clients, answers.up, ServerStreams(0, rounds))  # type: ignore[arg-type]
-
     linear = not any(isinstance(layer, nn.Conv2d) for layer in model.modules())
     floor = ProductsAlone(model, workload) if linear else None
     candidates: list[tuple[str, Callable[[], object]]] = [
@@ -180,7 +199,7 @@ def measure(workload: Workload, repeats: int, peak: float) -> None:
             began = time.perf_counter()
             candidate()
             times[name].append(time.perf_counter() - began)
-    engine.close()
+    ours.close()
     if floor is not None:
         floor.close()
     ours_s, plain_s = (statistics.median(times[name]) for name in ("ours", "plain"))

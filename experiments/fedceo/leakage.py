@@ -50,7 +50,7 @@ def updates(task: Task, data: ArrayClients, start: Params, sigma: float) -> tupl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, default=Path("docs/figures"))
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--restarts", type=int, default=2)
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -130,9 +130,10 @@ def _round_seconds(method: FedEM, prepared: Any, data: Any) -> float:
 
 def figure_7(arguments: argparse.Namespace) -> Figure:
     with matplotlib.rc_context(matplotlib_style()):
-        figure = new_figure(8.4, 3.4)
-        for place, dataset in enumerate(("mnist", "fashion-mnist")):
-            axes = figure.add_subplot(1, 2, place + 1)
+        names = arguments.datasets.split(",")
+        figure = new_figure(4.2 * len(names), 3.4)
+        for place, dataset in enumerate(names):
+            axes = figure.add_subplot(1, len(names), place + 1)
             setting = argparse.Namespace(**(vars(arguments) | {"dataset": dataset, "evaluate_every": 1}))
             for line, row in enumerate(("fedsgd", "fedem-8", "fedem-255")):
                 result = run_seed(
@@ -171,7 +172,7 @@ def figure_8(arguments: argparse.Namespace) -> Figure:
         figure = new_figure(8.4, 2.8)
         for place, (name, published) in enumerate(PUBLISHED.items()):
             axes = figure.add_subplot(1, len(PUBLISHED), place + 1)
-            bars = [("FedSGD", found["fedsgd", name]), ("FedEM", found["fedem-255", name])]
+            bars = [("FedSGD", found["fedsgd", name]), ("FedEM 255", found["fedem-255", name])]
             points = [(label, statistics.fmean(v), statistics.stdev(v)) for label, v in bars]
             points.append(("paper", *published))
             for at, (label, mean, spread) in enumerate(points):
@@ -188,6 +189,7 @@ def main() -> None:
     parser.add_argument("figure", type=int, choices=(3, 4, 6, 7, 8))
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--dataset", default="mnist")
+    parser.add_argument("--datasets", default="mnist,fashion-mnist", help="of Fig. 7")
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--examples", type=int, default=250)
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,8 +1,9 @@
-"""LAMP against FedEM's text defences (the attack columns of Tables 3, 8 and 10) at a size that a laptop finishes.
+"""Attacks on FedEM's text defences (the attack columns of Tables 3, 8 and 10) at a size that a laptop finishes.
 
     python experiments/text/attacks.py --results results --data data                       # Table 3, CoLA
     python experiments/text/attacks.py --dataset sst2 --data data                          # Table 8
     python experiments/text/attacks.py --dataset wikitext-2 --model causal-lm --data data  # Table 10
+    python experiments/text/attacks.py --attack embedding-rows --data data                       # without any search
     python experiments/text/attacks.py --model bert --clients 2 --texts 1 --rows fedsgd,fedem-2 --data data
 
 Every client sends one gradient per text in round 1, as in the paper (batch size 1); all are attacked. What is reduced:
@@ -68,17 +69,15 @@ def attacked(row: str, seed: int, arguments: argparse.Namespace) -> dict[str, fl
     )
     assert result.folder is not None
     run = open_run(result.folder, arguments.data)
-    attack = make_attack(
-        "lamp",
-        {
-            "steps": arguments.steps,
-            "starts": arguments.starts,
-            "swaps": arguments.swaps,
-            "polish": arguments.polish,
-            "prior": arguments.prior,
-            "use_leak": not arguments.no_leak,
-        },
-    )
+    settings = {
+        "steps": arguments.steps,
+        "starts": arguments.starts,
+        "swaps": arguments.swaps,
+        "polish": arguments.polish,
+        "prior": arguments.prior,
+        "use_leak": not arguments.no_leak,
+    }
+    attack = make_attack(arguments.attack, settings if arguments.attack == "lamp" else {})
     found: list[dict[str, Any]] = []
     for number in range(arguments.texts):
         for client in range(arguments.clients):
@@ -98,6 +97,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=32)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--texts", type=int, default=2, help="texts of each client")
+    parser.add_argument("--attack", choices=("lamp", "embedding-rows"), default="lamp")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--starts", type=int, default=50)

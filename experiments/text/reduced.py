@@ -35,8 +35,9 @@ _STEPS = 2  # perturbation steps of FedEM, of the paper's 15
 
 def _sentiment140() -> dict[str, Row]:
     rows: dict[str, Row] = {"fedavg": ({"name": "fedavg"}, [], None)}
-    for method in ("udp-fedavg", "fedceo"):
-        for sigma, published in zip(_CONSTANTS, _PUBLISHED[method], strict=True):
+    for place, sigma in enumerate(_CONSTANTS):
+        for method in ("udp-fedavg", "fedceo"):
+            published = _PUBLISHED[method][place]
             fields: dict[str, Any] = {"name": method, "noise_multiplier": sigma} | _PRIVATE
             if method == "fedceo":
                 lam, theta, interval = _CONSTANTS[sigma]

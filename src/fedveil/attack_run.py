@@ -75,7 +75,7 @@ def attack_exchange(
             "attack",
             attack.name,
             f"{run.prepared.dataset.name} does not hold the {'texts' if attack.of_texts else 'images'} it is for",
-            "Use lamp." if texts else "See `fedveil list attacks`.",
+            "Use lamp or embedding-rows." if texts else "See `fedveil list attacks`.",
         )
     recorded = read_exchange(run, round, exchange)
     held = truth(run, recorded, clients)

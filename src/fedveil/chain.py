@@ -129,7 +129,10 @@ class Chain:
 def cross_entropy_gradient(scores: Tensor, y: Tensor) -> Tensor:
     """The gradient of each example's cross-entropy with respect to its scores: softmax minus one-hot."""
     g = torch.softmax(scores, dim=-1)
-    return g.scatter_add_(-1, y.unsqueeze(-1), torch.full_like(y.unsqueeze(-1), -1, dtype=g.dtype))
+    ones = torch.full_like(y.unsqueeze(-1), -1, dtype=g.dtype)
+    if g.requires_grad:  # it will be differentiated, so its softmax must stay as it is
+        return g.scatter_add(-1, y.unsqueeze(-1), ones)
+    return g.scatter_add_(-1, y.unsqueeze(-1), ones)
 
 
 def mean_gradient(factors: Sequence[Factors], weights: Tensor) -> Params:

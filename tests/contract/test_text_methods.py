@@ -100,6 +100,12 @@ def test_every_method_runs_on_texts_and_stacked_equals_one_by_one(name: str, mod
     assert ("mcc" in summary) == (model != "causal-lm")
 
 
+@pytest.mark.parametrize("name", ["fedlap", "fedlap-dp", "feddm", "dsc", "psg"])
+def test_methods_that_make_images_refuse_texts(name: str) -> None:
+    with pytest.raises(InputError, match="which texts are not"):
+        run(task_of("lstm"), clients_of("lstm"), build_method({"name": name}), rounds=1, workers=1)
+
+
 def test_fedem_perturbs_the_embeddings_of_tokens_within_its_radius() -> None:
     task, clients = task_of("lstm"), clients_of("lstm")
     method = FedEM(batch_size=3, rho_min=0.5, rho_max=1.0, perturbation_steps=2)

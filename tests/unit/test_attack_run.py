@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 import fedveil.cli_attack
-from fedveil.attack_run import attack_exchange
+from fedveil.attack_run import Scored, attack_exchange
 from fedveil.attacks.knowledge import adaptation_to
 from fedveil.attacks.registry import make_attack
 from fedveil.attacks.uploads import as_gradient
@@ -104,6 +104,7 @@ def test_a_trained_model_is_attacked_through_its_local_steps(tmp_path: Path) -> 
     assert view.local.epochs == 2
     assert view.examples == len(run.prepared.clients.load([client]).y[0])
     _, scored = attack_exchange(run, make_attack("inverting-gradients", QUICK), round=1, clients=[client])
+    assert isinstance(scored, Scored)
     assert len(scored.against_x.psnr) == view.examples
 
 

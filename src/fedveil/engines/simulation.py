@@ -53,7 +53,7 @@ class Simulation:
         self._chunk = self._largest_chunk(max_memory)
         self._pool: Pool | None = None
         if self._count > 1 and can_fork():
-            cohort = plan.cohort if plan.sampler == "fixed" else plan.clients
+            cohort = _largest_cohort(plan)
             row = 4 * sum(p.numel() * p.element_size() for p in task.module.parameters()) + 65536
             self._pool = Pool(self._worker, self._count, capacity=cohort * row + (16 << 20))
 
@@ -127,6 +127,13 @@ class Simulation:
 def cores() -> int:
     """The processor cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _largest_cohort(plan: Plan) -> int:
+    """What room is kept for; a Poisson cohort is larger with a probability below 1e-20."""
+    if plan.sampler != "poisson":
+        return plan.cohort
+    return min(plan.clients, math.ceil(plan.cohort + 12 * math.sqrt(plan.cohort) + 60))
 
 
 def _stacking_pays(task: Task) -> bool:

@@ -9,6 +9,7 @@ Deviations:
 - Line 4 lets the server draw the first delta_k and send it; here the client draws it, so that the server does
   not know it. It is drawn anew in every round, as the paper's line 4 is inside its loop over rounds.
 - `delta` holds one perturbation for each place in a batch and the norm is taken example by example.
+- On texts `delta` moves the token embeddings (appendix D.4); on padding it is zero, so that the radius is the tokens'.
 - Line 16 averages over clients; the default weighs by the examples in the batch, the same where all have as many.
 - With `block` > 1 a client walks through so many batches per message, stepping on its own gradient in between, and
   sends their sum: where a message costs seconds (a deployment), one per batch is out of reach. 1 is the paper's.

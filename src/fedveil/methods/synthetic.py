@@ -108,6 +108,13 @@ class SyntheticImages:
 
     def init_images(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
         """What a client remembers: its images, where they are not made anew in every round."""
+        if task.text is not None:
+            raise InputError(
+                "method.name",
+                type(self).__name__,
+                "its clients make images, which texts are not",
+                "Use a method that sends gradients or models, such as fedavg, fedceo or fedem.",
+            )
         if self.reinit:
             return {}
         classes = class_count(task, with_axis(task.init(0)), data)

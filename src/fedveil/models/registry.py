@@ -102,11 +102,16 @@ def make_model(
         return entry.build(shape, classes, **options)
 
 
-def register_model(name: str, summary: str) -> Callable[[BuildModel], BuildModel]:
-    """Make a function `(input_shape, classes, *, options...) -> nn.Module` known as a model by this name."""
+def register_model(
+    name: str, summary: str, *, reads: Reads = "numbers"
+) -> Callable[[BuildModel], BuildModel]:
+    """Make a function `(input_shape, classes, *, options...) -> nn.Module` known as a model by this name.
+
+    One that reads texts is a `TextModel` and takes the options `vocabulary` and `pad`.
+    """
 
     def add(build: BuildModel) -> BuildModel:
-        _ENTRIES[name] = ModelEntry(name, summary, build)
+        _ENTRIES[name] = ModelEntry(name, summary, build, reads)
         return build
 
     return add

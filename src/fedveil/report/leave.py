@@ -20,7 +20,7 @@ from fedveil.privacy.releases import Plan
 from fedveil.run import Observer
 
 # Drawing is imported when something is drawn: most methods leave nothing, and need not wait for it.
-_MOST_CLASSES = 10
+_MOST_CLASSES, _MOST_OF_A_CLASS = 10, 4
 
 
 def pictures_of(method: AnyMethod, plan: Plan, dataset: Dataset, folder: Path) -> list[Observer]:
@@ -54,7 +54,10 @@ class DrawSets(Observer):
         if not shown:
             return
         data = self._dataset
-        figure = images_figure({at.round: sets}, shown, data.classes, mean=data.mean, std=data.std)
+        columns = min(_MOST_OF_A_CLASS, max(len(sets.of_class(label)) for label in shown))
+        figure = images_figure(
+            {at.round: sets}, shown, data.classes, columns=columns, mean=data.mean, std=data.std
+        )
         save_figure(figure, self._folder / f"round-{at.round}.png")
 
 

@@ -106,6 +106,8 @@ class Run:
     model: str = ""
     accuracy: float | None = None
     loss: float | None = None
+    mcc: float | None = None
+    perplexity: float | None = None
     rounds: int = 0
     planned: int | None = None
     seconds: float | None = None
@@ -256,6 +258,8 @@ def _build(
         model=told.text("model", required=False) or str(_section(config, "task").get("model", "")),
         accuracy=told.number("accuracy", required=False),
         loss=told.number("loss", required=False),
+        mcc=told.number("mcc", required=False),
+        perplexity=told.number("perplexity", required=False),
         rounds=int(told.number("rounds") or (last.round if last else 0)),
         planned=_whole(plan.get("rounds")) or _whole(run.get("rounds")),
         seconds=told.number("seconds", required=False),
@@ -456,7 +460,8 @@ def _text_pairs(found: Any) -> tuple[TextPair, ...]:
         if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
             return ()
         scores = [number(row.get(key)) for key in ("rouge1", "rouge2", "rougeL")]
-        pairs.append(TextPair(*map(str, texts), tuple(score for score in scores if score is not None)))
+        original, read = map(str, texts)
+        pairs.append(TextPair(original, read, tuple(score for score in scores if score is not None)))
     return tuple(pairs)
 
 

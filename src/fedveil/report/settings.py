@@ -54,6 +54,11 @@ class Setting:
         """Of the finished runs: an unfinished run's last round is not its result."""
         return Spread.of([run.accuracy for run in self.runs if run.finished])
 
+    def measured(self, metric: str) -> Spread | None:
+        """Of the finished runs: accuracy, or what texts are measured by (mcc, perplexity); None for anything else."""
+        known = {"accuracy", "mcc", "perplexity"}
+        return Spread.of([getattr(r, metric) for r in self.runs if r.finished]) if metric in known else None
+
     def proofs(self) -> list[Proof]:
         """Per adversary and unit the weakest over the seeds: nothing proven for one is nothing proven."""
         weakest: dict[tuple[str, str], Proof] = {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedveil.privacy.statement import show
-from fedveil.report.reading import number
+from fedveil.report.reading import Paper, number
 from fedveil.report.settings import WHO, WHOM, Setting, Spread
 
 Level = Literal["good", "fair", "weak", "bad"]
@@ -125,13 +125,16 @@ def _line(setting: Setting) -> str:
 def against_paper(setting: Setting) -> Verdict | None:
     """The mean beside the published number; None where the configuration names none."""
     paper = setting.first.paper
-    spread = setting.accuracy
-    if paper is None or paper.expected is None or spread is None or paper.metric != "accuracy":
+    spread = None if paper is None else setting.measured(paper.metric)
+    if paper is None or paper.expected is None or spread is None:
         return None
+    reduced = "" if paper.scale == "full" else f" The run is reduced: {paper.scale}."
+    where = f"The paper ({paper.source}{', ' + paper.where if paper.where else ''}) states"
+    if paper.metric != "accuracy":
+        return _other_metric(f"{where} {paper.metric} {paper.expected:g}", spread, paper, reduced)
     measured = 100 * spread.mean
     expected = paper.expected if paper.expected > 1 else 100 * paper.expected
-    reduced = "" if paper.scale == "full" else f" The run is reduced: {paper.scale}."
-    said = f"The paper ({paper.source}{', ' + paper.where if paper.where else ''}) states {expected:.2f} %"
+    said = f"{where} {expected:.2f} %"
     gap = measured - expected
     if paper.tolerance is None:
         return Verdict("fair", f"{said}; this is {gap:+.2f} points from it.{reduced}")
@@ -139,6 +142,15 @@ def against_paper(setting: Setting) -> Verdict | None:
     if abs(gap) <= tolerance:
         return Verdict("good", f"{said}: met within {tolerance:g} points ({gap:+.2f}).{reduced}")
     return Verdict("weak", f"{said}: missed by {gap:+.2f} points, {tolerance:g} were allowed.{reduced}")
+
+
+def _other_metric(said: str, spread: Spread, paper: Paper, reduced: str) -> Verdict:
+    """Correlations and perplexities are compared as they are, not in points of a per cent."""
+    found = f"{said}; this is {spread.mean:.4g}"
+    if paper.tolerance is None or paper.expected is None:
+        return Verdict("fair", f"{found}.{reduced}")
+    met = abs(spread.mean - paper.expected) <= paper.tolerance
+    return Verdict("good" if met else "weak", f"{found}, {paper.tolerance:g} were allowed.{reduced}")
 
 
 def contradictions(setting: Setting) -> list[str]:

@@ -7,8 +7,9 @@ Deviations: vectors (biases, norm scales) are left out of the cosine term unless
 of a norm has a gradient of zero up to rounding, and the direction of rounding errors would steer the images.
 A row that is zero on either side has no direction: it counts as cosine 0 and pulls nowhere.
 
-Networks of linear layers match all clients of a stack in one product. Any other network goes client by client and
-in pieces of a few images, because on a CPU the memory of large activations costs more time than the work on them.
+Networks of linear layers match several clients in one product, as many as fit the cache together. Any other network
+goes client by client and in pieces of a few images, because on a CPU the memory of large activations costs more time
+than the work on them.
 Beyond what is worth keeping, the graph of a piece is made again when it is needed.
 """
 
@@ -16,13 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
 from fedveil.chain import cross_entropy_gradient, mean_gradient
 from fedveil.errors import InputError
@@ -30,6 +29,7 @@ from fedveil.task import Batch, Task
 from fedveil.tree import Params, concatenate, rows
 
 _PIECE_BYTES = 6 * 2**20  # of the largest activation of a piece: more leaves the cache and costs page faults
+_STACK_BYTES = 2**20  # of the models or images of the clients that share a product: more leaves the cache
 _KEPT_BYTES = 64 * 2**20  # of the largest activation of all pieces whose graphs are kept at a time
 _LARGEST: WeakKeyDictionary[Task, dict[tuple[int, ...], int]] = WeakKeyDictionary()
 
@@ -68,18 +68,26 @@ class Distance:
     reduce: Literal["sum", "mean"] = "sum"
     include_vectors: bool = False
 
-    def __call__(self, real: Params, synthetic: Params) -> Tensor:
-        """The sum over clients of each one's `matching_loss`; leaves are `[K, ...]`."""
-        loss = partial(
-            matching_loss,
-            squared_weight=self.squared_weight,
-            reduce=self.reduce,
-            include_vectors=self.include_vectors,
-        )
-        if next(iter(real.values())).shape[0] == 1:
-            return loss(_first(real), _first(synthetic))
-        total: Tensor = vmap(loss)(real, synthetic).sum()
-        return total
+    def gradient(self, real: Params, synthetic: Params) -> Params:
+        """The gradient of each client's `matching_loss` with respect to its synthetic one; leaves are `[K, ...]`.
+
+        In closed form: with unit rows u of g and v of s, -cos(g, s) has the gradient (cos(g, s) v - u) / |s|.
+        """
+        out: Params = {}
+        for name, s in synthetic.items():
+            g = real[name]
+            pull = torch.zeros_like(s)
+            if s.dim() > 2 or self.include_vectors:
+                shape = (*s.shape[:2], -1) if s.dim() > 2 else (s.shape[0], 1, -1)
+                (u, _), (v, inverse) = (_directions(rows.reshape(shape)) for rows in (g, s))
+                if self.reduce == "mean":
+                    inverse = inverse / v.shape[1]
+                cosines = torch.linalg.vecdot(u, v).unsqueeze(-1)
+                pull = v.mul_(cosines).sub_(u).mul_(inverse).reshape(s.shape)  # Eq. 17
+            if self.squared_weight:
+                pull = torch.add(pull, s - g, alpha=2 * self.squared_weight)  # Eq. 16
+            out[name] = pull
+        return out
 
 
 def matching_gradient(
@@ -90,18 +98,27 @@ def matching_gradient(
     The synthetic gradient is that of `sum_i weights[k, i] * loss_i` at `w`; `w` and `real` are `[K, ...]`. Memory is
     bounded by the pieces: it does not grow with n beyond the images themselves. Without dropout.
     """
+    together, of_some = 1, _matching_gradient_of_one
     if task.chain is not None:
-        leaves = _leaves(w)
-        images = x.detach().requires_grad_()
-        synthetic = _gradient(task, leaves, images, y, weights, graph=True)
-        return torch.autograd.grad(distance(real, synthetic), images)[0]
-    found = [
-        _matching_gradient_of_one(
-            task, rows(w, [k]), rows(real, [k]), x[k : k + 1], y[k : k + 1], weights[k : k + 1], distance
-        )
-        for k in range(x.shape[0])
-    ]
+        model = sum(leaf[0].numel() for leaf in w.values())
+        largest = x.element_size() * max(1, model, x[0].numel())
+        together, of_some = max(1, _STACK_BYTES // largest), _matching_gradient_of_stack
+    found = []
+    for first in range(0, x.shape[0], together):
+        some = range(first, min(first + together, x.shape[0]))
+        own = slice(some.start, some.stop)
+        found.append(of_some(task, rows(w, some), rows(real, some), x[own], y[own], weights[own], distance))
     return torch.cat(found)
+
+
+def _matching_gradient_of_stack(
+    task: Task, w: Params, real: Params, x: Tensor, y: Tensor, weights: Tensor, distance: Distance
+) -> Tensor:
+    images = x.detach().requires_grad_()
+    synthetic = _stacked_gradient(
+        task, w, images, y, weights
+    )  # in closed form: differentiated once, not twice
+    return _through(synthetic, images, distance.gradient(real, _detached(synthetic)))
 
 
 def _matching_gradient_of_one(
@@ -115,25 +132,31 @@ def _matching_gradient_of_one(
             _gradient(task, leaves, images[:, part], y[:, part], weights[:, part], graph=True)
             for part in pieces
         )
-        return torch.autograd.grad(distance(real, synthetic), images)[0]
-    synthetic = _leaves(weighted_gradient(task, w, x, y, weights))
-    pull = torch.autograd.grad(distance(real, synthetic), list(synthetic.values()))
+        return _through(synthetic, images, distance.gradient(real, _detached(synthetic)))
+    pull = distance.gradient(real, weighted_gradient(task, w, x, y, weights))
     found = []
-    for part in pieces:  # dL/dx = d(dL/ds . s)/dx, and s is a sum over the pieces
+    for part in pieces:  # the synthetic gradient is a sum over the pieces
         images = x[:, part].detach().requires_grad_()
         share = _gradient(task, leaves, images, y[:, part], weights[:, part], graph=True)
-        product = torch.stack([(s * v).sum() for s, v in zip(share.values(), pull, strict=True)]).sum()
-        found.append(torch.autograd.grad(product, images)[0])
+        found.append(_through(share, images, pull))
     return torch.cat(found, dim=1)
+
+
+def _through(synthetic: Params, images: Tensor, pull: Params) -> Tensor:
+    """What pulls at the gradients, brought back to the images that they are the gradients of."""
+    moved = [name for name, leaf in synthetic.items() if leaf.requires_grad]
+    ends, pulls = [synthetic[name] for name in moved], [pull[name] for name in moved]
+    return torch.autograd.grad(ends, images, pulls)[0]
+
+
+def _detached(a: Params) -> Params:
+    return {name: leaf.detach() for name, leaf in a.items()}
 
 
 def weighted_gradient(task: Task, w: Params, x: Tensor, y: Tensor, weights: Tensor) -> Params:
     """The gradient `[K, ...]` of each client's `sum_i weights[k, i] * loss_i`, without dropout."""
     if task.chain is not None:
-        scores, tape = task.chain.forward(w, x)
-        factors = task.chain.backward(w, x, tape, cross_entropy_gradient(scores, y), None)
-        gradient = mean_gradient(factors, weights)
-        return {name: gradient[name] for name in w}
+        return _stacked_gradient(task, w, x, y, weights)
     found = []
     for k in range(x.shape[0]):
         one, own = rows(w, [k]), slice(k, k + 1)
@@ -190,6 +213,14 @@ def _pieces(task: Task, w: Params, x: Tensor) -> Iterator[slice]:
         yield slice(start, start + size)
 
 
+def _stacked_gradient(task: Task, w: Params, x: Tensor, y: Tensor, weights: Tensor) -> Params:
+    assert task.chain is not None
+    scores, tape = task.chain.forward(w, x)
+    factors = task.chain.backward(w, x, tape, cross_entropy_gradient(scores, y), None)
+    gradient = mean_gradient(factors, weights)
+    return {name: gradient[name] for name in w}
+
+
 def _gradient(task: Task, leaves: Params, x: Tensor, y: Tensor, weights: Tensor, *, graph: bool) -> Params:
     total = (task.losses(leaves, Batch(x, y)) * weights).sum()
     found = torch.autograd.grad(
@@ -200,10 +231,6 @@ def _gradient(task: Task, leaves: Params, x: Tensor, y: Tensor, weights: Tensor,
 
 def _leaves(w: Params) -> Params:
     return {name: leaf.detach().requires_grad_() for name, leaf in w.items()}
-
-
-def _first(w: Params) -> Params:
-    return {name: leaf[0] for name, leaf in w.items()}
 
 
 def _sum(parts: Iterator[Params]) -> Params:
@@ -234,6 +261,15 @@ def _unit_rows(g: Tensor) -> Tensor:
     length = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
     unit: Tensor = scaled / length.masked_fill(length == 0, 1.0)
     return unit
+
+
+def _directions(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The unit rows of `[K, o, c]` and one over their lengths `[K, o, 1]`; both 0 where a row is zero."""
+    # In double precision, where squares of very small or large gradients stay in range.
+    length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
+    most = torch.finfo(rows.dtype).max
+    inverse = (1 / length).masked_fill(length == 0, 0.0).clamp(max=most).to(rows.dtype)
+    return rows / length.masked_fill(length == 0, 1.0).to(rows.dtype), inverse
 
 
 def _check(real: Params, synthetic: Params, squared_weight: float, reduce: str) -> None:

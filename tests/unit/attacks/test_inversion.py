@@ -258,7 +258,16 @@ def test_gias_needs_public_images_of_the_right_shape() -> None:
 
 def test_every_attack_is_listed_and_unknown_ones_are_refused() -> None:
     names = [info.name for info in list_attacks()]
-    assert names == ["analytic", "dlg", "gias", "gradinversion", "idlg", "inverting-gradients", "lamp"]
+    assert names == [
+        "analytic",
+        "dlg",
+        "embedding-rows",
+        "gias",
+        "gradinversion",
+        "idlg",
+        "inverting-gradients",
+        "lamp",
+    ]
     with pytest.raises(InputError, match="Did you mean"):
         make_attack("inverting-gradient")
     with pytest.raises(InputError, match="Settings of idlg"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from statistics import fmean
+from typing import Literal
 
 import pytest
 import torch
@@ -27,6 +28,8 @@ from fedveil.attacks.view import Adaptation
 from fedveil.errors import InputError
 from fedveil.evaluation.text_overlap import mean_rouge, rouge
 from fedveil.streams import named_stream
+from fedveil.task import Batch
+from fedveil.tree import Params, expand, with_axis
 from tests.unit.attacks.test_inversion import make_view
 from tests.unit.attacks.texts import VOCABULARY, encode, sentences, text_view
 
@@ -281,3 +284,54 @@ def test_the_grammar_is_not_given_away_by_chance() -> None:
     a, b = sentences(100, "one"), sentences(100, "two")
     assert mean_rouge([rouge(x, y) for x, y in zip(a, b, strict=True)]).rouge1 < 0.35
     assert encode(a).shape == (100, 12)
+
+
+# Rows of tokens and positions
+
+
+def test_equal_rows_give_the_text_itself_repeated_words_too() -> None:
+    view, ids = text_view(8, 1)
+    finding = make_attack("embedding-rows")(view, named_stream(0, "attack"))
+    assert torch.equal(finding.images, ids)
+    assert any(len(set(text[text > 0].tolist())) < int((text > 0).sum()) for text in ids.flatten(0, 1))
+    assert float(finding.losses.max()) < 1e-4
+
+
+def test_a_perturbation_of_the_embeddings_does_not_hide_the_rows() -> None:
+    view, ids = text_view(4, 1)
+    assert view.labels is not None
+    generator = torch.Generator().manual_seed(0)
+    offset = torch.randn(4, 1, ids.shape[2], 64, generator=generator)
+    moved = Batch(ids, view.labels, None, view.task.within(Batch(ids, view.labels), offset))
+    observed = view.task.grad(expand(with_axis(view.params), 4), moved)
+    finding = make_attack("embedding-rows")(replace(view, observed=observed), named_stream(0, "attack"))
+    assert torch.equal(finding.images, ids)
+
+
+def test_signs_and_masks_leave_enough_of_the_rows() -> None:
+    view, ids = text_view(4, 1)
+    kept = torch.Generator().manual_seed(0)
+    changed: dict[Literal["sign", "mask"], Params] = {
+        "sign": {name: leaf.sign() for name, leaf in view.observed.items()},
+        "mask": {
+            name: leaf * (torch.rand(leaf.shape, generator=kept) > 0.25)
+            for name, leaf in view.observed.items()
+        },
+    }
+    for name, observed in changed.items():
+        seen = replace(view, observed=observed, adaptation=Adaptation(name))
+        finding = make_attack("embedding-rows")(seen, named_stream(0, "attack"))
+        assert float((finding.images == ids).float().mean()) > 0.9, name
+
+
+def test_rows_are_refused_where_there_are_none() -> None:
+    attack = make_attack("embedding-rows")
+    rng = named_stream(0, "attack")
+    with pytest.raises(InputError, match="lamp for batches"):
+        attack(text_view(1, 2)[0], rng)
+    with pytest.raises(InputError, match="learns no positions"):
+        attack(text_view(1, 1, model="lstm")[0], rng)
+    with pytest.raises(InputError, match="not trained"):
+        attack(text_view(1, 1, model="lstm", frozen_embedding=True)[0], rng)
+    with pytest.raises(InputError, match="no texts"):
+        attack(make_view(), rng)

@@ -185,7 +185,7 @@ def test_a_known_text_with_other_content_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_text_of_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no training text"):
+    with pytest.raises(DataError, match="has 0 lines of text"):
         load_text(path=write(tmp_path / "blank.txt", b"\n \n"))
 
 

@@ -15,7 +15,7 @@ from fedveil.models.frozen import freeze
 from fedveil.models.lstm import LSTMClassifier, lstm
 from fedveil.models.registry import make_model
 from fedveil.models.transformer import Attention, transformer
-from fedveil.task import Batch, Task
+from fedveil.task import Batch, Task, cross_entropy
 from fedveil.text_model import IGNORED, TextModel, next_token_loss, token_losses
 from fedveil.tree import with_axis
 
@@ -46,7 +46,7 @@ def targets(name: str, ids: Tensor) -> Tensor:
 
 
 def task_of(name: str) -> Task:
-    return Task(lambda: build(name), **({"loss": next_token_loss} if name == "causal-lm" else {}))
+    return Task(lambda: build(name), loss=next_token_loss if name == "causal-lm" else cross_entropy)
 
 
 def test_lstm_is_torchs_lstm() -> None:
@@ -64,6 +64,16 @@ def test_lstm_is_torchs_lstm() -> None:
     )
     _, (last, _) = theirs(packed)
     torch.testing.assert_close(model(ids), model.output(last[-1]), rtol=1e-12, atol=1e-12)
+
+
+def test_an_lstm_can_read_the_mean_of_its_states() -> None:
+    model = lstm((LENGTH,), 3, vocabulary=WORDS, pooling="mean").double()
+    ids = texts(3)
+    states = model.layers[0](model.embed(ids), ids != 0)
+    means = [row[:count].mean(0) for row, count in zip(states, (ids != 0).sum(1).tolist(), strict=True)]
+    torch.testing.assert_close(model(ids), model.output(torch.stack(means)))
+    with pytest.raises(InputError, match="no such summary"):
+        lstm((LENGTH,), 3, vocabulary=WORDS, pooling="first")  # type: ignore[arg-type]
 
 
 def test_attention_is_torchs_attention() -> None:
@@ -147,7 +157,7 @@ def test_gradients_can_be_differentiated_once_more(name: str) -> None:
     loss = model.from_embeddings(embedded, ids).square().sum()
     used = [leaf for key, leaf in model.named_parameters() if key != model.table]
     first = torch.autograd.grad(loss, used, create_graph=True)
-    (second,) = torch.autograd.grad(sum(g.square().sum() for g in first), embedded)
+    (second,) = torch.autograd.grad(torch.stack([g.square().sum() for g in first]).sum(), embedded)
     assert torch.isfinite(second).all()
     assert float(second.abs().max()) > 0
 

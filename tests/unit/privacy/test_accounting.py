@@ -206,6 +206,7 @@ def test_next_to_no_noise_has_a_huge_epsilon_and_does_not_overflow() -> None:
         release = Release("upload", "client", ("server",), GaussianNoise(multiplier))
         found = epsilon_of([release], plan, 1e-5, "server", "client")
         rho = 1 / (2 * multiplier**2)
+        assert found is not None
         assert rho < found < 1.2 * rho + 100
 
 

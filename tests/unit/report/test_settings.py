@@ -128,6 +128,21 @@ def test_a_paper_number_is_met_or_missed(
     assert part in said.text
 
 
+@pytest.mark.parametrize(
+    ("metric", "tolerance", "level"),
+    [("mcc", None, "fair"), ("mcc", 0.02, "good"), ("perplexity", 1.0, "weak")],
+)
+def test_a_paper_number_of_texts_is_compared_as_it_is(
+    tmp_path: Path, metric: str, tolerance: float | None, level: str
+) -> None:
+    paper = {"source": "A paper", "table": "3", "metric": metric, "expected": 0.557, "tolerance": tolerance}
+    write_run(tmp_path, paper=paper, mcc=0.55, perplexity=40.0)
+    said = against_paper(group(read_runs([tmp_path]))[0])
+    assert said is not None
+    assert said.level == level
+    assert f"{metric} 0.557; this is {'0.55' if metric == 'mcc' else '40'}" in said.text
+
+
 def test_small_numbers_are_not_cut_in_two() -> None:
     assert small(1e-5) == "10⁻⁵"
     assert small(2e-6) == "2e-06"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -178,6 +179,31 @@ def test_clients_that_share_their_model_are_matched_one_by_one(bias: bool) -> No
     }
     found = matching_gradient(task, shared, real, x, y, weights, Distance())
     for k in range(3):
-        one = [part[k : k + 1] for part in (x, y, weights)]
-        alone = matching_gradient(task, rows(shared, [k]), rows(real, [k]), *one, Distance())
+        own = slice(k, k + 1)
+        one, target = rows(shared, [k]), rows(real, [k])
+        alone = matching_gradient(task, one, target, x[own], y[own], weights[own], Distance())
         torch.testing.assert_close(found[k : k + 1], alone, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("vectors", [False, True])
+def test_the_closed_gradient_is_that_of_the_equation(reduce: Literal["sum", "mean"], vectors: bool) -> None:
+    real, synthetic = gradients(0), gradients(1)
+    real["fc"][1], synthetic["conv"][2] = 0.0, 0.0  # rows without a direction
+    leaves = {name: leaf.requires_grad_() for name, leaf in synthetic.items()}
+    loss = matching_loss(real, leaves, squared_weight=0.3, reduce=reduce, include_vectors=vectors)
+    expected = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+    distance = Distance(0.3, reduce, vectors)
+    found = distance.gradient(with_axis(real), with_axis({n: s.detach() for n, s in synthetic.items()}))
+    for name, leaf in with_axis(expected).items():
+        torch.testing.assert_close(found[name], leaf, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("unit", [1e-30, 1e-20, 1e25])
+def test_the_closed_gradient_keeps_the_direction_of_tiny_and_huge_rows(unit: float) -> None:
+    real, synthetic = gradients(0), gradients(1)
+    exact = Distance(0.0).gradient(with_axis(real), with_axis(synthetic))
+    small = {name: with_axis({name: (unit * leaf).float()})[name] for name, leaf in synthetic.items()}
+    found = Distance(0.0).gradient(with_axis({n: g.float() for n, g in real.items()}), small)
+    for name, leaf in exact.items():
+        torch.testing.assert_close(unit * found[name].double(), leaf, rtol=1e-4, atol=1e-5)

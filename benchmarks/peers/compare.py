@@ -1,0 +1,151 @@
+"""Ours beside its peers, interleaved in one run: one table of ratios, start-up apart.
+
+    make peers
+
+Every contender trains the same model on the same data from the same start with FedAvg: Apple's pfl, Flower's Ray
+simulation with one actor per core, and a plain PyTorch loop with the thread count that suits it best. Clipped
+per-example gradients stand beside Opacus, T-tSVD beside a complex SVD of every slice. A ratio is the peer's time over
+ours in the same turn; the table gives the median and the range over the turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import platform
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from flower_rounds import FlowerRounds
+from pfl_rounds import PflRounds
+from workloads import WORKLOADS
+
+from fedveil import make_model
+from fedveil.linalg import t_tsvd
+from per_example import contender
+from simulator import OurRounds, make_data, plain_round
+from t_tsvd import by_svd, example
+
+Round = Callable[[], object]
+
+EXPECTED = {("W1", "pfl"): 4, ("W1", "flower"): 3, ("W5", "pfl"): 6, ("W5-200", "flower"): 50}
+
+
+def seconds(work: Round) -> float:
+    """How long it took; a contender in another process says so itself."""
+    began = time.perf_counter()
+    told = work()
+    return told if isinstance(told, float) else time.perf_counter() - began
+
+
+def table_row(what: str, peer: str, ours: list[float], theirs: list[float], start: float | None) -> None:
+    ratios = sorted(t / o for o, t in zip(ours, theirs, strict=True))
+    expected = EXPECTED.get((what, peer))
+    print(
+        f"| {what} | {peer} | {statistics.median(theirs):.3g} s | {statistics.median(ours):.3g} s "
+        f"| {statistics.median(ratios):.1f} ({ratios[0]:.1f}-{ratios[-1]:.1f}) "
+        f"| {'' if expected is None else f'{expected}'} | {'' if start is None else f'{start:.1f} s'} |",
+        flush=True,
+    )
+
+
+def interleaved(what: str, contenders: dict[str, Round], turns: int) -> None:
+    """One row for every contender but ours; the first call of each is its start-up."""
+    start = {name: seconds(work) for name, work in contenders.items()}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(turns):
+        for name, work in contenders.items():
+            times[name].append(seconds(work))
+    for name in contenders:
+        if name != "ours":
+            table_row(what, name, times["ours"], times[name], start[name])
+
+
+def plain_with(threads: int, work: Round) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        work()
+    finally:
+        torch.set_num_threads(before)
+
+
+def best_threads(work: Round) -> int:
+    """The thread count with which this is fastest."""
+    counts = range(1, (os.cpu_count() or 1) + 1)
+    return min(counts, key=lambda n: min(seconds(partial(plain_with, n, work)) for _ in range(2)))
+
+
+def simulate(name: str, peers: list[str], turns: int) -> None:
+    workload = WORKLOADS[name]
+    clients = make_data(workload)
+    ours = OurRounds(workload, clients)
+    contenders: dict[str, Round] = {"ours": ours}
+    flower = FlowerRounds(name) if "flower" in peers else None
+    if flower is not None:
+        contenders["flower"] = flower
+    if "plain" in peers:
+        model = make_model(workload.model, workload.input_shape, workload.classes, seed=0)
+        loop = partial(plain_round, model, clients, workload.epochs)
+        threads = best_threads(loop)
+        contenders[f"plain, {threads} threads"] = partial(plain_with, threads, loop)
+    if "pfl" in peers:
+        rounds = PflRounds(workload)
+        contenders["pfl"] = partial(plain_with, best_threads(rounds), rounds)
+    interleaved(name, contenders, turns)
+    ours.close()
+    if flower is not None:
+        flower.close()
+    gc.collect()
+
+
+def per_example(turns: int) -> None:
+    names = ["ours", "opacus hooks", "opacus ghost", "opacus ew"]
+    for model in ("lenet-5", "convnet"):
+        work = {name: contender(name, model, 64) for name in names}
+        interleaved(f"per-example gradients, {model}", work, turns)
+
+
+def smoothing(turns: int) -> None:
+    for d, h, clients in ((784, 64, 10), (512, 512, 10)):
+        stack, thresholds = example(d, h, clients)
+        threshold = thresholds["edge"]
+        work: dict[str, Round] = {
+            "ours": partial(t_tsvd, stack, threshold),
+            "SVD of every slice": partial(by_svd, stack, threshold, full=True),
+        }
+        interleaved(f"T-tSVD {d}x{h}x{clients}", work, turns)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--only", default="W1,W5,W5-200,W2,per-example,t-tsvd")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    only = arguments.only.split(",")
+    described = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.split(":")[1].strip() for line in described if line.startswith("model name")]
+    processor = names[0] if names else platform.processor()
+    print(f"{os.cpu_count()} cores of {processor}, torch {torch.__version__}, {arguments.turns} turns\n")
+    print("| what | peer | peer | ours | ratio: median (range) | expected at least | peer's start-up |")
+    print("|---|---|---|---|---|---|---|", flush=True)
+    peers = {"W1": ["plain", "pfl", "flower"], "W5": ["plain", "pfl"], "W5-200": ["pfl", "flower"]}
+    peers["W2"] = ["plain", "pfl", "flower"]
+    for name, found in peers.items():
+        if name in only:
+            simulate(name, found, arguments.turns)
+    if "per-example" in only:
+        per_example(arguments.turns)
+    if "t-tsvd" in only:
+        smoothing(arguments.turns)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""A text read off two gradients, without any search: that of the token table and that of the positions.
+
+Models add a token's embedding and its position's. For one text, the gradient of position p is therefore that of the sum
+in place p, and the gradient of a token is the sum of these over the places where it stands: rows that are equal belong
+together. This holds whatever is added to the embeddings before the model reads them, so a perturbation of inputs
+does not hide a text; only what changes the two gradients themselves can.
+
+Found while measuring FedEM on texts; the token rows alone are known since Melis et al. 2019.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from pydantic.dataclasses import dataclass
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from fedveil.attacks.inversion.restarts import Clock, Named
+from fedveil.attacks.registry import register_attack
+from fedveil.attacks.text.leak import TokenLeak, allowed_tokens, leaked_tokens
+from fedveil.attacks.text.matching import text_model
+from fedveil.attacks.view import UNKNOWN, Finding, ServerView, Watch
+from fedveil.errors import InputError
+from fedveil.methods.fields import STRICT
+
+
+@register_attack("embedding-rows", "texts, exactly: gradient rows of tokens matched with those of positions")
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class EmbeddingRows(Named):
+    of_texts = True
+
+    def __call__(self, view: ServerView, rng: np.random.Generator, watch: Watch | None = None) -> Finding:
+        clock = Clock()
+        if view.text is None:
+            raise InputError(
+                "attack", self.name, "the run's data are no texts", "Attack images with another."
+            )
+        if view.examples != 1:
+            raise InputError(
+                "examples", view.examples, "rows of a batch are sums over its texts", "Use lamp for batches."
+            )
+        tokens, places = _rows(view)
+        texts, leaks, losses = [], [], []
+        for t in range(view.targets):
+            known = view.text.known[t, 0]
+            pad, sums = text_model(view.task).pad, view.adaptation.kind not in ("sign", "mask")
+            text, leak, loss = _read(tokens[t], places[t], known, view.text.vocabulary, pad, sums=sums)
+            texts.append(text)
+            leaks.append(leak)
+            losses.append(loss)
+            if watch is not None:
+                watch(t + 1, view.targets, min(losses))
+        found = torch.stack(texts).unsqueeze(1)
+        labels = view.labels if view.labels is not None else torch.zeros(view.targets, 0, dtype=torch.long)
+        notes = ("lengths and places of special tokens known", "labels, model and language prior not needed")
+        return Finding(
+            self.name,
+            found,
+            labels,
+            torch.tensor(losses).unsqueeze(1),
+            ((0, found),),
+            0,
+            clock.seconds,
+            notes,
+            tuple(leaks),
+        )
+
+
+def _rows(view: ServerView) -> tuple[Tensor, Tensor]:
+    """The gradients of the token table `[T, V, E]` and of the positions `[T, L, E]`."""
+    table = text_model(view.task).table
+    if table not in view.observed:
+        raise InputError("attack", "embedding-rows", "the embeddings are not trained", "Use lamp.")
+    tokens = view.observed[table]
+    named = [
+        leaf
+        for name, leaf in view.observed.items()
+        if ("position" in name or "wpe" in name) and leaf.dim() == 3 and leaf.shape[2] == tokens.shape[2]
+    ]
+    if len(named) != 1:
+        raise InputError("attack", "embedding-rows", "the model learns no positions", "Use lamp.")
+    return tokens.double(), named[0].double()
+
+
+def _read(
+    tokens: Tensor, places: Tensor, known: Tensor, vocabulary: int, pad: int, *, sums: bool
+) -> tuple[Tensor, TokenLeak, float]:
+    """One text `[L]`, the tokens that its rows name, and the part of their gradient that it leaves unexplained."""
+    ignored = sorted({pad, *known[known != UNKNOWN].tolist()})
+    free = (known == UNKNOWN).nonzero()[:, 0]
+    leak = leaked_tokens(tokens, len(free), ignored)
+    choice = allowed_tokens(leak, vocabulary, ignored).nonzero()[:, 0]
+    wanted, given = tokens[choice], places[free]
+    near = _similarity(wanted, given)
+    if not leak.tokens:
+        picked = near.argmax(0)
+    elif not sums:  # coordinates are missing or have lost their size, so sums of rows say nothing
+        picked = _assigned(near)
+    else:
+        starts = [_assigned(near), _assigned(_combination(wanted, given))]
+        tried = [_refined(start, wanted, given) for start in starts]
+        picked = min(tried, key=lambda p: _unexplained(p, wanted, given))
+    text = known.clone()
+    text[free] = choice[picked]
+    return text, leak, _unexplained(picked, wanted, given)
+
+
+def _similarity(wanted: Tensor, given: Tensor) -> Tensor:
+    """Cosines `[M, P]` over the coordinates that both have: a defence may have set others to zero."""
+    a, b = (wanted != 0).double(), (given != 0).double()
+    lengths = (wanted.square() @ b.T) * (a @ given.square().T)
+    return (wanted @ given.T) / lengths.clamp(min=1e-60).sqrt()
+
+
+def _combination(wanted: Tensor, given: Tensor) -> Tensor:
+    """How often each place is in each token's row `[M, P]`, by least squares: exact where nothing was changed."""
+    found: Tensor = torch.linalg.lstsq(given.T, wanted.T, driver="gelsd").solution
+    return found.T
+
+
+def _assigned(near: Tensor) -> Tensor:
+    """The token of each place: every token gets the place nearest to it, then each place left the token nearest."""
+    near = near.nan_to_num()
+    rows, columns = linear_sum_assignment(near, maximize=True)
+    picked = near.argmax(0)
+    picked[torch.from_numpy(columns)] = torch.from_numpy(rows)
+    return picked
+
+
+def _refined(picked: Tensor, wanted: Tensor, given: Tensor) -> Tensor:
+    """The same after every move of a place to another token, or swap of two, that leaves less unexplained."""
+    products, lengths = given @ given.T, given.square().sum(1)
+    apart = lengths[:, None] + lengths[None] - 2 * products
+    picked = picked.clone()
+    for _ in range(4 * len(given)):
+        left = wanted - torch.zeros_like(wanted).index_add_(0, picked, given)
+        told = left @ given.T  # [M, P]
+        own = told[picked]  # row p: what the rest of p's token has in common with each place
+        here = own.diagonal()
+        move = 2 * (lengths + here)[None] - 2 * told
+        move[picked, torch.arange(len(given))] = torch.inf
+        swap = 2 * apart - 2 * (own - here[:, None]) - 2 * (own.T - here[None])
+        swap[picked[:, None] == picked[None]] = torch.inf
+        least = min(float(move.min()), float(swap.min()))
+        if least > -1e-12 * float(wanted.square().sum()):
+            break
+        if float(swap.min()) <= float(move.min()):
+            i, j = divmod(int(swap.argmin()), len(given))
+            picked[i], picked[j] = picked[j].clone(), picked[i].clone()
+        else:
+            token, place = divmod(int(move.argmin()), len(given))
+            picked[place] = token
+    return picked
+
+
+def _unexplained(picked: Tensor, wanted: Tensor, given: Tensor) -> float:
+    sums = torch.zeros_like(wanted).index_add_(0, picked, given)
+    return float((wanted - sums).norm() / wanted.norm().clamp(min=1e-30))
