@@ -81,7 +81,7 @@ def test_strangers_stay_outside_and_the_run_goes_on(tmp_path: Path) -> None:
         loopback.start_server()
         for client, fault in ((0, None), (1, "version"), (2, "model"), (3, None)):
             loopback.start_node(client, fault)
-        wait_until(lambda: loopback.processes["node-3"].poll() is not None, 240)
+        wait_until(lambda: loopback.processes["node-3"].poll() is not None, 900)
         result = loopback.run(quick_config("fedavg", "flower", clients=3, cohort=3, deadline=300.0))
     finally:
         loopback.close()

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,12 @@ CLIENT_APP = "fedveil.flower_app.client:app"
 _LOOK_EVERY = 0.3
 _ASK_EVERY = 20.0
 _TRIES = 3
+_RAY_GAVE_UP = "The current node timed out during startup"
 Observe = Callable[[Plan], Sequence[Observer]]
+
+
+class RayNotStartedError(FedveilError):
+    """Ray gives itself half a minute to start, which a busy machine may exceed."""
 
 
 def run_seed(
@@ -79,7 +84,11 @@ def run_seed(
             nodes = f"num-supernodes={prepared.plan.clients} client-resources-num-cpus=1"
             nodes += " init-args-log-to-driver=false"
             command = ["--federation-config", nodes]
-            return _follow(settings, home, command, observe(prepared.plan), prepared.plan)
+            observers = observe(prepared.plan)
+            for _ in range(_TRIES - 1):
+                with suppress(RayNotStartedError):
+                    return _follow(settings, home, command, observers, prepared.plan)
+            return _follow(settings, home, command, observers, prepared.plan)
 
 
 def submit(settings: RunSettings, home: Path, observe: Observe = lambda _plan: ()) -> Result:
@@ -238,6 +247,8 @@ def _follow(
                 asked = time.monotonic()
                 if status.startswith("finished") and not folder.finished and not problem.exists():
                     shown = _flwr(home, "log", number, CONNECTION, "--show").stdout
+                    if _RAY_GAVE_UP in shown:
+                        raise RayNotStartedError("Ray did not start: the machine is busy. Try again later.")
                     raise FedveilError(f"the run ended without a result ({status}):\n{_last_lines(shown)}")
             time.sleep(_LOOK_EVERY)
 
