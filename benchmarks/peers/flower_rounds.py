@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -44,7 +45,7 @@ def serve(name: str) -> None:
     @client.train()
     def train(message: Message, context: Context) -> Message:
         workload, data, model = _data(name)
-        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         part = data.parts[int(context.node_config["partition-id"])]
         train_plainly(model, data.x[part], data.y[part], workload.epochs)
         content = RecordDict(
@@ -59,12 +60,12 @@ def serve(name: str) -> None:
     def main(grid: Grid, _: Context) -> None:
         strategy = FedAvg(fraction_evaluate=0.0)
         arrays = ArrayRecord(_data(name)[2].state_dict())
-        for _ in sys.stdin:
+        for _line in sys.stdin:
             began = time.perf_counter()
             arrays = strategy.start(grid, arrays, num_rounds=1).arrays
             print(f"\nround {time.perf_counter() - began}", flush=True)
 
-    resources = {"num_cpus": 1, "num_gpus": 0.0}
+    resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": 0.0}
     run_simulation(server, client, WORKLOADS[name].clients, backend_config={"client_resources": resources})
 
 
