@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,7 +37,6 @@ def serve(name: str) -> None:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
     from flwr.serverapp.strategy import FedAvg
-    from flwr.server.superlink.fleet.vce.backend.backend import BackendConfig
     from flwr.simulation import run_simulation
 
     client = ClientApp()
@@ -57,16 +57,16 @@ def serve(name: str) -> None:
         return Message(content=content, reply_to=message)
 
     @server.main()
-    def main(grid: Grid, _context: Context) -> None:
+    def main(grid: Grid, _: Context) -> None:
         strategy = FedAvg(fraction_evaluate=0.0)
         arrays = ArrayRecord(_data(name)[2].state_dict())
-        for _ in sys.stdin:
+        for _line in sys.stdin:
             began = time.perf_counter()
             arrays = strategy.start(grid, arrays, num_rounds=1).arrays
             print(f"\nround {time.perf_counter() - began}", flush=True)
 
-    backend: BackendConfig = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-    run_simulation(server, client, WORKLOADS[name].clients, backend_config=backend)
+    resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": 0.0}
+    run_simulation(server, client, WORKLOADS[name].clients, backend_config={"client_resources": resources})
 
 
 class FlowerRounds:
