@@ -61,7 +61,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """What writers that were killed left half-written. Only for a folder that no other process writes to."""
-    for path in folder.glob(".*.tmp"):
+    for path in folder.rglob(".*.tmp"):
         path.unlink(missing_ok=True)
 
 

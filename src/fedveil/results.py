@@ -100,8 +100,7 @@ class ResultFolder:
             raise ResultError(
                 f"{self.path} holds a run of another configuration. Remove it or choose another folder."
             )
-        for place in (self.path, self.path / "checkpoint"):
-            remove_leftovers(place)
+        remove_leftovers(self.path)
         if not mark.exists():
             write_atomically(stored, config.encode())
             write_atomically(mark, identity.encode())  # last: it vouches for the configuration beside it

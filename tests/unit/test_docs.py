@@ -26,6 +26,7 @@ LINKS = [
 ]
 
 
+@pytest.mark.usefixtures("names_of_this_test_only")
 @pytest.mark.parametrize("code", BLOCKS)
 def test_code_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

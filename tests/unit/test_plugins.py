@@ -21,6 +21,7 @@ def build(input_shape, classes):
 """
 
 
+@pytest.mark.usefixtures("names_of_this_test_only")
 def test_a_plugin_is_run_once_and_named_for_child_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
