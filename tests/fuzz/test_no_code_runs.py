@@ -43,9 +43,9 @@ def unsafe(tree: ast.Module) -> list[str]:
                 found.append(f"{line}: {call.value.id}.{call.attr}")
             if (call.value.id, call.attr) == ("pickle", "Unpickler"):
                 found.append(f"{line}: an unrestricted unpickler")
-            if call.value.id in ("np", "numpy") and call.attr == "load":
-                if not any(word.arg == "allow_pickle" for word in node.keywords):
-                    found.append(f"{line}: numpy.load that does not say allow_pickle=False")
+            silent = "allow_pickle" not in {word.arg for word in node.keywords}
+            if silent and call.value.id in ("np", "numpy") and call.attr == "load":
+                found.append(f"{line}: numpy.load that does not say allow_pickle=False")
         for word in node.keywords:
             harmful = {"shell": True, "allow_pickle": True, "trust_remote_code": True}
             if word.arg in harmful and not (isinstance(word.value, ast.Constant) and not word.value.value):
