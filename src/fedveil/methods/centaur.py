@@ -25,9 +25,9 @@ from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
-from fedveil.methods.fedavg import Server
 from fedveil.methods.fields import STRICT, Clip, Epochs, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, Method, register
+from fedveil.methods.shared_model import Server
 from fedveil.methods.udp_fedavg import (
     CohortModel,
     NoiseScope,

@@ -28,10 +28,10 @@ from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.messages import Message
-from fedveil.methods.fedavg import averaging_weights
 from fedveil.methods.fields import STRICT, LearningRate, NonNegative
 from fedveil.methods.method import At, Method, register, unprotected
 from fedveil.methods.psg import Nothing, Server, train_on_sets
+from fedveil.methods.shared_model import averaging_weights
 from fedveil.methods.synthetic import Count, SyntheticImages, random_starts
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams

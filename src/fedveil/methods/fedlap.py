@@ -35,9 +35,9 @@ from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.messages import Message, Record
-from fedveil.methods.fedavg import averaging_weights
 from fedveil.methods.fields import STRICT, Clip, LearningRate, NoiseMultiplier
 from fedveil.methods.method import At, Method, register, unprotected
+from fedveil.methods.shared_model import averaging_weights
 from fedveil.methods.synthetic import Count, Matching, SyntheticSet, noisy_gradients
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams

@@ -24,9 +24,9 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from fedveil.data.client_data import ClientData
-from fedveil.methods.fedavg import Server
 from fedveil.methods.fields import STRICT, Clip, LearningRate, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, Method, register
+from fedveil.methods.shared_model import Server
 from fedveil.methods.udp_fedavg import (
     CohortModel,
     NoiseScope,

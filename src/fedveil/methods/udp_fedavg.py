@@ -30,9 +30,9 @@ from pydantic.dataclasses import dataclass
 
 from fedveil.data.client_data import ClientData
 from fedveil.messages import Message
-from fedveil.methods.fedavg import Server
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, Method, register
+from fedveil.methods.shared_model import Server
 from fedveil.privacy.mechanisms import Gaussian, clip_rows
 from fedveil.privacy.releases import (
     GaussianNoise,

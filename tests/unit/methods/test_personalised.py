@@ -13,8 +13,8 @@ from fedveil import ArrayClients, At, Plan, Task, run
 from fedveil.errors import InputError
 from fedveil.evaluation.accuracy import evaluate
 from fedveil.methods.centaur import Centaur
-from fedveil.methods.fedavg import Server
 from fedveil.methods.ppsgd import PPSGD
+from fedveil.methods.shared_model import Server
 from fedveil.methods.udp_fedavg import NoisyModel, UDPFedAvg
 from fedveil.privacy.accounting import account
 from fedveil.streams import ClientStreams, ServerStreams

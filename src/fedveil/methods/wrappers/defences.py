@@ -31,10 +31,10 @@ from torch import Tensor
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
 from fedveil.messages import Message, Record
-from fedveil.methods.fedavg import Model
 from fedveil.methods.fedsgd import FedSGD, Gradient, batch_in_step
 from fedveil.methods.fields import STRICT, Clip, NoiseMultiplier
 from fedveil.methods.method import AnyMethod, At, Method, unprotected
+from fedveil.methods.shared_model import Model
 from fedveil.methods.udp_fedavg import gaussian_or_nothing
 from fedveil.methods.wrappers.wrapper import Wrapper, wrapper
 from fedveil.privacy.mechanisms import Gaussian
