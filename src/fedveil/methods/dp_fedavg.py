@@ -37,7 +37,7 @@ from fedveil.messages import Message
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, register
 from fedveil.methods.shared_model import Model, Server, SharedModel
-from fedveil.methods.udp_fedavg import clip_and_noise, gaussian_or_nothing, missing_noise, upload_and_mean
+from fedveil.methods.user_level import clip_and_noise, gaussian_or_nothing, missing_noise, upload_and_mean
 from fedveil.privacy.mechanisms import Gaussian, add_noise
 from fedveil.privacy.releases import ADVERSARIES, Plan, Release, Unprotected
 from fedveil.streams import ClientStreams, ServerStreams

@@ -22,7 +22,7 @@ from fedveil.data.client_data import ClientData
 from fedveil.methods.fields import STRICT, BatchSize, Clip, Epochs, LearningRate, NoiseMultiplier, NonNegative
 from fedveil.methods.method import At, register
 from fedveil.methods.shared_model import AggregatedModel, Model, Server
-from fedveil.methods.udp_fedavg import NoisyModel, gaussian_or_nothing
+from fedveil.methods.user_level import NoisyModel, gaussian_or_nothing
 from fedveil.privacy.releases import ADVERSARIES, Plan, PostProcessing, Release
 from fedveil.streams import ClientStreams
 from fedveil.task import Task

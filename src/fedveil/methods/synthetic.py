@@ -16,7 +16,7 @@ from fedveil.errors import InputError
 from fedveil.messages import Message
 from fedveil.methods.fields import STRICT, BatchSize, Fraction, LearningRate, NonNegative
 from fedveil.methods.method import At
-from fedveil.methods.udp_fedavg import gaussian_or_nothing
+from fedveil.methods.user_level import gaussian_or_nothing
 from fedveil.privacy.releases import ADVERSARIES, Plan, PostProcessing, Release
 from fedveil.streams import ClientStreams
 from fedveil.task import Task

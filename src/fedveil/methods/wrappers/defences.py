@@ -35,7 +35,7 @@ from fedveil.methods.fedsgd import FedSGD, Gradient, batch_in_step
 from fedveil.methods.fields import STRICT, Clip, NoiseMultiplier
 from fedveil.methods.method import AnyMethod, At, Method, unprotected
 from fedveil.methods.shared_model import Model
-from fedveil.methods.udp_fedavg import gaussian_or_nothing
+from fedveil.methods.user_level import gaussian_or_nothing
 from fedveil.methods.wrappers.wrapper import Wrapper, wrapper
 from fedveil.privacy.mechanisms import Gaussian
 from fedveil.privacy.releases import ADVERSARIES, Plan, Release
