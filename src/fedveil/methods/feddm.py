@@ -25,11 +25,10 @@ from torch.func import functional_call
 
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
-from fedveil.methods.dsc import SizedSet
 from fedveil.methods.fields import STRICT, LearningRate, NonNegative
 from fedveil.methods.method import At, register, unprotected
 from fedveil.methods.shared_model import AggregatedModel, Model, Server, averaging_weights
-from fedveil.methods.synthetic import Count, SyntheticImages
+from fedveil.methods.synthetic import Count, SizedSet, SyntheticImages
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, normal
 from fedveil.task import Task
@@ -93,9 +92,6 @@ class FedDM(SyntheticImages, AggregatedModel[SizedSet]):
     lr_schedule: Schedule = "cosine"
     server_steps: Count = 500
 
-    def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
-        return self.init_images(task, data, rng)
-
     def client_update(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[SizedSet, State]:
@@ -105,7 +101,7 @@ class FedDM(SyntheticImages, AggregatedModel[SizedSet]):
             for k in range(data.count)
         ]
         images = torch.stack(made)
-        return SizedSet(images, labels, data.sizes), {} if self.reinit else {"images": images}
+        return SizedSet(images, labels, data.sizes), self.remembered(images)
 
     def _match(
         self, task: Task, w: Params, data: ClientData, images: Tensor, labels: Tensor, rng: ClientStreams
