@@ -279,7 +279,7 @@ def break_down(workload: Workload, repeats: int) -> None:
         (outbox, "put", "upload written"),
     ):
         stopwatch.watch(owner, name, label)
-    size = min(20, -(-workload.clients // cores()))  # as the simulator cuts its cohort
+    size = min(40, -(-workload.clients // cores()))  # about as the simulator cuts its cohort
     expected: Expected | None = None
     rounds: list[dict[str, float]] = []
     for number in range(repeats + 1):

@@ -20,8 +20,11 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
 def test_heavy_libraries_are_loaded_when_used(program: str) -> None:
-    tell = f"import sys; print('LOADED', [name for name in {ON_DEMAND!r} if name in sys.modules])"
-    code = f"import atexit; atexit.register(lambda: exec({tell!r}))\n{program}"
+    code = f"""
+import atexit, sys
+atexit.register(lambda: print("LOADED", [name for name in {ON_DEMAND!r} if name in sys.modules]))
+{program}
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "LOADED []" in done.stdout, done.stdout[-200:]

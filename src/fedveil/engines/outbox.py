@@ -42,7 +42,10 @@ class Outbox:
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._expected: Expected | None = None
+        self._given: Expected | None = None
+        self._expected: Expected | None = None  # what was given, if there is room for it
+        self._tables: dict[str, Tensor] = {}
+        self._to_lend: dict[str, Tensor] = {}
         self._rows: slice | Tensor = slice(0, 0)
         self._lent: Params | None = None
 
@@ -51,8 +54,21 @@ class Outbox:
         first, last = rows[0], rows[-1]
         together = list(rows) == list(range(first, last + 1))
         self._rows = slice(first, last + 1) if together else torch.tensor(rows)
-        self._expected = expected if expected is not None and self._arena.fits(expected.leaves) else None
         self._lent = None
+        if expected is not self._given:
+            self._expect(expected)
+
+    def _expect(self, expected: Expected | None) -> None:
+        self._given = expected
+        self._expected = expected if expected is not None and self._arena.fits(expected.leaves) else None
+        leaves = {} if self._expected is None else {leaf.name: leaf for leaf in self._expected.leaves}
+        trained = {} if self._expected is None else self._expected.trained
+        self._tables = {name: self._arena.view(leaf) for name, leaf in leaves.items()}
+        self._to_lend = {
+            parameter: self._tables[name]
+            for parameter, name in trained.items()
+            if leaves[name].rows_are_aligned
+        }
 
     def lend(self, like: Params, k: int) -> Params:
         """Unwritten parameters of k clients, the rows of the expected tables where they can be. Only lent once."""
@@ -60,13 +76,9 @@ class Outbox:
         if self._lent is not None:
             return memory
         self._lent = memory
-        if self._expected is None or not isinstance(self._rows, slice):
-            return memory
-        tables = {leaf.name: leaf for leaf in self._expected.leaves}
         for name, own in memory.items():
-            leaf = tables.get(self._expected.trained.get(name, ""))
-            if leaf is not None and leaf.rows_are_aligned:
-                rows = self._arena.view(leaf)[self._rows]
+            if name in self._to_lend and isinstance(self._rows, slice):
+                rows = self._to_lend[name][self._rows]
                 if rows.shape == own.shape and rows.dtype == own.dtype and rows.device == own.device:
                     memory[name] = rows
         return memory
@@ -79,8 +91,10 @@ class Outbox:
         leaves = layout(tensors, rows=total)
         if self._expected is not None and leaves != self._expected.leaves:
             return None
-        require_room(self._arena, leaves)
-        places = {leaf.name: self._arena.view(leaf) for leaf in leaves}
+        places = self._tables
+        if self._expected is None:
+            require_room(self._arena, leaves)
+            places = {leaf.name: self._arena.view(leaf) for leaf in leaves}
         moved = {name: leaf for name, leaf in tensors.items() if not self._is_there(leaf, places[name])}
         # What was lent may be uploaded as something else: out of the way before anything is written over it.
         moved = {name: leaf.clone() if self._arena.holds(leaf) else leaf for name, leaf in moved.items()}

@@ -89,7 +89,8 @@ def local_sgd(
     update = Update(lr, momentum, weight_decay, proximal, frozenset(w if trainable is None else trainable))
     size, chain = k, None
     if task.chain is not None and x.is_floating_point():
-        size = clients_per_block(w, x, widest)
+        if len(walk.rows) > 1:  # a single step finds nothing in the cache
+            size = clients_per_block(w, x, widest)
         chain = ChainSteps(task, task.chain, w, x, min(size, k), widest)
 
     for first in range(0, k, size):
