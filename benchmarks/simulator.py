@@ -31,8 +31,9 @@ from fedveil.engines.arena import Arena
 from fedveil.engines.outbox import Expected, Outbox
 from fedveil.engines.simulation import Simulation, cores
 from fedveil.engines.worker import ClientWorker
-from fedveil.methods.fedavg import FedAvg, averaging_weights
+from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.method import At
+from fedveil.methods.shared_model import averaging_weights
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
 from fedveil.training import local_sgd

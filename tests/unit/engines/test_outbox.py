@@ -15,7 +15,8 @@ from fedveil.engines.pool import Pool, can_fork
 from fedveil.engines.simulation import Simulation
 from fedveil.engines.worker import ClientWorker
 from fedveil.messages import Message
-from fedveil.methods.fedavg import FedAvg, Model, TrainedModel
+from fedveil.methods.fedavg import FedAvg, TrainedModel
+from fedveil.methods.shared_model import Model
 from fedveil.tree import Params, State, own_memory, with_axis
 from tests.contract.federation import make_clients, make_plan, make_task
 
