@@ -6,6 +6,8 @@ W2: LeNet-5, 10 clients x 500 images 3x32x32, batch 64, one epoch.
 Both sides train the same model with dropout from the same start and average the result. For networks of linear layers
 a third side does the products of these shapes and nothing else, on memory in the cache, one process per core: no
 simulator can be faster, and what it reaches of the peak of large products is what the shapes allow.
+
+`--breakdown` shows instead where the time goes that a worker spends on a client, part by part.
 """
 
 from __future__ import annotations
@@ -18,17 +20,25 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 from torch import nn
 
 import fedveil
 from fedveil.data.client_data import ArrayClients
+from fedveil.engines.arena import Arena
+from fedveil.engines.outbox import Expected, Outbox
 from fedveil.engines.simulation import Simulation, cores
+from fedveil.engines.worker import ClientWorker
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.method import At
-from fedveil.streams import ServerStreams
+from fedveil.methods.shared_model import averaging_weights
+from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
+from fedveil.training import local_sgd
+from fedveil.training.chain_sgd import ChainSteps
+from fedveil.tree import weighted_sum
 
 
 @dataclass(frozen=True)
@@ -220,6 +230,84 @@ def measure(workload: Workload, repeats: int, peak: float) -> None:
         )
 
 
+class Stopwatch:
+    """Adds up the processor time spent in functions, each without what it calls of the others."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._inner = [0.0]
+
+    def watch(self, owner: object, name: str, label: str) -> None:
+        """From now on calls of this function count under this label."""
+        function = getattr(owner, name)
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            self._inner.append(0.0)
+            began = time.process_time()
+            try:
+                return function(*arguments, **named)
+            finally:
+                took = time.process_time() - began
+                self.seconds[label] = self.seconds.get(label, 0.0) + took - self._inner.pop()
+                self._inner[-1] += took
+
+        setattr(owner, name, timed)
+
+
+def break_down(workload: Workload, repeats: int) -> None:
+    """What a worker does for one client, in this process: medians over the rounds, without the first."""
+    torch.set_num_threads(1)
+    clients = make_data(workload)
+    task = Task(lambda: fedveil.make_model(workload.model, workload.input_shape, workload.classes))
+    method = FedAvg(lr=0.1, epochs=workload.epochs, batch_size=64)
+    plan = fedveil.make_plan(clients, rounds=1000, sampler="all")
+    server = method.init_server(task.init(0), plan)
+    uploads = Arena(workload.clients * (8 * task.parameter_count + 4096))
+    outbox = Outbox(uploads)
+    worker = ClientWorker(task, clients, method, seed=0)
+    task.memory = outbox.lend
+    stopwatch = Stopwatch()
+    for owner, name, label in (
+        (worker, "update", "everything else"),
+        (clients, "load", "examples loaded"),
+        (local_sgd, "_walk", "order of the examples"),
+        (ClientStreams, "of_round", "streams made"),
+        (Task, "_draw_kept", "dropout drawn"),
+        (ChainSteps, "gather", "batches gathered"),
+        (ChainSteps, "start", "steps prepared"),
+        (ChainSteps, "_put_together", "steps prepared"),
+        (ChainSteps, "step", "steps"),
+        (outbox, "put", "upload written"),
+    ):
+        stopwatch.watch(owner, name, label)
+    size = min(40, -(-workload.clients // cores()))  # about as the simulator cuts its cohort
+    expected: Expected | None = None
+    rounds: list[dict[str, float]] = []
+    for number in range(repeats + 1):
+        stopwatch.seconds = {}
+        at = At(plan, number + 1)
+        down = method.broadcast(at, server, range(workload.clients))
+        for first in range(0, workload.clients, size):
+            ids = list(range(first, min(first + size, workload.clients)))
+            outbox.open(ids, expected)
+            up, _ = worker.update(ids, down, {}, at)
+            told = outbox.put({f"up/{name}": leaf for name, leaf in up.tensors().items()}, workload.clients)
+            expected = expected or told
+        began = time.process_time()
+        assert expected is not None
+        tables = {leaf.name.removeprefix("up/params/"): uploads.view(leaf) for leaf in expected.leaves}
+        sizes = tables.pop("up/size")
+        weighted_sum(tables, averaging_weights(sizes, "size"))
+        stopwatch.seconds["average (server, one thread)"] = time.process_time() - began
+        rounds.append(stopwatch.seconds)
+    print(f"{workload.name}, processor time, milliseconds per client:")
+    table = {label: statistics.median(r.get(label, 0.0) for r in rounds[1:]) for label in rounds[-1]}
+    for label, seconds in sorted(table.items(), key=lambda item: -item[1]):
+        print(f"  {label:30s} {1e3 * seconds / workload.clients:8.3f}")
+    total = statistics.median(sum(r.values()) for r in rounds[1:])
+    print(f"  {'together':30s} {1e3 * total / workload.clients:8.3f}")
+
+
 def matmul_peak() -> float:
     """GFLOP/s of a large product with all threads, the best of several."""
     a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
@@ -235,7 +323,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workloads", default="W1,W5,W2")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--breakdown", action="store_true", help="where the time of a client goes")
     arguments = parser.parse_args()
+    if arguments.breakdown:
+        for name in arguments.workloads.split(","):
+            break_down(WORKLOADS[name], arguments.repeats)
+        return
     peak = matmul_peak()
     print(f"{torch.get_num_threads()} threads, matmul peak {peak:.0f} GFLOP/s")
     for name in arguments.workloads.split(","):

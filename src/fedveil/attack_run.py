@@ -15,14 +15,12 @@ from torch import Tensor
 
 from fedveil.attack_texts import ScoredTexts, describe_texts, score_texts, texts_content
 from fedveil.attacks.knowledge import defences_of
-from fedveil.attacks.picture import Strip, reconstruction_figure
 from fedveil.attacks.registry import make_attack
 from fedveil.attacks.view import Adaptation, Attack, Finding, ServerView, Watch
 from fedveil.checkpoint import write_atomically
 from fedveil.errors import InputError
 from fedveil.evaluation.image_quality import Brightness, Quality, compare_images, match_images, psnr
 from fedveil.recorded import Exchange, RecordedRun, Truth, open_run, read_exchange, server_view, truth
-from fedveil.report.figures import save_figure
 from fedveil.streams import named_stream
 from fedveil.task import Task
 from fedveil.tree import Params
@@ -276,12 +274,16 @@ def write_finding(
         tensors["perturbation"] = scored.truth.delta.contiguous()
     write_atomically(folder / "images.safetensors", safetensors.torch.save(tensors))
     if len(scored.view.input_shape) == 3:
+        from fedveil.report.figures import save_figure
+
         save_figure(_figure(run, attack, content, scored), folder / "picture.png")
     write_atomically(folder / "finding.json", (json.dumps(content, indent=2) + "\n").encode())
     return folder
 
 
 def _figure(run: RecordedRun, attack: Attack, content: dict[str, Any], scored: Scored) -> Any:
+    from fedveil.attacks.picture import Strip, reconstruction_figure
+
     dataset = run.prepared.dataset
     held = scored.truth
     strips = []

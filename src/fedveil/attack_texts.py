@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from fedveil.attacks.text.leak import LeakScore, score_leak
@@ -76,6 +75,8 @@ def score_texts(run: RecordedRun, view: ServerView, finding: Finding, held: Trut
 
 def _matched(original: list[str], found: list[str]) -> list[int]:
     """Which found text belongs to each original."""
+    from scipy.optimize import linear_sum_assignment
+
     scores = [[rouge(a, b) for b in found] for a in original]
     overlap = np.array([[s.rouge1 + s.rouge_l for s in row] for row in scores])
     return [int(i) for i in linear_sum_assignment(overlap, maximize=True)[1]]

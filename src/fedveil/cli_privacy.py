@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from fedveil.audits.of_method import audit_method
 from fedveil.checkpoint import write_atomically
 from fedveil.cli import AsJson, Changes, ConfigFile, DataDir, app, notes, out
 from fedveil.config import Config, build_method, load_config
@@ -22,7 +21,6 @@ from fedveil.privacy.accounting import account, account_participation, epsilon_b
 from fedveil.privacy.calibrate import calibrate
 from fedveil.privacy.releases import ADVERSARIES, Adversary, Plan
 from fedveil.privacy.statement import show
-from fedveil.report.figures import epsilon_figure, save_figure
 from fedveil.report.tables import guarantees_table
 
 
@@ -75,6 +73,8 @@ def account_command(
     if what_if is not None:
         answer["what_if"] = [_what_if(loaded, plan, text) for text in what_if.split(",")]
     if plot is not None:
+        from fedveil.report.figures import epsilon_figure, save_figure
+
         curves = epsilon_by_round(method.releases(plan), plan, delta)
         save_figure(epsilon_figure(curves, delta), plot)
     if as_json:
@@ -147,6 +147,8 @@ def audit_command(
     as_json: AsJson = False,
 ) -> None:
     """Try to break the method's own code with canaries, and compare with what is proven."""
+    from fedveil.audits.of_method import audit_method
+
     if not 0.5 < confidence < 1:
         raise InputError("--confidence", confidence, "is not a confidence", "Use a number such as 0.95.")
     folder = source if source.is_dir() else None

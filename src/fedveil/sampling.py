@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.stats import binom
 
 from fedveil.privacy.releases import Plan
 from fedveil.streams import named_stream
@@ -24,6 +23,8 @@ def cohort_sizes(plan: Plan, present: int = 0) -> list[tuple[int, float]]:
 
     Sizes beyond which less than 1e-20 lies are left out.
     """
+    from scipy.stats import binom
+
     others = plan.clients - present
     drawn = np.arange(others + 1)
     chance = binom.pmf(drawn, others, plan.rate)

@@ -44,7 +44,7 @@ class _Key(ISeedSequence):
 
 def named_stream(seed: int, *name: int | str) -> np.random.Generator:
     """The stream of this name: the same bits for the same name, independent of every other name."""
-    text = "\x1f".join(str(part) for part in (seed, *name))
+    text = "\x1f".join(map(str, (seed, *name)))
     key = np.frombuffer(hashlib.blake2b(text.encode(), digest_size=16).digest(), dtype="<u8")
     philox = np.random.Philox(_Key(key))  # type: ignore[arg-type]  # any ISeedSequence will do
     return np.random.Generator(philox)

@@ -27,7 +27,7 @@ from torch.nn import functional
 from fedveil.chain import Chain, cross_entropy_gradient, mean_gradient
 from fedveil.errors import InputError
 from fedveil.text_model import TextModel
-from fedveil.tree import Params, concatenate, with_axis
+from fedveil.tree import Params, concatenate, own_memory, with_axis
 
 ExampleLoss = Callable[[Tensor, Tensor], Tensor]
 
@@ -104,6 +104,8 @@ class Task:
         self.channels_last = bool(getattr(template, "channels_last", False))
         self.text = template if isinstance(template, TextModel) else None
         self.stacks = self.text is None or self.text.stacks
+        self.memory: Callable[[Params, int], Params] = own_memory
+        """Where training puts the parameters of K clients, unwritten; an engine may lend what it will read later."""
         self._dropouts = _own_dropouts(self.module)
         self._dropout_shapes: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
 

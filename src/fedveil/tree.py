@@ -61,6 +61,11 @@ def unflatten(flat: Tensor, like: Params) -> Params:
     return out
 
 
+def own_memory(like: Params, k: int) -> Params:
+    """Unwritten parameters of k clients, shaped as `like` (whose own client axis may differ)."""
+    return {name: leaf.new_empty(k, *leaf.shape[1:]) for name, leaf in like.items()}
+
+
 def with_axis(a: Params) -> Params:
     """One model as a stack of one."""
     return {name: leaf.unsqueeze(0) for name, leaf in a.items()}

@@ -76,6 +76,7 @@ class ArrayClients:
         self.x = x
         self.y = y
         self.parts = [part.to(torch.long) for part in parts]
+        self._sizes = [len(part) for part in self.parts]
         self._starts = [_start_of_run(part) for part in self.parts]
 
     @classmethod
@@ -89,15 +90,15 @@ class ArrayClients:
 
     @property
     def sizes(self) -> Sequence[int]:
-        return [len(part) for part in self.parts]
+        return self._sizes
 
     def load(self, clients: Sequence[int]) -> ClientData:
-        parts = [self.parts[k] for k in clients]
-        if parts and (run := self._one_run(clients)) is not None:  # a view, nothing to copy
-            shape = (len(parts), len(parts[0]))
+        if clients and (run := self._one_run(clients)) is not None:  # a view, nothing to copy
+            shape = (len(clients), self._sizes[clients[0]])
             x, y = self.x[run], self.y[run]
-            sizes = torch.full((len(parts),), shape[1])
+            sizes = torch.full(shape[:1], shape[1])
             return ClientData(x.reshape(*shape, *x.shape[1:]), y.reshape(*shape, *y.shape[1:]), sizes)
+        parts = [self.parts[k] for k in clients]
         sizes = torch.tensor([len(part) for part in parts])
         largest = int(sizes.max()) if len(parts) else 0
         if all(len(part) == largest for part in parts):
@@ -113,9 +114,9 @@ class ArrayClients:
 
     def _one_run(self, clients: Sequence[int]) -> slice | None:
         """The rows of these clients if they have one size and lie one after another, in order."""
-        start, size = self._starts[clients[0]], len(self.parts[clients[0]])
+        start, size = self._starts[clients[0]], self._sizes[clients[0]]
         for number, client in enumerate(clients):
-            if self._starts[client] != start + number * size or len(self.parts[client]) != size or start < 0:
+            if self._starts[client] != start + number * size or self._sizes[client] != size or start < 0:
                 return None
         return slice(start, start + size * len(clients))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_ALIGN = 64
+from fedveil.errors import FedveilError
+
+ALIGN = 64
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool,
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -32,11 +35,21 @@ class Leaf:
     offset: int
 
     @property
+    def torch_dtype(self) -> torch.dtype:
+        return _DTYPES[self.dtype]
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape) * _DTYPES[self.dtype].itemsize
+
+    @property
     def nbytes(self) -> int:
-        size = self.rows * _DTYPES[self.dtype].itemsize
-        for side in self.shape:
-            size *= side
-        return size
+        return self.rows * self.row_bytes
+
+    @property
+    def rows_are_aligned(self) -> bool:
+        """Whether every row lies as memory of its own would: products may round by how their factors lie."""
+        return self.row_bytes % ALIGN == 0
 
     def to_json(self) -> list[Any]:
         return [self.name, self.dtype, self.rows, list(self.shape), self.offset]
@@ -55,7 +68,7 @@ def layout(tensors: Mapping[str, Tensor], rows: int | None = None) -> list[Leaf]
         count = tensor.shape[0] if rows is None else rows
         leaf = Leaf(name, dtype_name(tensor.dtype), count, tuple(tensor.shape[1:]), offset)
         leaves.append(leaf)
-        offset += -(-leaf.nbytes // _ALIGN) * _ALIGN
+        offset += -(-leaf.nbytes // ALIGN) * ALIGN
     return leaves
 
 
@@ -80,3 +93,11 @@ class Arena:
 
     def holds(self, tensor: Tensor) -> bool:
         return self._start <= tensor.untyped_storage().data_ptr() < self._start + self.capacity
+
+
+def require_room(arena: Arena, leaves: Sequence[Leaf]) -> None:
+    if not arena.fits(leaves):
+        raise FedveilError(
+            "this method's messages are larger than the memory shared with worker processes. "
+            "Set run.workers = 1."
+        )

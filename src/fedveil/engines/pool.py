@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedveil.engines.arena import Arena, Leaf, layout
+from fedveil.engines.arena import Arena, Leaf, layout, require_room
+from fedveil.engines.outbox import Expected, Outbox
 from fedveil.engines.worker import ClientWorker
 from fedveil.errors import FedveilError
 from fedveil.messages import Message
@@ -36,6 +37,7 @@ class Pool:
         self.uploads = Arena(capacity)
         self._downloads = Arena(capacity)
         self._up_type = worker.method.up_type
+        self._expected: dict[int, dict[str, Any]] = {}  # by the exchange's number within a round
         self._connections: list[Connection] = []
         self._processes = []
         context = multiprocessing.get_context("fork")
@@ -68,7 +70,7 @@ class Pool:
             for name in states[known[0]]:
                 sent[f"state/{name}"] = torch.stack([states[client][name] for client in known])
         leaves = layout(sent)
-        _require_room(self._downloads, leaves)
+        require_room(self._downloads, leaves)
         for leaf in leaves:
             self._downloads.view(leaf).copy_(sent[leaf.name])
         order = {
@@ -77,38 +79,50 @@ class Pool:
             "known": known,
             "plan": asdict(at.plan),
             "at": [at.round, at.exchange],
-            "total": len(clients),
+            "clients": list(clients),
         }
-        jobs = [json.dumps(order | {"rows": list(r), "ids": [clients[i] for i in r]}) for r in chunks]
-        return self._collect(self._spread(jobs))
+        expected = self._expected.get(at.exchange)
+        replies = self._spread(order, chunks, expected)
+        if any(reply["unexpected"] for reply in replies):
+            replies = self._spread(order, chunks, None)
+        self._expected[at.exchange] = max((reply["tables"] for reply in replies), key=_lends)
+        return self._collect(replies)
 
-    def _spread(self, jobs: list[str]) -> list[dict[str, Any]]:
-        waiting = list(reversed(jobs))
+    def _spread(
+        self, order: dict[str, Any], chunks: Sequence[Sequence[int]], expected: dict[str, Any] | None
+    ) -> list[dict[str, Any]]:
+        """Every worker takes some chunks, fewer and fewer, so that all end at the same time."""
+        order_text = json.dumps(order | {"expected": expected}).encode()
+        for connection in self._connections:
+            connection.send_bytes(order_text)
+        waiting = list(chunks)
         idle = list(self._connections)
         busy: list[Connection] = []
         replies: list[dict[str, Any]] = []
         while waiting or busy:
             while waiting and idle:
+                share = max(1, len(waiting) // (2 * len(self._connections)))
+                taken, waiting = waiting[:share], waiting[share:]
                 connection = idle.pop()
-                connection.send_bytes(waiting.pop().encode())
+                connection.send_bytes(json.dumps({"chunks": [list(rows) for rows in taken]}).encode())
                 busy.append(connection)
             for ready in wait(busy):
                 assert isinstance(ready, Connection)
-                replies.append(_receive(ready))
+                replies += _receive(ready)
                 busy.remove(ready)
                 idle.append(ready)
         return replies
 
     def _collect(self, replies: Sequence[dict[str, Any]]) -> tuple[Message, State]:
         first = replies[0]
-        if any(reply["leaves"] != first["leaves"] for reply in replies):
+        if any(reply["tables"]["leaves"] != first["tables"]["leaves"] for reply in replies):
             raise FedveilError(
                 "clients of one exchange answered with tensors of different shapes; "
                 "the method must pad its uploads to one shape"
             )
         up: dict[str, Tensor] = {}
         state: State = {}
-        for leaf in map(Leaf.from_json, first["leaves"]):
+        for leaf in map(Leaf.from_json, first["tables"]["leaves"]):
             kind, _, name = leaf.name.partition("/")
             (up if kind == "up" else state)[name] = self.uploads.view(leaf)
         return self._up_type.assemble(first["head"], up), state
@@ -123,7 +137,11 @@ class Pool:
                 process.join()
 
 
-def _receive(connection: Connection) -> dict[str, Any]:
+def _lends(tables: dict[str, Any]) -> int:
+    return len(tables["trained"])
+
+
+def _receive(connection: Connection) -> list[dict[str, Any]]:
     try:
         reply: dict[str, Any] = json.loads(connection.recv_bytes())
     except EOFError as error:
@@ -135,15 +153,8 @@ def _receive(connection: Connection) -> dict[str, Any]:
         raise FedveilError(reply["error"])
     if "crash" in reply:
         raise RuntimeError("in a worker process:\n" + reply["crash"])
-    return reply
-
-
-def _require_room(arena: Arena, leaves: Sequence[Leaf]) -> None:
-    if not arena.fits(leaves):
-        raise FedveilError(
-            "this method's messages are larger than the memory shared with worker processes. "
-            "Set run.workers = 1."
-        )
+    replies: list[dict[str, Any]] = reply["chunks"]
+    return replies
 
 
 def _keep_freed_memory() -> None:
@@ -168,13 +179,20 @@ def _serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the simulator decides when to stop
     torch.set_num_threads(1)
     _keep_freed_memory()
+    outbox = Outbox(uploads)
+    worker.task.memory = outbox.lend
+    exchange: _Exchange | None = None
     while True:
         try:
             job = json.loads(connection.recv_bytes())
         except (EOFError, ConnectionResetError):
             os._exit(0)
         try:
-            reply = _work(worker, job, downloads, uploads)
+            if "chunks" not in job:
+                exchange = _Exchange(worker, job, downloads, outbox)
+                continue
+            assert exchange is not None, "chunks before their order"
+            reply: dict[str, Any] = {"chunks": [exchange.work(rows) for rows in job["chunks"]]}
         except FedveilError as error:
             reply = {"error": str(error)}
         except Exception:
@@ -185,28 +203,39 @@ def _serve(
             os._exit(0)
 
 
-def _work(worker: ClientWorker, job: dict[str, Any], downloads: Arena, uploads: Arena) -> dict[str, Any]:
-    down: dict[str, Tensor] = {}
-    held: State = {}
-    for leaf in map(Leaf.from_json, job["leaves"]):
-        kind, _, name = leaf.name.partition("/")
-        (down if kind == "down" else held)[name] = downloads.view(leaf)
-    wanted = set(job["ids"])
-    known = {
-        client: {name: table[row] for name, table in held.items()}
-        for row, client in enumerate(job["known"])
-        if client in wanted
-    }
-    message = worker.method.down_type.assemble(job["head"], down).rows(job["rows"])
-    at = At(Plan(**job["plan"]), *job["at"])
-    up, after = worker.update(job["ids"], message, known, at)
-    tensors = {f"up/{name}": leaf for name, leaf in up.tensors().items()}
-    tensors |= {f"state/{name}": leaf for name, leaf in after.items()}
-    leaves = layout(tensors, rows=job["total"])
-    _require_room(uploads, leaves)
-    first, last = job["rows"][0], job["rows"][-1]
-    together = job["rows"] == list(range(first, last + 1))
-    rows = slice(first, last + 1) if together else torch.tensor(job["rows"])
-    for leaf in leaves:
-        uploads.view(leaf)[rows] = tensors[leaf.name]
-    return {"head": up.head(), "leaves": [leaf.to_json() for leaf in leaves]}
+class _Exchange:
+    """An exchange as a worker sees it: what was sent to which clients, and where their answers go."""
+
+    def __init__(self, worker: ClientWorker, order: dict[str, Any], downloads: Arena, outbox: Outbox) -> None:
+        down: dict[str, Tensor] = {}
+        held: State = {}
+        for leaf in map(Leaf.from_json, order["leaves"]):
+            kind, _, name = leaf.name.partition("/")
+            (down if kind == "down" else held)[name] = downloads.view(leaf)
+        self._worker = worker
+        self._outbox = outbox
+        self._clients: list[int] = order["clients"]
+        self._message = worker.method.down_type.assemble(order["head"], down)
+        self._held = held
+        self._known = {client: row for row, client in enumerate(order["known"])}
+        self._at = At(Plan(**order["plan"]), *order["at"])
+        self._expected = None if order["expected"] is None else Expected.from_json(order["expected"])
+        if self._expected is not None:
+            self._expected = self._expected.for_rows(len(self._clients))
+
+    def work(self, rows: Sequence[int]) -> dict[str, Any]:
+        """The answers of the clients in these rows, left in the outbox."""
+        ids = [self._clients[row] for row in rows]
+        known = {
+            client: {name: table[self._known[client]] for name, table in self._held.items()}
+            for client in ids
+            if client in self._known
+        }
+        self._outbox.open(rows, self._expected)
+        up, after = self._worker.update(ids, self._message.rows(rows), known, self._at)
+        tensors = {f"up/{name}": leaf for name, leaf in up.tensors().items()}
+        tensors |= {f"state/{name}": leaf for name, leaf in after.items()}
+        tables = self._outbox.put(tensors, len(self._clients))
+        if tables is None:
+            return {"unexpected": True}
+        return {"unexpected": False, "head": up.head(), "tables": tables.to_json()}

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional
 
@@ -205,6 +204,8 @@ def class_divergence(task: Task, params: Params, a: Tensor, b: Tensor) -> Tensor
 
 def match_images(found: Tensor, truth: Tensor) -> Tensor:
     """The order of `found` in which image i is the one taken for `truth[i]`: least total squared error."""
+    from scipy.optimize import linear_sum_assignment
+
     _same_shape(found, truth)
     distance = (truth[:, None].double() - found[None].double()).square().flatten(2).mean(2)
     _, columns = linear_sum_assignment(torch.nan_to_num(distance, nan=math.inf, posinf=1e30).numpy())

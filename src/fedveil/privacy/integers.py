@@ -7,7 +7,6 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from scipy.special import gammaln
 
 from fedveil.errors import InputError
 from fedveil.streams import Stream
@@ -137,6 +136,8 @@ def centred_binomial(trials: int, size: int, stream: Stream) -> Ints:
 
 
 def _binomial_by_table(trials: int, size: int, stream: Stream) -> Ints:
+    from scipy.special import gammaln
+
     reach = math.ceil(6 * math.sqrt(trials))  # twelve standard deviations: what lies beyond is below 1e-30
     steps = np.arange(-reach, reach + 1)
     half = trials / 2

@@ -13,12 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import dp_accounting
 import numpy as np
-from dp_accounting import rdp
-from dp_accounting.pld import common, pld_pmf
-from dp_accounting.pld import privacy_loss_distribution as pld
-from scipy.special import log_ndtr, ndtr, ndtri
 
 from fedveil.errors import InputError
 from fedveil.privacy.releases import (
@@ -47,10 +42,10 @@ _ORDERS: tuple[float, ...] = (  # the customary ones
     *map(float, range(11, 64)),
     *map(float, (72, 80, 96, 128, 256, 512, 1024)),
 )
-_RELATION = {
-    "add-remove": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-    "zero-out": dp_accounting.NeighboringRelation.REPLACE_SPECIAL,
-    "replace-one": dp_accounting.NeighboringRelation.REPLACE_ONE,
+_RELATION = {  # the names of dp-accounting
+    "add-remove": "ADD_OR_REMOVE_ONE",
+    "zero-out": "REPLACE_SPECIAL",
+    "replace-one": "REPLACE_ONE",
 }
 
 
@@ -184,8 +179,16 @@ def _composed(step: Step, count: int, grid: float) -> Any:
     return single if count == 1 else single.self_compose(count)
 
 
+def _relation(adjacency: Adjacency) -> Any:
+    import dp_accounting
+
+    return dp_accounting.NeighboringRelation[_RELATION[adjacency]]
+
+
 @functools.lru_cache(maxsize=128)
 def _step_pld(step: Step, grid: float) -> Any:
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
     if step.weight < 1:
         instead = pld.identity(grid) if step.otherwise is None else _step_pld(step.otherwise, grid)
         return _step_pld(replace(step, weight=1.0, otherwise=None), grid).compute_mixture(
@@ -200,7 +203,7 @@ def _step_pld(step: Step, grid: float) -> Any:
             protection.multiplier / 2,
             value_discretization_interval=grid,
             sampling_prob=cohort / clients,
-            neighboring_relation=_RELATION["replace-one"],
+            neighboring_relation=_relation("replace-one"),
         )
     together = _bundle_pld(step.bundle, grid)
     return together if step.seen_rate == 1 else together.compute_mixture(pld.identity(grid), step.seen_rate)
@@ -219,6 +222,9 @@ def _bundle_pld(bundle: Bundle, grid: float) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _part_pld(protection: Protection, rate: float, adjacency: Adjacency, grid: float) -> Any:
+    from dp_accounting.pld import common
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
     if isinstance(protection, RandomGaussianNoise) and rate == 1:
         return _gaussian_pld(protection, adjacency, grid)
     if isinstance(protection, GaussianNoise) and rate == 1:
@@ -228,7 +234,7 @@ def _part_pld(protection: Protection, rate: float, adjacency: Adjacency, grid: f
             protection.multiplier,
             value_discretization_interval=grid,
             sampling_prob=rate,
-            neighboring_relation=_RELATION[adjacency],
+            neighboring_relation=_relation(adjacency),
         )
     if adjacency == "replace-one":
         raise InputError(
@@ -254,6 +260,10 @@ def _gaussian_pld(protection: RandomGaussianNoise, adjacency: Adjacency, grid: f
     The divergence of N(m, 1) from N(0, 1) is Phi(m/2 - e/m) - e^e Phi(-m/2 - e/m). The losses left out at either
     end have a probability below `_TAIL`; at the upper end they count as infinite.
     """
+    from dp_accounting.pld import pld_pmf
+    from dp_accounting.pld import privacy_loss_distribution as pld
+    from scipy.special import log_ndtr, ndtr, ndtri
+
     sensitivity = 2.0 if adjacency == "replace-one" else 1.0
     weights = np.asarray(protection.weights)
     mean = sensitivity / np.asarray(protection.multipliers)
@@ -277,6 +287,8 @@ def _amplified(protection: PureDP | ApproximateDP, rate: float) -> tuple[float, 
 
 @functools.lru_cache(maxsize=4096)
 def _epsilon_by_renyi(steps: tuple[tuple[Step, int], ...], delta: float) -> float:
+    from dp_accounting import rdp
+
     curves = {p.orders for step, _ in steps for p, _, _ in step.bundle.parts if isinstance(p, RenyiCurve)}
     if len(curves) > 1:
         raise InputError("orders", sorted(curves), "Renyi curves differ in orders", "Use the same orders.")
@@ -354,7 +366,9 @@ def _part_renyi(
         case _ if adjacency == "replace-one":
             raise InputError("adjacency", adjacency, "is not priced here", "Use zero-out or add-remove.")
         case LaplaceNoise(epsilon=eps) if rate == 1:
-            accountant = rdp.RdpAccountant(list(orders))
+            import dp_accounting
+
+            accountant = dp_accounting.rdp.RdpAccountant(list(orders))
             accountant.compose(dp_accounting.LaplaceDpEvent(1 / eps))
             return np.asarray(accountant.rdp)
         case PureDP() | ApproximateDP() | LaplaceNoise():
@@ -376,10 +390,12 @@ def _sampled_gaussian_renyi(rate: float, multiplier: float, orders: tuple[float,
     E_z[(1 - q + q e^((2z - 1) / 2s^2))^a], z ~ N(0, s^2), by the trapezoid rule, which for such integrands
     is exact to rounding.
     """
+    import dp_accounting
+
     alpha = np.asarray(orders)
     whole = alpha == np.round(alpha)
     event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(multiplier))
-    accountant = rdp.RdpAccountant(list(alpha[whole]))
+    accountant = dp_accounting.rdp.RdpAccountant(list(alpha[whole]))
     accountant.compose(event)
     out = np.empty(len(alpha))
     out[whole] = accountant.rdp

@@ -14,9 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import dp_accounting
 import numpy as np
 import torch
 from torch import Tensor
@@ -42,6 +41,9 @@ from fedveil.privacy.releases import (
 )
 from fedveil.streams import Stream, laplace, normal
 from fedveil.tree import Params, flatten, unflatten
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 __all__ = [
     "AdaptiveClip",
@@ -116,6 +118,8 @@ class Gaussian:
         return add_noise(clipped, self.std, streams)
 
     def event(self) -> dp_accounting.DpEvent:
+        import dp_accounting
+
         return dp_accounting.GaussianDpEvent(self.multiplier)
 
     def protection(self) -> GaussianNoise:
@@ -145,6 +149,8 @@ class Laplace:
         }
 
     def event(self) -> dp_accounting.DpEvent:
+        import dp_accounting
+
         return dp_accounting.LaplaceDpEvent(1 / self.epsilon)
 
     def protection(self) -> LaplaceNoise:
@@ -243,6 +249,8 @@ class DiscreteGaussian:
         return _from_grid(noisy, self.spacing, value)
 
     def event(self) -> dp_accounting.DpEvent:
+        import dp_accounting
+
         return dp_accounting.ZCDpEvent(self.protection().rho)
 
     def protection(self) -> ZeroConcentratedDP:
@@ -388,6 +396,8 @@ class GumbelTopK:
         return unflatten(self.chosen(value, streams).to(first.dtype), value)
 
     def event(self) -> dp_accounting.DpEvent:
+        import dp_accounting
+
         return dp_accounting.ZCDpEvent(self.protection().rho)
 
     def protection(self) -> ZeroConcentratedDP:
@@ -415,6 +425,8 @@ class TopKGaussian:
         return add_rows(clip_rows(kept, self.clip), noise * mask)
 
     def event(self) -> dp_accounting.DpEvent:
+        import dp_accounting
+
         return dp_accounting.ZCDpEvent(self.protection().rho)
 
     def protection(self) -> ZeroConcentratedDP:

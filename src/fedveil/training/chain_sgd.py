@@ -8,7 +8,7 @@ between steps nothing is allocated and little is interpreted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
@@ -79,9 +79,13 @@ class ChainSteps:
         self._views: dict[tuple[int, int], _Views] = {}
         self._programs: dict[tuple[int, int], _Program] = {}
 
-    def start(self, state: Running, update: Update) -> None:
-        """From now on steps change this state, which is at its start."""
+    def start(self, state: Running, update: Update, lying: Tensor | None = None) -> None:
+        """From now on steps change this state, which is at its start.
+
+        `lying [K * B, ...]` are the examples of every batch to come, if they are used where they are.
+        """
         self._state = state
+        self._lying = None if lying is None else lying.flatten(1)
         self._update = update
         self._programs = {}
         self._at_start = True
@@ -94,6 +98,8 @@ class ChainSteps:
 
     def gather(self, rows: Tensor) -> Tensor:
         """The examples `[K, B, inputs]` of these rows `[K, B]`; valid until the next call."""
+        if self._lying is not None:
+            return self._lying.view(*rows.shape, -1)
         x = self._cut(*rows.shape).x
         torch.index_select(self._x, 0, rows.reshape(-1), out=_merged(x))
         return x
@@ -122,6 +128,8 @@ class ChainSteps:
 
     def _put_together(self, clients: int, examples: int) -> None:
         views = self._cut(clients, examples)
+        if self._lying is not None:
+            views = replace(views, x=self._lying.view(clients, examples, -1))
         state = self._state.first(clients)
         # At the start every client has the anchor's weights, which most of the time are one and the same for all.
         forward = self._forward(views, state.anchor if self._at_start else state.w)

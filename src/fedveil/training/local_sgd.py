@@ -48,12 +48,13 @@ class _Walk:
     """The order in which the clients of a stack see their examples, longest client first.
 
     `rows[s, k]` are the places of client k's batch s in the stack's examples laid end to end, the first
-    `counts[s, k]` of them real.
+    `counts[s, k]` of them real. `whole`: every batch is all of a client's examples where they lie, without padding.
     """
 
     order: list[int]
     rows: Tensor
     counts: npt.NDArray[np.int64]
+    whole: bool
 
 
 def local_sgd(
@@ -75,18 +76,21 @@ def local_sgd(
 ) -> Trained:
     """Each client's parameters after `epochs` passes (or `steps` steps) over its own examples.
 
+    Every pass is in a fresh random order, except that examples which all fit one batch stay as they lie: a mean
+    over all of them does not depend on their order.
     `w` holds the starts, `[1, ...]` or `[K, ...]`, and is not changed. A client without examples keeps its start.
     Only the parameters named in `trainable` move, all if it is None.
     """
     walk = _walk(data, batch_size, epochs, steps, streams)
     k, widest = data.count, walk.rows.shape[2]
     x, y = data.x.flatten(0, 1), data.y.flatten(0, 1)
-    params = {name: leaf.new_empty(k, *leaf.shape[1:]) for name, leaf in w.items()}
+    params = task.memory(w, k)
     losses = torch.zeros(k, dtype=torch.float64) if track_loss else None
     update = Update(lr, momentum, weight_decay, proximal, frozenset(w if trainable is None else trainable))
     size, chain = k, None
     if task.chain is not None and x.is_floating_point():
-        size = clients_per_block(w, x, widest)
+        if len(walk.rows) > 1:  # a single step finds nothing in the cache
+            size = clients_per_block(w, x, widest)
         chain = ChainSteps(task, task.chain, w, x, min(size, k), widest)
 
     for first in range(0, k, size):
@@ -99,7 +103,8 @@ def local_sgd(
         dropout = streams.rows(order).of_round("dropout")
         masks: Iterator[list[Tensor]] = iter(())
         if chain is not None:
-            chain.start(state, update)
+            lying = x[first * widest : (first + len(order)) * widest] if walk.whole else None
+            chain.start(state, update, lying)
             masks = chain.dropout_masks(walk.counts[:, block], dropout)
         for batch, counts in _batches(x, y, walk, block, chain):
             active = batch.y.shape[0]
@@ -149,7 +154,7 @@ def _batches(
 
 
 def _walk(data: ClientData, batch_size: int, epochs: int, steps: int | None, streams: ClientStreams) -> _Walk:
-    """A fresh shuffle per epoch and client; the last batch of an epoch may be short."""
+    """A fresh shuffle per epoch and client of several batches; the last batch of an epoch may be short."""
     sizes = data.sizes.tolist()
     per_epoch = [math.ceil(n / batch_size) for n in sizes]
     total = [epochs * batches if steps is None else steps if batches else 0 for batches in per_epoch]
@@ -157,23 +162,26 @@ def _walk(data: ClientData, batch_size: int, epochs: int, steps: int | None, str
     shape = (max(total, default=0), len(sizes), min(batch_size, max(sizes, default=0)))
     rows = np.zeros(shape, dtype=np.int64)
     counts = np.zeros(shape[:2], dtype=np.int64)
-    shuffles = streams.of_round("batches")
     for n in set(sizes) - {0}:  # clients of one size are laid out together
         places = [place for place, i in enumerate(order) if sizes[i] == n]
         batches, width = math.ceil(n / batch_size), min(batch_size, n)
         end = total[order[places[0]]]
         passes = math.ceil(end / batches)
         shuffled = np.zeros((passes, len(places), batches * width), dtype=np.int64)
-        for column, place in enumerate(places):
-            permutation = shuffles[order[place]].permutation
-            for epoch in range(passes):
-                shuffled[epoch, column, :n] = permutation(n)
+        if batches == 1:
+            shuffled[:] = np.arange(n)
+        else:
+            shuffles = streams.rows([order[place] for place in places]).of_round("batches")
+            for column, stream in enumerate(shuffles):
+                for epoch in range(passes):
+                    shuffled[epoch, column, :n] = stream.permutation(n)
         walked = shuffled.reshape(passes, len(places), batches, width).swapaxes(1, 2)
         rows[:end, places, :width] = walked.reshape(passes * batches, len(places), width)[:end]
         counts[:end, places] = width
         counts[batches - 1 : end : batches, places] = n - (batches - 1) * width
     rows += (np.array(order, dtype=np.int64) * data.largest)[:, None]
-    return _Walk(order, torch.from_numpy(rows).to(data.x.device), counts)
+    whole = set(sizes) == {data.largest} and data.largest <= batch_size
+    return _Walk(order, torch.from_numpy(rows).to(data.x.device), counts, whole)
 
 
 def _own_rows(leaf: Tensor, order: Sequence[int]) -> Tensor:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil import Task
+from fedveil import ArrayClients, Task
 from fedveil.streams import ClientStreams
 from fedveil.training import chain_sgd
 from fedveil.training.local_sgd import Trained, local_sgd, scheduled_lr
@@ -199,3 +199,34 @@ def test_the_size_of_a_block_changes_nothing(cache: int, monkeypatch: pytest.Mon
     assert torch.equal(parts.steps, whole.steps)
     for name in whole.params:
         assert torch.allclose(parts.params[name], whole.params[name], atol=1e-12)
+
+
+@pytest.mark.parametrize("make", [linear, generic])
+@pytest.mark.parametrize("sizes", [(6, 6, 6), (6, 4, 5)], ids=["one size", "several sizes"])
+def test_one_batch_of_everything_is_the_full_gradient_whatever_the_order(
+    make: Callable[[], nn.Module], sizes: tuple[int, ...]
+) -> None:
+    task = Task(make)
+    start = task.init(0)
+    clients = make_clients(sizes)
+    turned = ArrayClients(clients.x, clients.y, [part.flip(0) for part in clients.parts])
+    for data in (clients, turned):
+        trained = local_sgd(
+            task,
+            with_axis(start),
+            data.load([0, 1, 2]),
+            STREAMS.rows([0, 1, 2]),
+            lr=0.5,
+            batch_size=6,
+            epochs=3,
+        )
+        for client, part in enumerate(clients.parts):
+            model = make()
+            model.load_state_dict(start)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+            for _ in range(3):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(clients.x[part]), clients.y[part]).backward()
+                optimizer.step()
+            for name, leaf in model.state_dict().items():
+                torch.testing.assert_close(trained.params[name][client], leaf, rtol=1e-10, atol=1e-12)

@@ -14,8 +14,6 @@ import numpy.typing as npt
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from sklearn.linear_model import LogisticRegression
-from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from fedveil.attacks.membership.view import (
@@ -108,6 +106,9 @@ def _one_shadow(view: MembershipView, rng: np.random.Generator) -> tuple[Example
 
 def _learned(members: Tensor, others: Tensor, seen: Tensor) -> Tensor:
     """The mean log odds of membership over the models seen, `[n]`, from features `[R, n, f]`."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
     known: Floats = torch.cat([members, others]).numpy()
     labels = np.repeat([1, 0], [len(members), len(others)])
     scaler = StandardScaler().fit(known)

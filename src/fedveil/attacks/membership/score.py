@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import beta, rankdata
 
 from fedveil.checkpoint import write_atomically
 from fedveil.errors import InputError
@@ -80,6 +79,8 @@ class MembershipFinding:
 
 def clopper_pearson(events: int, trials: int, confidence: float = 0.95) -> Interval:
     """The exact two-sided interval of a probability of which `events` in `trials` were seen."""
+    from scipy.stats import beta
+
     tail = (1 - confidence) / 2
     low = 0.0 if events == 0 else float(beta.ppf(tail, events, trials - events + 1))
     high = 1.0 if events == trials else float(beta.ppf(1 - tail, events + 1, trials - events))
@@ -88,6 +89,8 @@ def clopper_pearson(events: int, trials: int, confidence: float = 0.95) -> Inter
 
 def area(members: Floats, others: Floats) -> float:
     """The chance that a member scores above another, ties counting half."""
+    from scipy.stats import rankdata
+
     ranks = rankdata(np.concatenate([members, others]))[: len(members)]
     n, m = len(members), len(others)
     return float((ranks.sum() - n * (n + 1) / 2) / (n * m))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 from pydantic.dataclasses import dataclass
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from fedveil.attacks.inversion.restarts import Clock, Named
@@ -121,6 +120,8 @@ def _combination(wanted: Tensor, given: Tensor) -> Tensor:
 
 def _assigned(near: Tensor) -> Tensor:
     """The token of each place: every token gets the place nearest to it, then each place left the token nearest."""
+    from scipy.optimize import linear_sum_assignment
+
     near = near.nan_to_num()
     rows, columns = linear_sum_assignment(near, maximize=True)
     picked = near.argmax(0)

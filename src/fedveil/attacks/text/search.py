@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional
 
@@ -129,6 +128,8 @@ class Search:
         return torch.cat(rows)
 
     def _decode(self, row: int, x: Tensor) -> Tensor:
+        from scipy.optimize import linear_sum_assignment
+
         choice = self.allowed[row].nonzero()[:, 0]
         near = functional.normalize(x[0][self.free[row]].detach(), dim=-1) @ self.unit[choice].T
         picked = near.argmax(-1)
