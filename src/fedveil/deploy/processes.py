@@ -324,7 +324,7 @@ def run_node(folder: Path, tell: Callable[[str], None]) -> NoReturn:
     folder = folder.absolute()
     config = read_toml(folder / NODE_FILE, NodeConfig)
     node = open_node(folder)
-    tell(f"node {node.name}: client {node.client}, {len(node.examples)} examples")
+    tell(f"node {node.name}: client {node.client}, {len(node.held)} examples")
     if node.noise == "seeded":
         tell(
             f"node {node.name}: WARNING, [testing] seeded_noise makes its noise predictable; it hides nothing"
