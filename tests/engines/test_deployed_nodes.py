@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,12 +13,13 @@ import tomli_w
 import torch
 
 pytest.importorskip("flwr")
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedveil.config import Config, make_config
 from fedveil.data.dataset import TextExamples
 from fedveil.data.registry import load_dataset
 from fedveil.deploy.node import open_node
+from fedveil.engines.flower.wire import HELLO, RefusalError, read_introduction
 from fedveil.errors import FedveilError, InputError
 from fedveil.experiment import prepare, run_seed
 from fedveil.flower_app.client import app as client_app
@@ -119,6 +121,40 @@ def test_a_node_whose_policy_says_no_is_named_and_the_others_go_on(tmp_path: Pat
     assert "client 1, node 'node-1' (1001), is left out: refused: node node-1 refuses round 1" in log
     assert len(open_node(folders[1]).guard.ledger) == 0
     assert len(open_node(folders[0]).guard.ledger) > 0
+
+
+def test_a_message_beyond_a_nodes_limit_is_refused_by_name_and_charges_nothing(tmp_path: Path) -> None:
+    small = {"methods": ["fedavg"], "minimum_cohort": 1, "maximum_message": 1000}
+    folders = write_nodes(tmp_path, policies={1: small})
+    result = deployed(federated("fedavg"), folders, tmp_path)
+    assert [line["answered"] for line in result.history] == [2, 2]
+    assert result.folder is not None
+    log = (result.folder / LOG).read_text()
+    assert "client 1, node 'node-1' (1001), is left out: refused:" in log
+    assert "more than the 1000 allowed" in log
+    assert len(open_node(folders[1]).guard.ledger) == 0
+
+
+def test_a_node_that_cannot_read_its_data_is_named_without_a_word_of_them(tmp_path: Path) -> None:
+    folders = write_nodes(tmp_path)
+    (folders[1] / "data.npz").write_bytes(b"a secret")
+    result = deployed(federated("fedavg"), folders, tmp_path)
+    assert [line["answered"] for line in result.history] == [2, 2]
+    assert result.folder is not None
+    log = (result.folder / LOG).read_text()
+    assert "node 1001 is not let in: refused: node node-1 failed with DataError" in log
+    assert "secret" not in log
+
+
+def test_a_server_of_another_version_is_refused_before_its_words_are_read(tmp_path: Path) -> None:
+    folder = write_nodes(tmp_path)[0]
+    words = {"kind": "hello", "version": "9.9"}
+    content = RecordDict({"fedveil": ConfigRecord({"head": json.dumps(words)})})
+    grid = InMemoryNodes(client_app, [{"fedveil-node": str(folder)}], {"fedveil-config": "in another tongue"})
+    (reply,) = grid.send_and_receive([Message(content, 1000, HELLO)])
+    with pytest.raises(RefusalError, match=r"node node-0: the server's fedveil is '9\.9'") as caught:
+        read_introduction(reply.content)
+    assert caught.value.reason == "version"
 
 
 def test_a_node_never_takes_the_servers_data(tmp_path: Path) -> None:

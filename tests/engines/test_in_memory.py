@@ -16,6 +16,7 @@ from flwr.clientapp import ClientApp
 from fedveil import METHODS, Task
 from fedveil.config import Config
 from fedveil.engines.flower import node as node_module
+from fedveil.engines.flower import roster as roster_module
 from fedveil.engines.flower.engine import FlowerEngine, Limits
 from fedveil.engines.flower.node import Node, admit_all
 from fedveil.engines.flower.roster import Roster
@@ -193,6 +194,25 @@ def test_strangers_are_not_let_in(name: str, tmp_path: Path, monkeypatch: pytest
     log = (result.folder / LOG).read_text()
     assert "node 'client-1' (1001) is not let in" in log
     assert "client 1 is left out: no node of it is here" in log
+
+
+def test_a_node_that_was_not_let_in_is_asked_again_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its operator may have mended it without anybody noticing that it was away."""
+    monkeypatch.setattr(roster_module, "ASK_AGAIN_SECONDS", 0.0)
+    hellos: list[int] = []
+
+    def broken_at_first(message: Message, answer: Callable[[], Message]) -> Message:
+        if not message.metadata.message_type.startswith("query"):
+            return answer()
+        hellos.append(1)
+        return Message(RecordDict(), reply_to=message) if len(hellos) < 3 else answer()
+
+    result = on_flower(
+        quick_config("fedavg", "flower-simulation", cohort=4), tmp_path, {1001: broken_at_first}
+    )
+    assert [line["answered"] for line in result.history] == [3, 4]
 
 
 def test_too_few_answers_count_as_none_and_leave_every_state_as_it_was(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
 
 def server_command(config: ServerConfig, folder: Path) -> list[str]:
     """The SuperLink: TLS with the folder's certificate and only registered nodes, unless insecure on loopback."""
-    command = _program("superlink")
+    command = own_program("superlink")
     command += ["--host", config.listen, "--port", str(config.port)]
     command += ["--database", str(folder / config.state / "superlink.db")]
     command += ["--disable-runtime-dependency-installation"]
@@ -91,7 +91,7 @@ def node_command(config: NodeConfig, folder: Path, port: int) -> list[str]:
             "the node does not know its server",
             f"Add [connection] to {folder / NODE_FILE}.",
         )
-    command = _program("supernode")
+    command = own_program("supernode")
     command += ["--superlink", connection.address, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--node-config", f"fedveil-node={json.dumps(str(folder))}"]
     if connection.insecure:
@@ -103,7 +103,7 @@ def node_command(config: NodeConfig, folder: Path, port: int) -> list[str]:
     return [*command, "--auth-supernode-private-key", str(key)]
 
 
-def _program(name: str) -> list[str]:
+def own_program(name: str) -> list[str]:
     """One of the programs beside this file, whose neighbours must not hide modules of the same name (-P)."""
     return [sys.executable, "-P", str(Path(__file__).with_name(f"{name}.py"))]
 

@@ -8,11 +8,19 @@ This file imports nothing of fedveil and is run by its path: a server that waits
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import ipaddress
 import logging
+import runpy
 from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
 from typing import Any
 
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+from flwr.supercore.corestate import in_memory_corestate, sql_corestate
 from flwr.superlink import extensions
 from flwr.superlink.cli.flower_superlink import flower_superlink
 from starlette.middleware import Middleware
@@ -23,7 +31,9 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN = ("/v1/fleet/", "/health")
+PATIENCE = Path(__file__).with_name("patience.py")
+FLEET = "/v1/fleet/"
+OPEN = (FLEET, "/health")
 log = logging.getLogger("flwr.fedveil")
 
 
@@ -38,8 +48,25 @@ def from_this_machine(scope: Scope) -> bool:
         return False
 
 
+def key_of(scope: Scope) -> str:
+    """The fingerprint of the key that a node shows, as `ssh-keygen -lf node.pub` prints it."""
+    shown = dict(scope.get("headers") or ()).get(FLEET_HTTP_PUBLIC_KEY_HEADER.encode())
+    if shown is None:
+        return "without a key"
+    try:
+        key = serialization.load_pem_public_key(base64.b64decode(shown, validate=True))
+        line = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    except (ValueError, UnsupportedAlgorithm):
+        return "with a key that cannot be read"
+    digest = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
+    return f"with the key SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
+
+
 class OnlyNodesFromOutside:
-    """Lets other machines use the interface of nodes, which asks for their keys, and nothing else."""
+    """Lets other machines use the interface of nodes, which asks for their keys, and nothing else.
+
+    Whoever is turned away there is named in the log: address, and fingerprint of the key.
+    """
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -53,11 +80,24 @@ class OnlyNodesFromOutside:
                 return
             await PlainTextResponse("only from the server itself\n", status_code=403)(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        fleet = scope["type"] == "http" and str(scope["path"]).startswith(FLEET)
+        await self._app(scope, receive, self._watched(scope, send) if fleet else send)
+
+    @staticmethod
+    def _watched(scope: Scope, send: Send) -> Send:
+        async def watched(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start" and 400 <= message["status"] < 500:
+                place = (scope.get("client") or ("?",))[0]
+                what = (message["status"], scope["path"])
+                log.warning("refused a node at %s %s: status %d of %s", place, key_of(scope), *what)
+            await send(message)
+
+        return watched
 
 
 def main() -> None:
     """`flower-superlink` with its own arguments."""
+    runpy.run_path(str(PATIENCE))["wait_longer"](in_memory_corestate, sql_corestate)
     extensions.get_middleware = lambda: (Middleware(OnlyNodesFromOutside),)
     flower_superlink()
 

@@ -19,7 +19,7 @@ from fedveil.data.dataset import require_labels_below
 from fedveil.deploy.node import NodeClients, open_node
 from fedveil.deploy.policy import RefusedError
 from fedveil.engines.flower.node import Node, admit_all, refused_by
-from fedveil.engines.flower.wire import LARGEST_MESSAGE, Order, RefusalError
+from fedveil.engines.flower.wire import LARGEST_MESSAGE, Order, RefusalError, read_hello
 from fedveil.engines.worker import ClientWorker
 from fedveil.errors import FedveilError, InputError
 from fedveil.experiment import Prepared, prepare, task_for
@@ -35,9 +35,10 @@ STATES = "clients"  # where a simulation keeps its clients' states, in the resul
 def hello(message: Message, context: Context) -> Message:
     """Say which client this is."""
     try:
+        read_hello(message.content)
         return Message(node_of(context).introduction(), reply_to=message)
     except FedveilError as error:
-        return Message(refused_by(error, None), reply_to=message)
+        return Message(refused_by(error, _name(context)), reply_to=message)
 
 
 @app.train("exchange")
@@ -46,7 +47,13 @@ def exchange(message: Message, context: Context) -> Message:
     try:
         return Message(node_of(context).answer(message.content), reply_to=message)
     except FedveilError as error:
-        return Message(refused_by(error, None), reply_to=message)
+        return Message(refused_by(error, _name(context)), reply_to=message)
+
+
+def _name(context: Context) -> str:
+    """Of a node that may not even be able to read its own files."""
+    folder = context.node_config.get("fedveil-node")
+    return f"client-{context.node_config.get('partition-id')}" if folder is None else Path(str(folder)).name
 
 
 def node_of(context: Context) -> Node:

@@ -28,6 +28,7 @@ from fedveil.deploy.processes import (
     environment,
     free_port,
     is_up,
+    own_program,
     write_connection,
 )
 from fedveil.errors import FedveilError, InputError
@@ -187,7 +188,7 @@ def program(name: str) -> str:
 @contextmanager
 def _simulating(link: ServerConfig, home: Path) -> Iterator[None]:
     """A SuperLink of our own on loopback that simulates its nodes: up when this begins and gone when it ends."""
-    command = [program("flower-superlink"), "--insecure", "--simulation"]
+    command = [*own_program("superlink"), "--insecure", "--simulation"]
     command += ["--host", link.listen, "--port", str(link.port), "--disable-runtime-dependency-installation"]
     log = home / "superlink.log"
     with log.open("wb") as out:

@@ -30,6 +30,7 @@ log = logging.getLogger("flwr.fedveil")
 app = ServerApp()
 FEDERATION = "federation.json"
 GATHER_SECONDS = 600.0
+RETURN_SECONDS = 120.0  # a server that was restarted waits so long for those who have not called it again
 
 
 @app.main()
@@ -157,7 +158,7 @@ def _agreed_plan(roster: Roster, settings: RunSettings) -> Plan:
     section = settings.config.run
     clients = settings.config.partition.clients or 1
     if path.exists():
-        roster.refresh()
+        roster.wait_for(clients, RETURN_SECONDS)
         return Plan(**json.loads(path.read_text()))
     roster.wait_for(clients, GATHER_SECONDS)
     sizes = [who.size for who in roster.clients.values()]

@@ -26,6 +26,7 @@ from fedveil.errors import FedveilError
 log = logging.getLogger("flwr.fedveil")
 _SOON, _LATER = 0.1, 2.0
 HELLO_SECONDS = 120.0
+ASK_AGAIN_SECONDS = 600.0  # a node that was not let in may have been mended since
 PATIENCE = 120.0
 T = TypeVar("T")
 
@@ -85,7 +86,7 @@ class Roster:
         self._grid = grid
         self.fingerprint = fingerprint
         self._known: dict[int, Introduction] = {}
-        self._refused: set[int] = set()
+        self._refused: dict[int, float] = {}
 
     @property
     def clients(self) -> dict[int, Introduction]:
@@ -109,8 +110,9 @@ class Roster:
         for node in self._known.keys() - here:
             log.warning("%s has left", self.names(node))
             del self._known[node]
-        self._refused &= here
-        new = sorted(here - self._known.keys() - self._refused)
+        since = time.monotonic() - ASK_AGAIN_SECONDS
+        self._refused = {node: when for node, when in self._refused.items() if node in here and when > since}
+        new = sorted(here - self._known.keys() - self._refused.keys())
         if not new:
             return
         messages = [Envelope(hello(), node, HELLO, ttl=timeout, group_id="hello") for node in new]
@@ -125,7 +127,7 @@ class Roster:
                 name = f"node {who.name!r} ({node})"
                 self._admit(node, who)
             except RefusalError as refusal:
-                self._refused.add(node)
+                self._refused[node] = time.monotonic()
                 log.warning("%s is not let in: %s", name, refusal)
 
     def _admit(self, node: int, who: Introduction) -> None:
@@ -141,8 +143,13 @@ class Roster:
     def wait_for(self, count: int, timeout: float) -> None:
         """Wait until so many nodes are there, whether let in or not, or the time is up."""
         end = time.monotonic() + timeout
+        told = -1
         while True:
             self.refresh()
-            if len(self._known) + len(self._refused) >= count or time.monotonic() >= end:
+            here = len(self._known) + len(self._refused)
+            if here >= count or time.monotonic() >= end:
                 return
+            if here != told:
+                log.info("%d of %d nodes are here; waiting for the others up to %g s", here, count, timeout)
+                told = here
             time.sleep(1.0)
