@@ -191,6 +191,19 @@ def listed_runs(folder: Path) -> list[dict[str, Any]]:
     return list(answer.get("runs", []))
 
 
+def end_lost_runs(folder: Path) -> list[str]:
+    """End the runs of a server that died: their processes died with it, and nodes would go on waiting for them.
+
+    Returns what was done, in words. Submitting such a run again goes on from its last checkpoint.
+    """
+    lost = [
+        str(run["run-id"]) for run in listed_runs(folder) if not str(run["status"]).startswith("finished")
+    ]
+    for number in lost:
+        flower(folder, "stop", number, CONNECTION)
+    return [f"run {number} was interrupted; submit it again to go on" for number in lost]
+
+
 def is_up(config: ServerConfig, folder: Path) -> bool:
     """Whether the server answers, with the certificate that belongs to it."""
     try:
@@ -303,9 +316,8 @@ def run_server(folder: Path, tell: Callable[[str], None]) -> int:
     def started() -> bool:
         if not is_up(config, folder):
             return False
-        if not config.insecure:
-            for change in register_keys(folder):
-                tell(change)
+        for change in [*end_lost_runs(folder), *([] if config.insecure else register_keys(folder))]:
+            tell(change)
         tell(f"server is up on {config.listen}:{config.port}")
         return True
 

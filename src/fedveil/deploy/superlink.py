@@ -34,6 +34,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 PATIENCE = Path(__file__).with_name("patience.py")
 FLEET = "/v1/fleet/"
 OPEN = (FLEET, "/health")
+ENTRY = (f"{FLEET}activate-node", f"{FLEET}register-node")
 log = logging.getLogger("flwr.fedveil")
 
 
@@ -86,10 +87,10 @@ class OnlyNodesFromOutside:
     @staticmethod
     def _watched(scope: Scope, send: Send) -> Send:
         async def watched(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start" and 400 <= message["status"] < 500:
+            status = message.get("status", 0)
+            if status == 401 or (status >= 400 and str(scope["path"]).startswith(ENTRY)):
                 place = (scope.get("client") or ("?",))[0]
-                what = (message["status"], scope["path"])
-                log.warning("refused a node at %s %s: status %d of %s", place, key_of(scope), *what)
+                log.warning("refused a node at %s %s: it is not registered", place, key_of(scope))
             await send(message)
 
         return watched

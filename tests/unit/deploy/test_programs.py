@@ -108,13 +108,14 @@ def test_a_node_that_is_turned_away_is_named_by_address_and_key(
     mark = "SHA256:" + b64encode(digest).decode().rstrip("=")
     with caplog.at_level("WARNING", "flwr.fedveil"):
         assert status_of("/v1/fleet/activate-node", "192.0.2.1", says=401, key=b64encode(shown)) == 401
-        assert f"refused a node at 192.0.2.1 with the key {mark}: status 401" in caplog.text
+        assert f"refused a node at 192.0.2.1 with the key {mark}: it is not registered" in caplog.text
         assert status_of("/v1/fleet/activate-node", "192.0.2.2", says=401) == 401
         assert "192.0.2.2 without a key" in caplog.text
         assert status_of("/v1/fleet/activate-node", "192.0.2.3", says=401, key=b"?") == 401
         assert "192.0.2.3 with a key that cannot be read" in caplog.text
         caplog.clear()
         assert status_of("/v1/fleet/activate-node", "192.0.2.1", key=b64encode(shown)) == 200
+        assert status_of("/v1/fleet/pull-object", "192.0.2.1", says=403, key=b64encode(shown)) == 403
         assert not caplog.text
 
 
