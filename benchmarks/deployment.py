@@ -234,7 +234,7 @@ def on_loopback(rounds: int) -> Iterator[dict[str, Any]]:
         "run": {"engine": "flower", "rounds": rounds, "sampler": "all", "deadline": 300.0},
     }
     with tempfile.TemporaryDirectory() as name, federation_of_two(Path(name)) as (server, processes):
-        config = make_config(raw | {"run": raw["run"] | {"federation": str(server)}})
+        config = make_config(raw, [f"run.federation={json.dumps(str(server))}"])
         waiting = [one.memory() for one in processes]
         peak: list[dict[str, int]] = [{} for _ in processes]
         done = threading.Event()
