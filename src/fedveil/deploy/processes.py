@@ -312,18 +312,21 @@ def run_server(folder: Path, tell: Callable[[str], None]) -> int:
     folder = folder.absolute()
     config = read_toml(folder / SERVER_FILE, ServerConfig)
     home = write_connection(config, folder)
+    ready = folder / config.state / "ready"
 
     def started() -> bool:
         if not is_up(config, folder):
             return False
         for change in [*end_lost_runs(folder), *([] if config.insecure else register_keys(folder))]:
             tell(change)
+        ready.touch()
         tell(f"server is up on {config.listen}:{config.port}")
         return True
 
     lock = mark_running(folder / config.state)
     try:
-        return supervise(server_command(config, folder), environment(home), started)
+        ready.unlink(missing_ok=True)
+        return supervise(server_command(config, folder), environment(home, FEDVEIL_READY=str(ready)), started)
     finally:
         os.close(lock)
 

@@ -12,6 +12,7 @@ import base64
 import hashlib
 import ipaddress
 import logging
+import os
 import runpy
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
@@ -66,11 +67,13 @@ def key_of(scope: Scope) -> str:
 class OnlyNodesFromOutside:
     """Lets other machines use the interface of nodes, which asks for their keys, and nothing else.
 
-    Whoever is turned away there is named in the log: address, and fingerprint of the key.
+    Whoever is turned away there is named in the log: address, and fingerprint of the key. Until `ready` exists (where
+    one is named) nodes are asked to come back: a node whose key is about to be registered must not be sent away.
     """
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, ready: Path | None = None) -> None:
         self._app = app
+        self._ready = ready
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         outside = scope["type"] in ("http", "websocket") and not from_this_machine(scope)
@@ -82,6 +85,9 @@ class OnlyNodesFromOutside:
             await PlainTextResponse("only from the server itself\n", status_code=403)(scope, receive, send)
             return
         fleet = scope["type"] == "http" and str(scope["path"]).startswith(FLEET)
+        if fleet and self._ready is not None and not self._ready.exists():
+            await PlainTextResponse("not yet\n", status_code=503)(scope, receive, send)
+            return
         await self._app(scope, receive, self._watched(scope, send) if fleet else send)
 
     @staticmethod
@@ -99,7 +105,9 @@ class OnlyNodesFromOutside:
 def main() -> None:
     """`flower-superlink` with its own arguments."""
     runpy.run_path(str(PATIENCE))["wait_longer"](in_memory_corestate, sql_corestate)
-    extensions.get_middleware = lambda: (Middleware(OnlyNodesFromOutside),)
+    named = os.environ.get("FEDVEIL_READY")
+    ready = None if named is None else Path(named)
+    extensions.get_middleware = lambda: (Middleware(OnlyNodesFromOutside, ready=ready),)
     flower_superlink()
 
 

@@ -27,6 +27,7 @@ from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLWR_IN_MEMORY_DB_NAME
 from flwr.supercore.corestate import in_memory_corestate, sql_corestate
 from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.retry import http_retry
 from flwr.superlink import main as superlink_main
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.supernode import start_client_internal
@@ -51,7 +52,13 @@ from fedveil.privacy.releases import Plan
 
 
 def status_of(
-    path: str, client: str, server: str = "10.0.0.5", *, says: int = 200, key: bytes | None = None
+    path: str,
+    client: str,
+    server: str = "10.0.0.5",
+    *,
+    says: int = 200,
+    key: bytes | None = None,
+    ready: Path | None = None,
 ) -> int:
     """What the server answers to a request from this address; `says` is what Flower would."""
     answers: list[dict[str, Any]] = []
@@ -73,7 +80,7 @@ def status_of(
         "method": "POST",
         "headers": [] if key is None else [(FLEET_HTTP_PUBLIC_KEY_HEADER.encode(), key)],
     }
-    asyncio.run(OnlyNodesFromOutside(served)(scope, receive, send))
+    asyncio.run(OnlyNodesFromOutside(served, ready)(scope, receive, send))
     return int(answers[0]["status"])
 
 
@@ -97,6 +104,16 @@ def bundle(files: dict[str, str]) -> bytes:
 
 def settings(client: str) -> str:
     return f'[tool.flwr.app.components]\nserverapp = "x:y"\nclientapp = "{client}"\n'
+
+
+def test_nodes_are_asked_to_come_back_until_their_keys_are_registered(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    assert status_of("/v1/fleet/activate-node", "192.0.2.1", ready=ready) == 503
+    assert status_of("/v1/control/register-node", "127.0.0.1", ready=ready) == 200
+    assert status_of("/health", "127.0.0.1", ready=ready) == 200
+    assert 503 in http_retry._RETRYABLE_STATUS_CODES, "or a node would give up"
+    ready.touch()
+    assert status_of("/v1/fleet/activate-node", "192.0.2.1", ready=ready) == 200
 
 
 def test_a_node_that_is_turned_away_is_named_by_address_and_key(
