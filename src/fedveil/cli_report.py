@@ -60,8 +60,10 @@ def compare(
     Fields that methods share keep the configuration's values. A --set or --grid of a method's field applies to
     those methods that have it.
     """
-    if markdown + latex + as_json > 1:
-        raise InputError("--json", True, "one format at a time", "Choose --markdown, --latex or --json.")
+    formats = [("--markdown", markdown), ("--latex", latex), ("--json", as_json)]
+    asked = [name for name, wanted in formats if wanted]
+    if len(asked) > 1:
+        raise InputError("format", " ".join(asked), "one format at a time", f"Leave out all but {asked[0]}.")
     names = [name.strip() for name in (methods or "").split(",") if name.strip()]
     if methods is not None and not names:
         raise InputError("--methods", methods, "names no method", "Give names separated by commas.")

@@ -186,3 +186,15 @@ def test_the_command_ends_with_table_and_report(
     told = json.loads(capsys.readouterr().out)
     assert [run["method"] for run in told["runs"]] == ["fedavg", "udp-fedavg"]
     assert told["report"] == str(report)
+
+
+def test_two_formats_at_once_are_refused_by_name(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fedveil.cli import main
+
+    monkeypatch.setattr("sys.argv", ["fedveil", "compare", str(config), "--markdown", "--latex"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert "--markdown --latex" in capsys.readouterr().err

@@ -160,9 +160,7 @@ class GIAS(Named):
             codes = variables[0]
             return loss_of(decoder.images(codes)) + self.prior * codes.square().flatten(1).sum(1)
 
-        codes = torch.from_numpy(rng.standard_normal((rows.count, view.examples, self.latent))).to(
-            view.public
-        )
+        codes = rows.spread(rng, view.examples, self.latent)
         first = stacked_adam(
             [codes], in_latent, steps=self.latent_steps, lr=self.latent_lr, watch=_part(watch, 0, total)
         )

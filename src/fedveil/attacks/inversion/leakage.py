@@ -67,7 +67,7 @@ class DLG(Leakage):
         clock = Clock()
         view = view.double()
         rows = make_rows(view, self.restarts, torch.zeros(view.targets, view.examples, dtype=torch.long))
-        logits = torch.from_numpy(rng.standard_normal((rows.count, view.examples * view.classes)))
+        logits = rows.spread(rng, view.examples * view.classes)
         found = _run(rows, torch.cat([rows.noise(rng).flatten(1), logits], dim=1), True, self, watch)
         flat = found.variables[0]
         pixels = flat.shape[1] - logits.shape[1]

@@ -36,9 +36,14 @@ class Rows:
         return (self.count, self.view.examples, *self.view.input_shape)
 
     def noise(self, rng: np.random.Generator) -> Tensor:
-        """A random start for each row, standard normal."""
+        """A standard normal start for each restart, the same for every upload: none depends on the others."""
+        return self.spread(rng, self.view.examples, *self.view.input_shape)
+
+    def spread(self, rng: np.random.Generator, *shape: int) -> Tensor:
+        """Standard normal numbers of this shape for each restart, repeated for every upload."""
         like = next(iter(self.view.params.values()))
-        return torch.from_numpy(rng.standard_normal(self.shape)).to(like)
+        drawn = torch.from_numpy(rng.standard_normal((self.restarts, *shape))).to(like)
+        return drawn.repeat(self.view.targets, *(1 for _ in shape))
 
 
 def make_rows(view: ServerView, restarts: int, labels: Tensor) -> Rows:
