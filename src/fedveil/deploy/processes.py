@@ -29,6 +29,7 @@ from fedveil.deploy.config import NODE_FILE, SERVER_FILE, NodeConfig, ServerConf
 from fedveil.errors import FedveilError, InputError
 
 CONNECTION = "fedveil"
+DATABASE = "superlink.db"
 START_SECONDS = 300.0
 STOP_SECONDS = 60.0
 ANSWER_SECONDS = 300.0
@@ -65,7 +66,7 @@ def server_command(config: ServerConfig, folder: Path) -> list[str]:
     """The SuperLink: TLS with the folder's certificate and only registered nodes, unless insecure on loopback."""
     command = own_program("superlink")
     command += ["--host", config.listen, "--port", str(config.port)]
-    command += ["--database", str(folder / config.state / "superlink.db")]
+    command += ["--database", str(folder / config.state / DATABASE)]
     command += ["--disable-runtime-dependency-installation"]
     if config.insecure:
         return [*command, "--insecure"]
@@ -155,7 +156,7 @@ def register_keys(folder: Path) -> list[str]:
     registry = state / "registered.json"
     known: dict[str, dict[str, str]] = json.loads(registry.read_text()) if registry.exists() else {}
     wanted = {path.stem: path for path in sorted((folder / "keys").glob("*.pub"))}
-    listed = {str(node["node-id"]) for node in listed_nodes(folder)}
+    listed = {str(node["node-id"]) for node in listed_nodes(folder)} if known else set()
     changed = []
     for name, entry in list(known.items()):
         if name in wanted and wanted[name].read_text() == entry["key"] and entry["id"] in listed:
@@ -313,11 +314,13 @@ def run_server(folder: Path, tell: Callable[[str], None]) -> int:
     config = read_toml(folder / SERVER_FILE, ServerConfig)
     home = write_connection(config, folder)
     ready = folder / config.state / "ready"
+    was_there = (folder / config.state / DATABASE).exists()
 
     def started() -> bool:
         if not is_up(config, folder):
             return False
-        for change in [*end_lost_runs(folder), *([] if config.insecure else register_keys(folder))]:
+        lost = end_lost_runs(folder) if was_there else []
+        for change in [*lost, *([] if config.insecure else register_keys(folder))]:
             tell(change)
         ready.touch()
         tell(f"server is up on {config.listen}:{config.port}")
