@@ -24,6 +24,7 @@ from fedveil.engines.flower.wire import Reply, pack_reply, read_reply
 from fedveil.engines.simulation import Simulation
 from fedveil.engines.worker import ClientWorker
 from fedveil.experiment import prepare, run_seed
+from fedveil.flower_app import server as server_module
 from fedveil.flower_app.client import app as client_app
 from fedveil.flower_app.server import app as server_app
 from fedveil.flower_app.settings import LOG, RunSettings
@@ -213,6 +214,31 @@ def test_a_node_that_was_not_let_in_is_asked_again_later(
         quick_config("fedavg", "flower-simulation", cohort=4), tmp_path, {1001: broken_at_first}
     )
     assert [line["answered"] for line in result.history] == [3, 4]
+
+
+def test_a_node_that_takes_long_to_introduce_itself_is_asked_once_and_comes_in_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asking it again would throw away what it has done so far, and it would never be ready."""
+    monkeypatch.setattr(roster_module, "HELLO_SECONDS", 0.1)
+    monkeypatch.setattr(server_module, "GATHER_SECONDS", 0.1)
+    asked: list[str] = []
+    trained: list[int] = []
+
+    def quick(message: Message, answer: Callable[[], Message]) -> Message:
+        trained.extend([1] if message.metadata.message_type.startswith("train") else [])
+        return answer()
+
+    def slow(message: Message, answer: Callable[[], Message]) -> Message | None:
+        if message.metadata.message_type.startswith("train"):
+            return answer()
+        asked.append(message.metadata.message_id)
+        return answer() if len(trained) == 2 else None
+
+    config = quick_config("fedavg", "flower-simulation", cohort=4, rounds=3)
+    result = on_flower(config, tmp_path, {1000: quick, 1001: slow})
+    assert len(set(asked)) == 1
+    assert [line["answered"] for line in result.history] == [3, 3, 4]
 
 
 def test_too_few_answers_count_as_none_and_leave_every_state_as_it_was(tmp_path: Path) -> None:
