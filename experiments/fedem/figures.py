@@ -22,7 +22,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 from one_model import attack_rows, draw, method_of
-from reduced import config_of
+from rows import config_of
 from tables import trained
 
 from fedveil.attacks.registry import make_attack

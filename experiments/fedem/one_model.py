@@ -1,33 +1,28 @@
 """Every defence on the same model and the same batch: what is left of eight images once the server inverts the upload.
 
-    fedveil run ... fedsgd ... --set run.transcript=true
-    python experiments/fedem/one_model.py RESULT --round 3 --data data --picture defences.png
-
-The model is the one that a FedSGD run broadcast in that round, and client 0 answers it under each defence in turn. All
-answers are attacked as one stack from the same kind of random start, so rows differ in the defence alone. With
-`--adaptive` the attacker makes use of knowing the defence, and rows are attacked one after another.
+The model is the one that a FedSGD run broadcast in a round, and client 0 answers it under each defence in turn. All
+answers are attacked as one stack from the same kind of random start, so rows differ in the defence alone. An adaptive
+attacker makes use of knowing the defence; rows are then attacked one after another.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from reduced import ROWS
+from rows import ROWS
 from torch import Tensor
 
 from fedveil.attack_run import Scored, score
 from fedveil.attacks.knowledge import adaptation_to
-from fedveil.attacks.registry import make_attack
 from fedveil.attacks.view import Attack
 from fedveil.config import make_config
 from fedveil.evaluation.image_quality import Brightness
 from fedveil.methods.method import AnyMethod
-from fedveil.recorded import RecordedRun, Truth, open_run, read_exchange, server_view, truth
+from fedveil.recorded import RecordedRun, Truth, read_exchange, server_view, truth
 from fedveil.streams import ClientStreams, named_stream
 from fedveil.tree import Params, concatenate
 
@@ -130,34 +125,3 @@ def draw(strips: list[tuple[str, Tensor]], brightness: Brightness, path: Path) -
                 axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Every defence on one model and one batch.")
-    parser.add_argument("result", type=Path)
-    parser.add_argument("--round", type=int, default=3)
-    parser.add_argument("--rows", default=",".join(ROWS))
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--tv", type=float, default=1e-5)
-    parser.add_argument("--adaptive", action="store_true")
-    parser.add_argument("--picture", type=Path)
-    parser.add_argument("--data", type=Path)
-    arguments = parser.parse_args()
-    run = open_run(arguments.result, arguments.data)
-    names = arguments.rows.split(",")
-    attack = make_attack("inverting-gradients", {"steps": arguments.steps, "tv": arguments.tv})
-    found = attack_rows(run, names, arguments.round, attack, adaptive=arguments.adaptive)
-    dataset = run.prepared.dataset
-    strips = [("original", found[0].truth.x[0])]
-    print("| defence | MSE | PSNR | SSIM | LPIPS | KL | PSNR to x+delta | x+delta to x |")
-    print("|---|---|---|---|---|---|---|---|")
-    for name, scored in zip(names, found, strict=True):
-        values = list(numbers(scored).values())[:7]
-        print(f"| {name} | " + " | ".join("-" if v is None else f"{v:.3f}" for v in values) + " |")
-        strips.append((name, scored.finding.images[0][scored.order[0]]))
-    if arguments.picture is not None:
-        draw(strips, Brightness(dataset.mean, dataset.std), arguments.picture)
-
-
-if __name__ == "__main__":
-    main()

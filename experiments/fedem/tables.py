@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from one_model import attack_rows, numbers
-from reduced import ROWS, config_of
+from rows import ROWS, config_of
 
 from fedveil.attack_run import attack_settings
 from fedveil.attacks.registry import make_attack

@@ -46,12 +46,24 @@ SUMMARY_KEYS = ("accuracy", "loss", "rounds", "seconds", "bytes_up", "bytes_down
 TEXT_KEYS = ("mcc", "perplexity", "text")
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"fedveil {version('fedveil')}")
+        raise typer.Exit
+
+
 @app.callback()
 def before_any_command(
     plugin: Annotated[
         list[Path] | None,
         typer.Option(help="A Python file with methods or models of your own. May be repeated."),
     ] = None,
+    _version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version),
+    ] = False,
 ) -> None:
     """Private federated learning: train over many clients' data, and know how private that was."""
     load_plugins(plugin or [])

@@ -16,7 +16,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedveil.engines.simulation import Execution
-from fedveil.errors import InputError
+from fedveil.errors import InputError, known_name
 from fedveil.methods import METHODS
 from fedveil.methods.method import AnyMethod, field_names
 from fedveil.methods.wrappers import WRAPPERS, Wrapper
@@ -251,18 +251,9 @@ class Config(_Section):
         return tomli_w.dumps(_without_none(self.resolved()))
 
 
-def _known(field: str, kind: str, name: Any, known: Mapping[str, Any]) -> str:
-    """The name, if it is one of those known."""
-    if isinstance(name, str) and name in known:
-        return name
-    near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.4)
-    remedy = f"Did you mean {' or '.join(near)}? " if near else ""
-    raise InputError(field, name, f"no such {kind}", remedy + f"Known: {', '.join(sorted(known))}.")
-
-
 def build_rule(section: Mapping[str, Any]) -> Wrapper:
     """The registered wrapper that a `[[wrap]]` section describes."""
-    name = _known("wrap.name", "wrapper", section.get("name"), WRAPPERS)
+    name = known_name("wrap.name", "wrapper", section.get("name"), WRAPPERS)
     arguments = {key: value for key, value in section.items() if key != "name"}
     try:
         return WRAPPERS[name](**arguments)
@@ -279,7 +270,7 @@ def wrap_method(method: AnyMethod, sections: Sequence[Mapping[str, Any]]) -> Any
 
 def build_method(section: Mapping[str, Any]) -> AnyMethod:
     """The registered method that a `[method]` section describes."""
-    name = _known("method.name", "method", section.get("name"), METHODS)
+    name = known_name("method.name", "method", section.get("name"), METHODS)
     arguments = {key: value for key, value in section.items() if key != "name"}
     try:
         return METHODS[name](**arguments)

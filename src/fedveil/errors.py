@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection
+
 
 class FedveilError(Exception):
     """Anything the user can mend. The command line prints it without a traceback and exits with 2."""
@@ -35,3 +38,12 @@ class ResultError(FedveilError):
 
 class LedgerError(FedveilError):
     """A privacy ledger that was altered, has a gap, or cannot be written."""
+
+
+def known_name(field: str, kind: str, name: object, known: Collection[str]) -> str:
+    """The name, if it is one of those known; else an error that names what was perhaps meant."""
+    if isinstance(name, str) and name in known:
+        return name
+    near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.4)
+    remedy = f"Did you mean {' or '.join(near)}? " if near else ""
+    raise InputError(field, name, f"no such {kind}", remedy + f"Known: {', '.join(sorted(known))}.")

@@ -55,10 +55,6 @@ class Record:
                 values[field.name] = {key: change(f"{field.name}/{key}", leaf) for key, leaf in value.items()}
         return dataclasses.replace(self, **values)
 
-    def with_tensors(self, tensors: dict[str, Tensor]) -> Self:
-        """The same record with these tensors, by their flat names."""
-        return self.map(lambda name, _: tensors[name])
-
     def head(self) -> dict[str, Any]:
         """Everything but the tensors, as JSON."""
         empty = [f.name for f in fields(self) if isinstance(v := getattr(self, f.name), dict) and not v]

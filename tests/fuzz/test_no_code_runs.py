@@ -20,12 +20,18 @@ NEVER_ATTRIBUTES = {
     ("torch", "load"), ("pickle", "load"), ("pickle", "loads"), ("joblib", "load"), ("marshal", "loads"),
     ("yaml", "load"), ("os", "system"), ("shelve", "open"), ("dill", "load"), ("cloudpickle", "load"),
 }  # fmt: skip
+UNSAFE_MODULES = {name for name, attribute in NEVER_ATTRIBUTES if attribute in ("load", "loads")} - {"torch"}
 
 
 def unsafe(tree: ast.Module) -> list[str]:
     """The calls of `tree` that could run what they read."""
     found = []
     for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module in UNSAFE_MODULES:
+            found.append(f"line {node.lineno}: a part of {node.module} under a name of its own")
+        if isinstance(node, ast.Import):
+            renamed = [name.name for name in node.names if name.asname and name.name in UNSAFE_MODULES]
+            found += [f"line {node.lineno}: {name} under another name" for name in renamed]
         if not isinstance(node, ast.Call):
             continue
         line = f"line {node.lineno}"
@@ -37,6 +43,9 @@ def unsafe(tree: ast.Module) -> list[str]:
                 found.append(f"{line}: {call.value.id}.{call.attr}")
             if (call.value.id, call.attr) == ("pickle", "Unpickler"):
                 found.append(f"{line}: an unrestricted unpickler")
+            silent = "allow_pickle" not in {word.arg for word in node.keywords}
+            if silent and call.value.id in ("np", "numpy") and call.attr == "load":
+                found.append(f"{line}: numpy.load that does not say allow_pickle=False")
         for word in node.keywords:
             harmful = {"shell": True, "allow_pickle": True, "trust_remote_code": True}
             if word.arg in harmful and not (isinstance(word.value, ast.Constant) and not word.value.value):
@@ -58,10 +67,16 @@ def test_no_file_can_run_what_it_reads(path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     ["eval(x)", "torch.load(f)", "pickle.loads(b)", "np.load(f, allow_pickle=True)", "run(c, shell=True)",
-     "np.load(f, allow_pickle=flag)", "pickle.Unpickler(f)", "AutoModel.x(p, trust_remote_code=True)"],
+     "np.load(f, allow_pickle=flag)", "np.load(f)", "pickle.Unpickler(f)", "joblib.load(f)",
+     "AutoModel.x(p, trust_remote_code=True)", "import pickle as p", "from pickle import loads"],
 )  # fmt: skip
 def test_the_check_finds_what_it_looks_for(text: str) -> None:
     assert unsafe(ast.parse(text)) != []
+
+
+@pytest.mark.parametrize("text", ["np.load(f, allow_pickle=False)", "safetensors.torch.load(b)"])
+def test_the_check_lets_safe_readers_pass(text: str) -> None:
+    assert unsafe(ast.parse(text)) == []
 
 
 class Bomb:

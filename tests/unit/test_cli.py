@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,11 @@ def test_bad_input_is_one_line_exit_2_and_nothing_written(
     assert any(line.startswith("fedveil: ") for line in done.stderr.splitlines())
     assert all(word in done.stderr for word in words), done.stderr
     assert not list(tmp_path.glob("results/**/seed-*/rounds.jsonl"))
+
+
+def test_the_version_is_that_of_the_package(fedveil: Command) -> None:
+    done = fedveil("--version")
+    assert (done.returncode, done.stdout) == (0, f"fedveil {metadata.version('fedveil')}\n")
 
 
 def test_an_unknown_command_exits_2(fedveil: Command) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,40 @@ def test_the_readme_has_ten_lines_that_train() -> None:
     assert len([line for line in code[1].splitlines() if line.strip()]) <= 12
 
 
+API = (ROOT / "docs" / "api.md").read_text()
+MODULES = {
+    module: set(re.findall(r"`(\w+)`", names))
+    for module, names in re.findall(r"^\| `(fedveil\.[\w.]+)` \| (.*) \|$", API, re.MULTILINE)
+}
+
+
 def test_every_public_name_is_on_its_page() -> None:
-    page = (ROOT / "docs" / "api.md").read_text()
-    assert {name for name in fedveil.__all__ if not re.search(rf"`{name}\b", page)} == set()
+    top, _ = API.split("## From modules")
+    on_page = {
+        name
+        for cell in re.findall(r"^\| (`.*?) \|", top, re.MULTILINE)
+        for name in re.findall(r"`(\w+)", cell)
+    }
+    assert on_page == set(fedveil.__all__)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_names_of_a_module_are_there(module: str) -> None:
+    found = importlib.import_module(module)
+    assert {name for name in MODULES[module] if not hasattr(found, name)} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_import_only_public_names(page: Path) -> None:
+    for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        for module, names in re.findall(r"^from (fedveil[\w.]*) import ([\w, ]+)$", code, re.MULTILINE):
+            known = set(fedveil.__all__) if module == "fedveil" else MODULES[module]
+            assert {name.strip() for name in names.split(",")} <= known
+
+
+def test_the_release_has_one_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == version

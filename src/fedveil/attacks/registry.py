@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -11,7 +10,7 @@ from typing import Any, TypeVar, cast
 from pydantic import ValidationError
 
 from fedveil.attacks.view import Attack
-from fedveil.errors import InputError
+from fedveil.errors import InputError, known_name
 
 ATTACKS: dict[str, type[Attack]] = {}
 C = TypeVar("C")
@@ -36,7 +35,7 @@ def register_attack(name: str, summary: str) -> Callable[[type[C]], type[C]]:
     return add
 
 
-def attack_fields(attack: type[Attack]) -> tuple[str, ...]:
+def attack_fields(attack: type[Any]) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(cast(Any, attack)))
 
 
@@ -50,11 +49,11 @@ def list_attacks() -> list[AttackInfo]:
 def make_attack(name: str, settings: Mapping[str, Any] | None = None) -> Attack:
     """The attack of this name with these settings, each checked."""
     list_attacks()
-    if name not in ATTACKS:
-        near = difflib.get_close_matches(name, ATTACKS, n=2, cutoff=0.4)
-        hint = f"Did you mean {' or '.join(near)}? " if near else ""
-        raise InputError("attack", name, "no such attack", f"{hint}Known: {', '.join(sorted(ATTACKS))}.")
-    kind = ATTACKS[name]
+    return with_settings(ATTACKS[known_name("attack", "attack", name, ATTACKS)], name, settings)
+
+
+def with_settings(kind: type[C], name: str, settings: Mapping[str, Any] | None) -> C:
+    """An attack of this kind, a checked dataclass; a setting that does not fit is refused with those it has."""
     try:
         return kind(**dict(settings or {}))
     except ValidationError as error:

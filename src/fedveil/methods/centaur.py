@@ -25,22 +25,14 @@ from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
-from fedveil.methods.fedavg import Server
-from fedveil.methods.fields import STRICT, Clip, Epochs, LocalTraining, NoiseMultiplier
-from fedveil.methods.method import At, Method, register
-from fedveil.methods.udp_fedavg import (
-    CohortModel,
-    NoiseScope,
-    NoisyModel,
-    clip_and_noise,
-    private_mean,
-    upload_and_mean,
-    upload_multiplier,
-)
-from fedveil.privacy.releases import Plan, Release
+from fedveil.methods.fields import STRICT, Epochs
+from fedveil.methods.method import At, register
+from fedveil.methods.shared_model import Server
+from fedveil.methods.user_level import CohortModel, NoisyModel, UserLevelAveraging
+from fedveil.privacy.releases import Plan
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
-from fedveil.tree import Params, State, add, expand, with_axis
+from fedveil.tree import Params, State, expand, with_axis
 
 
 @register(
@@ -51,18 +43,14 @@ from fedveil.tree import Params, State, add, expand, with_axis
     up=NoisyModel,
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Centaur(LocalTraining, Method[Server, CohortModel, NoisyModel]):
+class Centaur(UserLevelAveraging):
     head: Annotated[int, Field(ge=1, description="how many of the last layers are personal")] = 1
     head_epochs: Epochs = 1
     rank: Annotated[int, Field(ge=1)] | None = None
-    clip: Clip = 1.0
-    noise_multiplier: NoiseMultiplier = 1.0
-    noise_scope: NoiseScope = "shared"
-    server_lr: Annotated[float, Field(gt=0)] = 1.0
 
     def init_server(self, params: Params, plan: Plan) -> Server:
-        self.head_of(params)
-        return Server(params)
+        self.head_of(params)  # refuses a head that is the whole model
+        return super().init_server(params, plan)
 
     def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
         start = task.init(rng.seed)
@@ -82,10 +70,7 @@ class Centaur(LocalTraining, Method[Server, CohortModel, NoisyModel]):
         tuned = self.train(task, at, start, data, rng, epochs=self.head_epochs, trainable=set(state)).params
         trained = self.train(task, at, tuned, data, rng, trainable=set(shared)).params
         delta = {name: trained[name] - leaf for name, leaf in shared.items()}
-        multiplier = upload_multiplier(self.noise_multiplier, self.noise_scope, at.plan, down.cohort)
-        noisy = clip_and_noise(delta, self.clip, multiplier, rng.noise())
-        up = NoisyModel(add(shared, noisy, scale=self.server_lr), down.cohort)
-        return up, {name: tuned[name] for name in state}
+        return self.noisy_model(at, down, delta, rng), {name: tuned[name] for name in state}
 
     def server_update(
         self,
@@ -97,18 +82,8 @@ class Centaur(LocalTraining, Method[Server, CohortModel, NoisyModel]):
         rng: ServerStreams,
     ) -> Server:
         head = self.head_of(server.params)
-        shared = private_mean(
-            {name: leaf for name, leaf in server.params.items() if name not in head},
-            None if up is None else up.params,
-            len(clients),
-            at,
-            clip=self.clip,
-            sigma=self.noise_multiplier,
-            scope=self.noise_scope,
-            server_lr=self.server_lr,
-            rng=rng,
-            cohort=0 if up is None else up.cohort,
-        )
+        sent = {name: leaf for name, leaf in server.params.items() if name not in head}
+        shared = self.averaged(at, sent, clients, up, rng)
         own = {name: server.params[name] for name in head}
         found = own | {name: _truncate(leaf, self.rank) for name, leaf in shared.items()}
         return Server({name: found[name] for name in server.params})
@@ -122,16 +97,10 @@ class Centaur(LocalTraining, Method[Server, CohortModel, NoisyModel]):
             )
         return [name for name in params if name.rpartition(".")[0] in layers[-self.head :]]
 
-    def model(self, server: Server) -> Params:
-        return server.params
-
     def personal_model(self, server: Server, state: State) -> Params:
         clients = next(iter(state.values())).shape[0]
         whole = expand(with_axis(server.params), clients)
         return {name: state.get(name, leaf) for name, leaf in whole.items()}
-
-    def releases(self, plan: Plan) -> Sequence[Release]:
-        return upload_and_mean(self.noise_multiplier, self.noise_scope, self.clip, plan)
 
 
 def _truncate(leaf: Tensor, rank: int | None) -> Tensor:

@@ -35,16 +35,16 @@ from torch import Tensor
 from fedveil.data.client_data import ClientData
 from fedveil.messages import Message
 from fedveil.methods.dp_fedags import PositiveFinite
-from fedveil.methods.fedavg import Model, Server
 from fedveil.methods.fields import STRICT, LocalTraining
-from fedveil.methods.method import At, Method, register
+from fedveil.methods.method import At, register
+from fedveil.methods.shared_model import Model, Server, SharedModel
 from fedveil.privacy.clipping import clip_rows
 from fedveil.privacy.integers import centred_binomial
 from fedveil.privacy.mechanisms import Binomial, Grid
 from fedveil.privacy.releases import ADVERSARIES, ApproximateDP, Plan, Release, Unprotected
 from fedveil.streams import ClientStreams, ServerStreams, named_stream
 from fedveil.task import Task
-from fedveil.tree import Params, State, add, flatten, sub, unflatten, with_axis, without_axis
+from fedveil.tree import State, add, flatten, sub, unflatten, with_axis, without_axis
 
 
 @record(frozen=True)
@@ -108,7 +108,7 @@ def least_binomial(clip: float, spacing: float, dimension: int, epsilon: float, 
     up=Levels,
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class CpSGD(LocalTraining, Method[Server, Model, Levels]):
+class CpSGD(LocalTraining, SharedModel[Levels]):
     clip: PositiveFinite = 1.0
     epsilon: PositiveFinite = 1.0
     mechanism_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-8
@@ -130,12 +130,6 @@ class CpSGD(LocalTraining, Method[Server, Model, Levels]):
         """The trials that one client adds, a multiple of 8."""
         total = self.mechanism(dimension).trials
         return total if self.noise_scope == "local" else 8 * math.ceil(total / (8 * plan.cohort))
-
-    def init_server(self, params: Params, plan: Plan) -> Server:
-        return Server(params)
-
-    def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> Model:
-        return Model(with_axis(server.params))
 
     def client_update(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
@@ -176,9 +170,6 @@ class CpSGD(LocalTraining, Method[Server, Model, Levels]):
         mean = rotate_back(turned, at.round, size) / divisor
         first = next(iter(server.params.values()))
         return Server(add(server.params, without_axis(unflatten(mean.to(first.dtype), like))))
-
-    def model(self, server: Server) -> Params:
-        return server.params
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         price = ApproximateDP(self.epsilon, self.mechanism_delta)

@@ -34,14 +34,14 @@ from torch import Tensor
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
 from fedveil.messages import Message
-from fedveil.methods.fedavg import Model, Server, averaging_weights
 from fedveil.methods.fields import STRICT, LocalTraining
-from fedveil.methods.method import At, Method, register, unprotected
+from fedveil.methods.method import At, register, unprotected
+from fedveil.methods.shared_model import AggregatedModel, Model, Server, averaging_weights
 from fedveil.privacy.clipping import clip_rows
 from fedveil.privacy.releases import Plan, Release
-from fedveil.streams import ClientStreams, ServerStreams, Stream, laplace, normal
+from fedveil.streams import ClientStreams, Stream, laplace, normal
 from fedveil.task import Task
-from fedveil.tree import Params, State, add, flatten, scale, sub, unflatten, weighted_sum, with_axis
+from fedveil.tree import Params, State, add, flatten, scale, sub, unflatten, weighted_sum
 
 NoiseKind = Literal["laplace", "gaussian"]
 Compare = Literal["signed", "magnitude"]
@@ -117,7 +117,7 @@ def aggregation_weights(sizes: Tensor, losses: Tensor, loss_weight: LossWeight) 
     up=Gradient,
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class DPFedAGS(LocalTraining, Method[Server, Model, Gradient]):
+class DPFedAGS(LocalTraining, AggregatedModel[Gradient]):
     clip: PositiveFinite = 1.0
     epsilon: PositiveFinite = 0.1
     sensitivity: PositiveFinite = 1.0
@@ -159,10 +159,7 @@ class DPFedAGS(LocalTraining, Method[Server, Model, Gradient]):
                 f"the model has only {count} parameters",
                 f"Use a number in (0, {count}].",
             )
-        return Server(params)
-
-    def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> Model:
-        return Model(with_axis(server.params))
+        return super().init_server(params, plan)
 
     def client_update(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
@@ -182,23 +179,10 @@ class DPFedAGS(LocalTraining, Method[Server, Model, Gradient]):
         noise = self.noise_scale * draw(rng.noise(), clipped.shape[1:], clipped)
         return torch.where(chosen, clipped + noise, clipped)
 
-    def server_update(
-        self,
-        task: Task,
-        at: At,
-        server: Server,
-        clients: Sequence[int],
-        up: Gradient | None,
-        rng: ServerStreams,
-    ) -> Server:
-        if up is None:
-            return server
+    def aggregate(self, task: Task, at: At, w: Params, up: Gradient) -> Params:
         gamma = aggregation_weights(up.size, up.loss, self.loss_weight)  # line 10
         gradient = weighted_sum(up.gradient, gamma)  # line 11
-        return Server(add(server.params, gradient, scale=-self.lr_at(at)))  # line 12
-
-    def model(self, server: Server) -> Params:
-        return server.params
+        return add(w, gradient, scale=-self.lr_at(at))  # line 12
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         return unprotected(

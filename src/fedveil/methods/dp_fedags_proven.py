@@ -40,7 +40,7 @@ from fedveil.messages import Message, Record
 from fedveil.methods.dp_fedags import Share, accumulated_gradient
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, Method, register
-from fedveil.methods.udp_fedavg import clip_and_noise, missing_noise, upload_and_mean
+from fedveil.methods.user_level import clip_and_noise, missing_noise, upload_and_mean
 from fedveil.privacy.mechanisms import Gaussian, GumbelTopK, SparseVector, TopKGaussian
 from fedveil.privacy.releases import ADVERSARIES, Plan, PureDP, Release
 from fedveil.streams import ClientStreams, ServerStreams, named_stream

@@ -34,10 +34,10 @@ from pydantic.dataclasses import dataclass
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
 from fedveil.messages import Message
-from fedveil.methods.fedavg import Model, Server
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
-from fedveil.methods.method import At, Method, register
-from fedveil.methods.udp_fedavg import clip_and_noise, gaussian_or_nothing, missing_noise, upload_and_mean
+from fedveil.methods.method import At, register
+from fedveil.methods.shared_model import Model, Server, SharedModel
+from fedveil.methods.user_level import clip_and_noise, gaussian_or_nothing, missing_noise, upload_and_mean
 from fedveil.privacy.mechanisms import Gaussian, add_noise
 from fedveil.privacy.releases import ADVERSARIES, Plan, Release, Unprotected
 from fedveil.streams import ClientStreams, ServerStreams
@@ -59,7 +59,7 @@ class Update(Message):
     up=Update,
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class DPFedAvg(LocalTraining, Method[Server, Model, Update]):
+class DPFedAvg(LocalTraining, SharedModel[Update]):
     unit: Literal["client", "record"] = "client"
     clip: Clip = 1.0
     noise_multiplier: NoiseMultiplier = 1.0
@@ -80,12 +80,6 @@ class DPFedAvg(LocalTraining, Method[Server, Model, Update]):
     def steps(self) -> int:
         """Noisy steps of one participation, `unit = "record"`."""
         return max(1, round(self.epochs / self.record_rate))
-
-    def init_server(self, params: Params, plan: Plan) -> Server:
-        return Server(params)
-
-    def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> Model:
-        return Model(with_axis(server.params))
 
     def client_update(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
@@ -147,9 +141,6 @@ class DPFedAvg(LocalTraining, Method[Server, Model, Update]):
         if self.noise_from == "server":
             return self.noise_multiplier
         return missing_noise(self.noise_multiplier, "local", plan, present)
-
-    def model(self, server: Server) -> Params:
-        return server.params
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         if self.unit == "record":

@@ -19,16 +19,16 @@ from collections.abc import Sequence
 from pydantic.dataclasses import dataclass
 
 from fedveil.data.client_data import ClientData
-from fedveil.methods.fedavg import Model, Server
 from fedveil.methods.fields import STRICT, BatchSize, Clip, Epochs, LearningRate, NoiseMultiplier, NonNegative
-from fedveil.methods.method import At, Method, register
-from fedveil.methods.udp_fedavg import NoisyModel, gaussian_or_nothing
+from fedveil.methods.method import At, register
+from fedveil.methods.shared_model import AggregatedModel, Model, Server
+from fedveil.methods.user_level import NoisyModel, gaussian_or_nothing
 from fedveil.privacy.releases import ADVERSARIES, Plan, PostProcessing, Release
-from fedveil.streams import ClientStreams, ServerStreams
+from fedveil.streams import ClientStreams
 from fedveil.task import Task
 from fedveil.training.local_sgd import Schedule, scheduled_lr
 from fedveil.training.private_sgd import private_sgd, private_steps
-from fedveil.tree import Params, State, expand, mean, with_axis
+from fedveil.tree import Params, State, expand, mean
 
 
 @register(
@@ -39,7 +39,7 @@ from fedveil.tree import Params, State, expand, mean, with_axis
     up=NoisyModel,
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class DPFedProx(Method[Server, Model, NoisyModel]):
+class DPFedProx(AggregatedModel[NoisyModel]):
     lr: LearningRate = 0.1
     lr_schedule: Schedule = "cosine"
     epochs: Epochs = 5
@@ -47,12 +47,6 @@ class DPFedProx(Method[Server, Model, NoisyModel]):
     proximal: NonNegative = 0.1
     clip: Clip = 0.2
     noise_multiplier: NoiseMultiplier = 1.0
-
-    def init_server(self, params: Params, plan: Plan) -> Server:
-        return Server(params)
-
-    def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> Model:
-        return Model(with_axis(server.params))
 
     def client_update(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
@@ -72,19 +66,8 @@ class DPFedProx(Method[Server, Model, NoisyModel]):
         )
         return NoisyModel(trained), state
 
-    def server_update(
-        self,
-        task: Task,
-        at: At,
-        server: Server,
-        clients: Sequence[int],
-        up: NoisyModel | None,
-        rng: ServerStreams,
-    ) -> Server:
-        return server if up is None else Server(mean(up.params))
-
-    def model(self, server: Server) -> Params:
-        return server.params
+    def aggregate(self, task: Task, at: At, w: Params, up: NoisyModel) -> Params:
+        return mean(up.params)
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         steps, rate = private_steps(

@@ -24,14 +24,14 @@ from torch import Tensor
 from fedveil.data.client_data import ClientData
 from fedveil.messages import Message
 from fedveil.methods.dp_fedags import PositiveFinite, Share, accumulated_gradient, printed_sigma
-from fedveil.methods.fedavg import Model, Server, averaging_weights
 from fedveil.methods.fields import STRICT, LocalTraining
-from fedveil.methods.method import At, Method, register, unprotected
+from fedveil.methods.method import At, register, unprotected
+from fedveil.methods.shared_model import AggregatedModel, Model, Server, averaging_weights
 from fedveil.privacy.clipping import clip_rows
 from fedveil.privacy.releases import Plan, Release
-from fedveil.streams import ClientStreams, ServerStreams, normal
+from fedveil.streams import ClientStreams, normal
 from fedveil.task import Task
-from fedveil.tree import Params, State, add, expand, flatten, unflatten, weighted_sum, with_axis
+from fedveil.tree import Params, State, add, expand, flatten, unflatten, weighted_sum
 
 
 @record(frozen=True)
@@ -56,17 +56,11 @@ def explaining(change: Tensor, share: float) -> Tensor:
     up=SizedGradient,
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class DPFedSNLC(LocalTraining, Method[Server, Model, SizedGradient]):
+class DPFedSNLC(LocalTraining, AggregatedModel[SizedGradient]):
     clip: PositiveFinite = 1.0
     epsilon: PositiveFinite = 0.1
     sensitivity: PositiveFinite = 1.0
     explained: Share = 0.9
-
-    def init_server(self, params: Params, plan: Plan) -> Server:
-        return Server(params)
-
-    def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> Model:
-        return Model(with_axis(server.params))
 
     def client_update(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
@@ -83,22 +77,9 @@ class DPFedSNLC(LocalTraining, Method[Server, Model, SizedGradient]):
         std = printed_sigma(self.epsilon, self.sensitivity) * self.clip
         return torch.where(chosen, clipped + std * normal(rng.noise(), clipped.shape[1:], clipped), clipped)
 
-    def server_update(
-        self,
-        task: Task,
-        at: At,
-        server: Server,
-        clients: Sequence[int],
-        up: SizedGradient | None,
-        rng: ServerStreams,
-    ) -> Server:
-        if up is None:
-            return server
+    def aggregate(self, task: Task, at: At, w: Params, up: SizedGradient) -> Params:
         weights = averaging_weights(up.size, "size")
-        return Server(add(server.params, weighted_sum(up.gradient, weights), scale=-self.lr_at(at)))
-
-    def model(self, server: Server) -> Params:
-        return server.params
+        return add(w, weighted_sum(up.gradient, weights), scale=-self.lr_at(at))
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         return unprotected(

@@ -17,7 +17,6 @@ Deviations:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass as record
 from typing import Annotated, Literal
 
 import numpy as np
@@ -27,26 +26,18 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedveil.data.client_data import ClientData
-from fedveil.messages import Message
-from fedveil.methods.fedavg import averaging_weights
 from fedveil.methods.fields import STRICT, LearningRate, NonNegative
-from fedveil.methods.method import At, Method, register, unprotected
-from fedveil.methods.psg import Nothing, Server, train_on_sets
-from fedveil.methods.synthetic import Count, SyntheticImages, random_starts
+from fedveil.methods.method import At, register, unprotected
+from fedveil.methods.one_shot import Nothing, OneShot, Server, train_on_sets
+from fedveil.methods.shared_model import averaging_weights
+from fedveil.methods.synthetic import Count, SizedSet, SyntheticImages, random_starts
 from fedveil.privacy.releases import Plan, Release
-from fedveil.streams import ClientStreams, ServerStreams
+from fedveil.streams import ClientStreams
 from fedveil.task import Task
 from fedveil.training.augmentation import CHANGES, Change, draw_view
 from fedveil.training.gradient_matching import Distance, weighted_gradient
 from fedveil.training.surrogate import class_batch, image_gradient, set_weights
 from fedveil.tree import Params, State, add
-
-
-@record(frozen=True)
-class SizedSet(Message):
-    images: Tensor
-    labels: Tensor
-    size: Tensor
 
 
 @register(
@@ -57,7 +48,7 @@ class SizedSet(Message):
     up=SizedSet,
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class DSC(SyntheticImages, Method[Server, Nothing, SizedSet]):
+class DSC(SyntheticImages, OneShot[SizedSet]):
     ipc: Count = 50
     trajectories: Count = 1000
     max_steps: Count = 50
@@ -70,15 +61,6 @@ class DSC(SyntheticImages, Method[Server, Nothing, SizedSet]):
     lr: LearningRate = 0.01
     server_steps: Count = 1000
 
-    def init_server(self, params: Params, plan: Plan) -> Server:
-        return Server(params, params)
-
-    def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
-        return self.init_images(task, data, rng)
-
-    def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> Nothing:
-        return Nothing()
-
     def client_update(
         self, task: Task, at: At, down: Nothing, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[SizedSet, State]:
@@ -88,7 +70,7 @@ class DSC(SyntheticImages, Method[Server, Nothing, SizedSet]):
             for k in range(data.count)
         ]
         images = torch.cat(made)
-        return SizedSet(images, labels, data.sizes), {} if self.reinit else {"images": images}
+        return SizedSet(images, labels, data.sizes), self.remembered(images)
 
     def _condense(
         self, task: Task, data: ClientData, images: Tensor, labels: Tensor, rng: ClientStreams
@@ -135,22 +117,9 @@ class DSC(SyntheticImages, Method[Server, Nothing, SizedSet]):
             x = x - self.image_lr * v
         images[:, place], velocity[:, place] = x, v
 
-    def server_update(
-        self,
-        task: Task,
-        at: At,
-        server: Server,
-        clients: Sequence[int],
-        up: SizedSet | None,
-        rng: ServerStreams,
-    ) -> Server:
-        if up is None:
-            return server
+    def train(self, task: Task, at: At, start: Params, up: SizedSet) -> Params:
         shares = averaging_weights(up.size, "size")
-        return train_on_sets(task, server, up.images, up.labels, shares, self.lr, self.server_steps)
-
-    def model(self, server: Server) -> Params:
-        return server.params
+        return train_on_sets(task, start, up.images, up.labels, shares, self.lr, self.server_steps)
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         return unprotected("the synthetic images and the size of each client", "no noise is added")

@@ -18,23 +18,14 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedveil.data.client_data import ClientData
-from fedveil.messages import Message, Record
+from fedveil.messages import Message
 from fedveil.methods.fields import STRICT, LocalTraining
-from fedveil.methods.method import At, Method, register, unprotected
+from fedveil.methods.method import At, register, unprotected
+from fedveil.methods.shared_model import AggregatedModel, Model, Server, averaging_weights
 from fedveil.privacy.releases import Plan, Release
-from fedveil.streams import ClientStreams, ServerStreams
+from fedveil.streams import ClientStreams
 from fedveil.task import Task
-from fedveil.tree import Params, State, weighted_sum, with_axis
-
-
-@record(frozen=True)
-class Server(Record):
-    params: Params
-
-
-@record(frozen=True)
-class Model(Message):
-    params: Params
+from fedveil.tree import Params, State, weighted_sum
 
 
 @record(frozen=True)
@@ -43,23 +34,10 @@ class TrainedModel(Message):
     size: Tensor
 
 
-def averaging_weights(sizes: Tensor, weighting: Literal["size", "uniform"]) -> Tensor:
-    """What each client counts: n_k / n, or 1 / K."""
-    if weighting == "uniform":
-        return sizes.new_full(sizes.shape, 1.0).double() / len(sizes)
-    return sizes.double() / sizes.sum().clamp(min=1)
-
-
 @register("fedavg", "clients train, the server averages", server=Server, down=Model, up=TrainedModel)
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class FedAvg(LocalTraining, Method[Server, Model, TrainedModel]):
+class FedAvg(LocalTraining, AggregatedModel[TrainedModel]):
     weighting: Literal["size", "uniform"] = "size"
-
-    def init_server(self, params: Params, plan: Plan) -> Server:
-        return Server(params)
-
-    def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> Model:
-        return Model(with_axis(server.params))
 
     def client_update(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
@@ -67,21 +45,8 @@ class FedAvg(LocalTraining, Method[Server, Model, TrainedModel]):
         trained = self.train(task, at, down.params, data, rng)
         return TrainedModel(trained.params, data.sizes), state
 
-    def server_update(
-        self,
-        task: Task,
-        at: At,
-        server: Server,
-        clients: Sequence[int],
-        up: TrainedModel | None,
-        rng: ServerStreams,
-    ) -> Server:
-        if up is None:
-            return server
-        return Server(weighted_sum(up.params, averaging_weights(up.size, self.weighting)))
-
-    def model(self, server: Server) -> Params:
-        return server.params
+    def aggregate(self, task: Task, at: At, w: Params, up: TrainedModel) -> Params:
+        return weighted_sum(up.params, averaging_weights(up.size, self.weighting))
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         return unprotected("the trained model of each client", "no noise is added")

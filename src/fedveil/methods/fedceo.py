@@ -35,7 +35,7 @@ from fedveil.messages import Message, Record
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, Method, register
 from fedveil.methods.smoothing import Smoothing
-from fedveil.methods.udp_fedavg import (
+from fedveil.methods.user_level import (
     NoiseScope,
     clip_and_noise,
     gaussian_or_nothing,

@@ -25,18 +25,17 @@ from torch.func import functional_call
 
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
-from fedveil.methods.dsc import SizedSet
-from fedveil.methods.fedavg import Model, Server, averaging_weights
 from fedveil.methods.fields import STRICT, LearningRate, NonNegative
-from fedveil.methods.method import At, Method, register, unprotected
-from fedveil.methods.synthetic import Count, SyntheticImages
+from fedveil.methods.method import At, register, unprotected
+from fedveil.methods.shared_model import AggregatedModel, Model, Server, averaging_weights
+from fedveil.methods.synthetic import Count, SizedSet, SyntheticImages
 from fedveil.privacy.releases import Plan, Release
-from fedveil.streams import ClientStreams, ServerStreams, normal
+from fedveil.streams import ClientStreams, normal
 from fedveil.task import Task
 from fedveil.training.augmentation import draw_view
 from fedveil.training.local_sgd import Schedule, scheduled_lr
 from fedveil.training.surrogate import class_batch, descend
-from fedveil.tree import Params, State, add, norms, with_axis
+from fedveil.tree import Params, State, add, norms
 
 
 def features_and_logits(task: Task, w: Params, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,7 +82,7 @@ def nearby(w: Params, spread: float, radius: float, rng: ClientStreams, step: in
     up=SizedSet,
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class FedDM(SyntheticImages, Method[Server, Model, SizedSet]):
+class FedDM(SyntheticImages, AggregatedModel[SizedSet]):
     ipc: Count = 50
     image_lr: LearningRate = 1.0
     matching_steps: Count = 1000
@@ -92,15 +91,6 @@ class FedDM(SyntheticImages, Method[Server, Model, SizedSet]):
     lr: LearningRate = 0.01
     lr_schedule: Schedule = "cosine"
     server_steps: Count = 500
-
-    def init_server(self, params: Params, plan: Plan) -> Server:
-        return Server(params)
-
-    def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
-        return self.init_images(task, data, rng)
-
-    def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> Model:
-        return Model(with_axis(server.params))
 
     def client_update(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
@@ -111,7 +101,7 @@ class FedDM(SyntheticImages, Method[Server, Model, SizedSet]):
             for k in range(data.count)
         ]
         images = torch.stack(made)
-        return SizedSet(images, labels, data.sizes), {} if self.reinit else {"images": images}
+        return SizedSet(images, labels, data.sizes), self.remembered(images)
 
     def _match(
         self, task: Task, w: Params, data: ClientData, images: Tensor, labels: Tensor, rng: ClientStreams
@@ -135,20 +125,10 @@ class FedDM(SyntheticImages, Method[Server, Model, SizedSet]):
                 images[place] = x.detach() - self.image_lr * velocity[place]
         return images
 
-    def server_update(
-        self,
-        task: Task,
-        at: At,
-        server: Server,
-        clients: Sequence[int],
-        up: SizedSet | None,
-        rng: ServerStreams,
-    ) -> Server:
-        if up is None:
-            return server
+    def aggregate(self, task: Task, at: At, w: Params, up: SizedSet) -> Params:
         params, _ = descend(
             task,
-            server.params,
+            w,
             up.images,
             up.labels,
             averaging_weights(up.size, "size"),
@@ -156,10 +136,7 @@ class FedDM(SyntheticImages, Method[Server, Model, SizedSet]):
             radius=self.radius,
             max_steps=self.server_steps,
         )
-        return Server(params)
-
-    def model(self, server: Server) -> Params:
-        return server.params
+        return params
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         return unprotected("the synthetic images and the size of each client", "no noise is added")

@@ -30,15 +30,15 @@ from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
-from fedveil.methods.fedavg import Model, Server, averaging_weights
 from fedveil.methods.fedsgd import Gradient, batch_in_step, batches_per_round
 from fedveil.methods.fields import STRICT, BatchSize, LearningRate, NonNegative
-from fedveil.methods.method import At, Method, register, unprotected
+from fedveil.methods.method import At, register, unprotected
+from fedveil.methods.shared_model import AggregatedModel, Model, Server, averaging_weights
 from fedveil.privacy.releases import Plan, Release
-from fedveil.streams import ClientStreams, ServerStreams, normal
+from fedveil.streams import ClientStreams, normal
 from fedveil.task import Batch, Task
 from fedveil.training.local_sgd import Schedule, scheduled_lr
-from fedveil.tree import Params, State, add, expand, weighted_sum, with_axis
+from fedveil.tree import Params, State, add, expand, weighted_sum
 
 Norm = Literal["l2", "linf"]
 Directions = Callable[[], Tensor]
@@ -87,7 +87,7 @@ def _per_example(values: Tensor, like: Tensor) -> Tensor:
     up=Gradient,
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class FedEM(Method[Server, Model, Gradient]):
+class FedEM(AggregatedModel[Gradient]):
     lr: LearningRate = 0.1
     batch_size: BatchSize = 8
     lr_schedule: Schedule = "constant"
@@ -113,14 +113,8 @@ class FedEM(Method[Server, Model, Gradient]):
     def exchanges(self, plan: Plan) -> int:
         return math.ceil(batches_per_round(plan, self.batch_size) / self.block)
 
-    def init_server(self, params: Params, plan: Plan) -> Server:
-        return Server(params)
-
     def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
         return {"delta": task.no_offset(data.x, self.batch_size)}
-
-    def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> Model:
-        return Model(with_axis(server.params))
 
     def client_update(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
@@ -195,25 +189,12 @@ class FedEM(Method[Server, Model, Gradient]):
 
         return project_to_shell(delta, self.rho_min, self.rho_max, self.norm, directions)
 
-    def server_update(
-        self,
-        task: Task,
-        at: At,
-        server: Server,
-        clients: Sequence[int],
-        up: Gradient | None,
-        rng: ServerStreams,
-    ) -> Server:
-        if up is None:
-            return server
+    def aggregate(self, task: Task, at: At, w: Params, up: Gradient) -> Params:
         step = weighted_sum(up.gradient, averaging_weights(up.size, self.weighting))
-        return Server(add(server.params, step, scale=-self._lr(at)))  # line 16
+        return add(w, step, scale=-self._lr(at))  # line 16
 
     def _lr(self, at: At) -> float:
         return scheduled_lr(self.lr, self.lr_schedule, at.round, at.plan.rounds)
-
-    def model(self, server: Server) -> Params:
-        return server.params
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         return unprotected(

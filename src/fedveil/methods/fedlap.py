@@ -35,14 +35,14 @@ from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.messages import Message, Record
-from fedveil.methods.fedavg import averaging_weights
-from fedveil.methods.fields import STRICT, Clip, LearningRate, NoiseMultiplier
-from fedveil.methods.method import At, Method, register, unprotected
-from fedveil.methods.synthetic import Count, Matching, SyntheticSet, noisy_gradients
+from fedveil.methods.fields import STRICT, LearningRate
+from fedveil.methods.method import At, Method, Up, register, unprotected
+from fedveil.methods.shared_model import averaging_weights
+from fedveil.methods.synthetic import Count, Matching, PrivateMatching, SyntheticSet
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
-from fedveil.training.surrogate import Loops, approximate, descend, measure_path
+from fedveil.training.surrogate import approximate, descend, measure_path
 from fedveil.tree import Params, State, with_axis
 
 
@@ -81,6 +81,27 @@ def global_radius(
     return float(measured.double().quantile(place))
 
 
+class LocalApproximation(Matching, Method[Server, ModelAndRadius, Up]):
+    """The half of both methods that noise does not change: what is sent, and the descent on the synthetic sets."""
+
+    def init_server(self, params: Params, plan: Plan) -> Server:
+        return Server(params, 0.0, 0)
+
+    def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> ModelAndRadius:
+        return ModelAndRadius(with_axis(server.params), torch.tensor([self.radius], dtype=torch.float64))
+
+    def descend(
+        self, task: Task, at: At, w: Params, images: Tensor, labels: Tensor, shares: Tensor, radius: float
+    ) -> Server:
+        """The server after its descent from `w` on the synthetic sets (Eq. 11)."""
+        lr, most = self.lr_at(at), self.server_steps
+        params, steps = descend(task, w, images, labels, shares, lr=lr, radius=radius, max_steps=most)
+        return Server(params, radius, steps)
+
+    def model(self, server: Server) -> Params:
+        return server.params
+
+
 @register(
     "fedlap",
     "clients share synthetic images that approximate their loss near the model",
@@ -89,21 +110,12 @@ def global_radius(
     up=MeasuredSet,
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class FedLAP(Matching, Method[Server, ModelAndRadius, MeasuredSet]):
+class FedLAP(LocalApproximation[MeasuredSet]):
     ipc: Annotated[int, Field(ge=1, description="synthetic images per class")] = 50
     real_batches: Count = 40
     radius_strategy: Literal["min", "median", "max", "fixed", "constant"] = "min"
     radius_examples: Count | None = None
     weighting: Literal["size", "uniform"] = "size"
-
-    def init_server(self, params: Params, plan: Plan) -> Server:
-        return Server(params, 0.0, 0)
-
-    def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
-        return self.init_images(task, data, rng)
-
-    def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> ModelAndRadius:
-        return broadcast(server, self.radius)
 
     def client_update(
         self, task: Task, at: At, down: ModelAndRadius, data: ClientData, state: State, rng: ClientStreams
@@ -112,7 +124,7 @@ class FedLAP(Matching, Method[Server, ModelAndRadius, MeasuredSet]):
         radius = float(down.radius)
         images = approximate(task, lambda _: down.params, data, images, labels, rng, self.loops(at, radius))
         measured = self._measure(task, at, down, data, images, labels, rng)
-        return MeasuredSet(images, labels, measured, data.sizes), remembered(images, self.reinit)
+        return MeasuredSet(images, labels, measured, data.sizes), self.remembered(images)
 
     def _measure(
         self,
@@ -167,10 +179,7 @@ class FedLAP(Matching, Method[Server, ModelAndRadius, MeasuredSet]):
             return server
         radius = global_radius(self.radius_strategy, up.radius, self.radius)
         shares = averaging_weights(up.size, self.weighting)
-        return optimise(task, at, server, up.images, up.labels, shares, radius, self)
-
-    def model(self, server: Server) -> Params:
-        return server.params
+        return self.descend(task, at, server.params, up.images, up.labels, shares, radius)
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         return unprotected("the synthetic images, radius and size of each client", "no noise is added")
@@ -184,25 +193,11 @@ class FedLAP(Matching, Method[Server, ModelAndRadius, MeasuredSet]):
     up=SyntheticSet,
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class FedLAPDP(Matching, Method[Server, ModelAndRadius, SyntheticSet]):
+class FedLAPDP(PrivateMatching, LocalApproximation[SyntheticSet]):
     trajectories: Count = 4
     model_updates: Annotated[int, Field(ge=0)] = 2
     radius: Annotated[float, Field(gt=0, description="largest distance from the start of a round")] = 1.5
     lr: LearningRate = 0.002
-    clip: Clip = 1.0
-    noise_multiplier: NoiseMultiplier = 1.0
-
-    def init_server(self, params: Params, plan: Plan) -> Server:
-        return Server(params, 0.0, 0)
-
-    def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
-        return self.init_images(task, data, rng)
-
-    def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> ModelAndRadius:
-        return broadcast(server, self.radius)
-
-    def private_loops(self, at: At, radius: float) -> Loops:
-        return self.loops(at, radius, clip=self.clip, noise_multiplier=self.noise_multiplier)
 
     def client_update(
         self, task: Task, at: At, down: ModelAndRadius, data: ClientData, state: State, rng: ClientStreams
@@ -210,7 +205,7 @@ class FedLAPDP(Matching, Method[Server, ModelAndRadius, SyntheticSet]):
         images, labels = self.begin(task, down.params, data, state, rng)
         loops = self.private_loops(at, float(down.radius))
         images = approximate(task, lambda _: down.params, data, images, labels, rng, loops)
-        return SyntheticSet(images, labels), remembered(images, self.reinit)
+        return SyntheticSet(images, labels), self.remembered(images)
 
     def server_update(
         self,
@@ -224,48 +219,10 @@ class FedLAPDP(Matching, Method[Server, ModelAndRadius, SyntheticSet]):
         if up is None:
             return server
         shares = torch.full((len(clients),), 1 / len(clients), dtype=torch.float64)
-        return optimise(task, at, server, up.images, up.labels, shares, self.radius, self)
-
-    def model(self, server: Server) -> Params:
-        return server.params
-
-    def releases(self, plan: Plan) -> Sequence[Release]:
-        return noisy_gradients(self, plan, self.clip, self.noise_multiplier)
+        return self.descend(task, at, server.params, up.images, up.labels, shares, self.radius)
 
     def paper_claim(self, plan: Plan) -> str | None:
         return (
             "record-level (epsilon, 1e-5)-DP by Eq. 15: epsilon 2.79 after 1 round, 10.18 after 15, for 200 "
             "batches of 256 out of 10,000 records in each round and sigma = 1"
         )
-
-
-def broadcast(server: Server, radius: float) -> ModelAndRadius:
-    return ModelAndRadius(with_axis(server.params), torch.tensor([radius], dtype=torch.float64))
-
-
-def remembered(images: Tensor, reinit: bool) -> State:
-    return {} if reinit else {"images": images}
-
-
-def optimise(
-    task: Task,
-    at: At,
-    server: Server,
-    images: Tensor,
-    labels: Tensor,
-    shares: Tensor,
-    radius: float,
-    fields: Matching,
-) -> Server:
-    """The server's descent on the synthetic sets (Eq. 11)."""
-    params, steps = descend(
-        task,
-        server.params,
-        images,
-        labels,
-        shares,
-        lr=fields.lr_at(at),
-        radius=radius,
-        max_steps=fields.server_steps,
-    )
-    return Server(params, radius, steps)

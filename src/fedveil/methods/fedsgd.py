@@ -22,14 +22,14 @@ from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.messages import Message
-from fedveil.methods.fedavg import Model, Server, averaging_weights
 from fedveil.methods.fields import STRICT, LearningRate
-from fedveil.methods.method import At, Method, register, unprotected
+from fedveil.methods.method import At, register, unprotected
+from fedveil.methods.shared_model import AggregatedModel, Model, Server, averaging_weights
 from fedveil.privacy.releases import Plan, Release
-from fedveil.streams import ClientStreams, ServerStreams
+from fedveil.streams import ClientStreams
 from fedveil.task import Batch, Task
 from fedveil.training.local_sgd import Schedule, scheduled_lr
-from fedveil.tree import Params, State, add, expand, weighted_sum, with_axis
+from fedveil.tree import Params, State, add, expand, weighted_sum
 
 
 @record(frozen=True)
@@ -62,7 +62,7 @@ def batches_per_round(plan: Plan, batch_size: int | None) -> int:
     "fedsgd", "clients send gradients, the server takes the step", server=Server, down=Model, up=Gradient
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class FedSGD(Method[Server, Model, Gradient]):
+class FedSGD(AggregatedModel[Gradient]):
     lr: LearningRate = 0.1
     batch_size: Annotated[int, Field(ge=1)] | None = None
     lr_schedule: Schedule = "constant"
@@ -70,12 +70,6 @@ class FedSGD(Method[Server, Model, Gradient]):
 
     def exchanges(self, plan: Plan) -> int:
         return batches_per_round(plan, self.batch_size)
-
-    def init_server(self, params: Params, plan: Plan) -> Server:
-        return Server(params)
-
-    def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> Model:
-        return Model(with_axis(server.params))
 
     def client_update(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
@@ -85,23 +79,10 @@ class FedSGD(Method[Server, Model, Gradient]):
         sizes = torch.full_like(data.sizes, batch.y.shape[1]) if batch.mask is None else batch.mask.sum(1)
         return Gradient(gradient, sizes), state
 
-    def server_update(
-        self,
-        task: Task,
-        at: At,
-        server: Server,
-        clients: Sequence[int],
-        up: Gradient | None,
-        rng: ServerStreams,
-    ) -> Server:
-        if up is None:
-            return server
+    def aggregate(self, task: Task, at: At, w: Params, up: Gradient) -> Params:
         step = weighted_sum(up.gradient, averaging_weights(up.size, self.weighting))
         lr = scheduled_lr(self.lr, self.lr_schedule, at.round, at.plan.rounds)
-        return Server(add(server.params, step, scale=-lr))
-
-    def model(self, server: Server) -> Params:
-        return server.params
+        return add(w, step, scale=-lr)
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         return unprotected("the gradient of each client", "no noise is added")

@@ -17,47 +17,22 @@ Deviations:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass as record
 from typing import Annotated
 
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from fedveil.data.client_data import ClientData
-from fedveil.messages import Message, Record
-from fedveil.methods.fields import STRICT, Clip, LearningRate, NoiseMultiplier
-from fedveil.methods.method import At, Method, register
-from fedveil.methods.synthetic import Count, Matching, SyntheticSet, noisy_gradients, random_starts
-from fedveil.privacy.releases import Plan, Release
-from fedveil.streams import ClientStreams, ServerStreams
+from fedveil.methods.fields import STRICT, Clip, LearningRate
+from fedveil.methods.method import At, register
+from fedveil.methods.one_shot import Nothing, OneShot, Server, train_on_sets
+from fedveil.methods.synthetic import Count, PrivateMatching, SyntheticSet, random_starts
+from fedveil.streams import ClientStreams
 from fedveil.task import Task
 from fedveil.training.local_sgd import Schedule
-from fedveil.training.surrogate import Loops, approximate, descend
+from fedveil.training.surrogate import approximate
 from fedveil.tree import Params, State
-
-
-@record(frozen=True)
-class Server(Record):
-    """The model, and the parameters that its training starts from."""
-
-    params: Params
-    start: Params
-
-
-@record(frozen=True)
-class Nothing(Message):
-    """The clients need nothing from the server."""
-
-
-def train_on_sets(
-    task: Task, server: Server, images: Tensor, labels: Tensor, shares: Tensor, lr: float, steps: int
-) -> Server:
-    """The server's model trained from its first parameters on all sets."""
-    params, _ = descend(task, server.start, images, labels, shares, lr=lr, radius=math.inf, max_steps=steps)
-    return Server(params, server.start)
 
 
 @register(
@@ -68,7 +43,7 @@ def train_on_sets(
     up=SyntheticSet,
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class PSG(Matching, Method[Server, Nothing, SyntheticSet]):
+class PSG(PrivateMatching, OneShot[SyntheticSet]):
     trajectories: Count = 1000
     max_steps: Count = 10
     real_batches: Count = 1
@@ -81,19 +56,6 @@ class PSG(Matching, Method[Server, Nothing, SyntheticSet]):
     squared_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     radius: Annotated[float, Field(gt=0)] = math.inf
     clip: Clip = 0.1
-    noise_multiplier: NoiseMultiplier = 1.0
-
-    def init_server(self, params: Params, plan: Plan) -> Server:
-        return Server(params, params)
-
-    def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
-        return self.init_images(task, data, rng)
-
-    def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> Nothing:
-        return Nothing()
-
-    def private_loops(self, at: At, radius: float) -> Loops:
-        return self.loops(at, radius, clip=self.clip, noise_multiplier=self.noise_multiplier)
 
     def client_update(
         self, task: Task, at: At, down: Nothing, data: ClientData, state: State, rng: ClientStreams
@@ -102,25 +64,8 @@ class PSG(Matching, Method[Server, Nothing, SyntheticSet]):
         images, labels = self.begin(task, starts(0), data, state, rng)
         loops = self.private_loops(at, self.radius)
         images = approximate(task, starts, data, images, labels, rng, loops)
-        return SyntheticSet(images, labels), {} if self.reinit else {"images": images}
+        return SyntheticSet(images, labels), self.remembered(images)
 
-    def server_update(
-        self,
-        task: Task,
-        at: At,
-        server: Server,
-        clients: Sequence[int],
-        up: SyntheticSet | None,
-        rng: ServerStreams,
-    ) -> Server:
-        if up is None:
-            return server
-        shares = torch.full((len(clients),), 1 / len(clients), dtype=torch.float64)
-        lr = self.lr_at(at)
-        return train_on_sets(task, server, up.images, up.labels, shares, lr, self.server_steps)
-
-    def model(self, server: Server) -> Params:
-        return server.params
-
-    def releases(self, plan: Plan) -> Sequence[Release]:
-        return noisy_gradients(self, plan, self.clip, self.noise_multiplier)
+    def train(self, task: Task, at: At, start: Params, up: SyntheticSet) -> Params:
+        shares = torch.full((up.count,), 1 / up.count, dtype=torch.float64)
+        return train_on_sets(task, start, up.images, up.labels, shares, self.lr_at(at), self.server_steps)

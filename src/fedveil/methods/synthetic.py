@@ -14,9 +14,17 @@ from torch import Tensor
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
 from fedveil.messages import Message
-from fedveil.methods.fields import STRICT, BatchSize, Fraction, LearningRate, NonNegative
+from fedveil.methods.fields import (
+    STRICT,
+    BatchSize,
+    Clip,
+    Fraction,
+    LearningRate,
+    NoiseMultiplier,
+    NonNegative,
+)
 from fedveil.methods.method import At
-from fedveil.methods.udp_fedavg import gaussian_or_nothing
+from fedveil.methods.user_level import gaussian_or_nothing
 from fedveil.privacy.releases import ADVERSARIES, Plan, PostProcessing, Release
 from fedveil.streams import ClientStreams
 from fedveil.task import Task
@@ -36,6 +44,15 @@ class SyntheticSet(Message):
 
     images: Tensor
     labels: Tensor
+
+
+@record(frozen=True)
+class SizedSet(Message):
+    """A synthetic set with the number of examples behind it."""
+
+    images: Tensor
+    labels: Tensor
+    size: Tensor
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -106,7 +123,7 @@ class SyntheticImages:
     def first_images(self, data: ClientData, slots: int, rng: ClientStreams) -> Tensor:
         return noise_images(rng.of_exchange("images"), slots * self.ipc, data)
 
-    def init_images(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
+    def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
         """What a client remembers: its images, where they are not made anew in every round."""
         if task.text is not None:
             raise InputError(
@@ -128,6 +145,10 @@ class SyntheticImages:
         labels, slots = self.label_sets(class_count(task, w, data), data, rng.clients)
         images = self.first_images(data, slots, rng) if self.reinit else state["images"]
         return images, labels.to(images.device)
+
+    def remembered(self, images: Tensor) -> State:
+        """What a client keeps of the images it has made."""
+        return {} if self.reinit else {"images": images}
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -169,6 +190,39 @@ class Matching(SyntheticImages):
         )
 
 
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class PrivateMatching(Matching):
+    """Matching to real gradients that are clipped and noised."""
+
+    clip: Clip = 1.0
+    noise_multiplier: NoiseMultiplier = 1.0
+
+    def private_loops(self, at: At, radius: float) -> Loops:
+        return self.loops(at, radius, clip=self.clip, noise_multiplier=self.noise_multiplier)
+
+    def releases(self, plan: Plan) -> Sequence[Release]:
+        """The price of a private synthetic set: every real batch that may be read, whether or not it is.
+
+        Images and models are computed from the noisy gradients and public values.
+        """
+        return (
+            Release(
+                "the noisy gradients behind each client's synthetic images",
+                "record",
+                ADVERSARIES,
+                gaussian_or_nothing(self.noise_multiplier, self.clip),
+                accesses=self.trajectories * self.max_steps * self.real_batches,
+                rate=min(1.0, self.batch_size / plan.records_per_client),
+            ),
+            Release(
+                "the synthetic images and the models trained on them",
+                "record",
+                ADVERSARIES,
+                PostProcessing("computed from the noisy gradients, which are charged in full"),
+            ),
+        )
+
+
 def random_starts(task: Task, rng: ClientStreams) -> Callable[[int], Params]:
     """Random networks `[K, ...]` by number, each client's own; drawn without looking at any data."""
 
@@ -177,28 +231,3 @@ def random_starts(task: Task, rng: ClientStreams) -> Callable[[int], Params]:
         return concatenate([with_axis(task.init(seed)) for seed in seeds])
 
     return start
-
-
-def noisy_gradients(
-    fields: Matching, plan: Plan, clip: float, noise_multiplier: float
-) -> tuple[Release, Release]:
-    """The price of a private synthetic set: every real batch that may be read, whether or not it is.
-
-    Images and models are computed from the noisy gradients and public values.
-    """
-    return (
-        Release(
-            "the noisy gradients behind each client's synthetic images",
-            "record",
-            ADVERSARIES,
-            gaussian_or_nothing(noise_multiplier, clip),
-            accesses=fields.trajectories * fields.max_steps * fields.real_batches,
-            rate=min(1.0, fields.batch_size / plan.records_per_client),
-        ),
-        Release(
-            "the synthetic images and the models trained on them",
-            "record",
-            ADVERSARIES,
-            PostProcessing("computed from the noisy gradients, which are charged in full"),
-        ),
-    )

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -213,13 +213,17 @@ class RoundAccountant:
             epsilon = self.epsilon(rounds)
             return epsilon is not None and epsilon <= budget
 
-        low, high = 0, self._plan.rounds if upto is None else upto
-        if fits(high):
-            return high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+        return last_that_fits(fits, 0, self._plan.rounds if upto is None else upto)
+
+
+def last_that_fits(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """The largest number up to `high` that fits, where `low` does and none fits after one that does not."""
+    if fits(high):
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def _pairs(releases: Iterable[Release]) -> list[tuple[Unit, Adversary]]:

@@ -25,7 +25,15 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.errors import InputError, LedgerError
-from fedveil.privacy.accounting import Cohort, Guarantee, Round, Rounds, account_rounds, rounds_of
+from fedveil.privacy.accounting import (
+    Cohort,
+    Guarantee,
+    Round,
+    Rounds,
+    account_rounds,
+    last_that_fits,
+    rounds_of,
+)
 from fedveil.privacy.releases import Adversary, Plan, Release, Unit
 
 GENESIS = "0" * 64
@@ -315,10 +323,4 @@ class BudgetKeeper:
             (row,) = account_rounds(total, self.budget.delta, pairs=pair)
             return row.epsilon is not None and row.epsilon <= self.budget.epsilon
 
-        low, high = first - 1, max(self._plan.rounds, first)
-        if fits(high):
-            return high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+        return last_that_fits(fits, first - 1, max(self._plan.rounds, first))

@@ -18,7 +18,6 @@ from fedveil.report.settings import ADVERSARIES, WHO, WHOM, Setting, Spread
 from fedveil.report.verdict import headline, lines, percent, small, strength
 
 _MOST_CLIENTS = 200  # rows of the per-client table and columns of the partition picture
-_MOST_VERDICTS = 6
 _SHORT = {"observer": "published", "server": "server", "client": "participant"}
 _MOST_ROUNDS = 12  # rows of the table below the curves
 

@@ -258,7 +258,7 @@ def _check(
                 "batch norm mixes examples: none has a gradient of its own",
                 "Use nn.GroupNorm.",
             )
-        odd = isinstance(layer, nn.modules.dropout._DropoutNd) and type(layer) is not nn.Dropout
+        odd = isinstance(layer, nn.modules.dropout._DropoutNd) and not isinstance(layer, nn.Dropout)
         if odd and dropout is not None:
             raise InputError("model", name, "is a dropout without a stream of its own", "Use nn.Dropout.")
     known = dict(module.named_parameters(remove_duplicate=False))
@@ -352,7 +352,7 @@ def _prepared(module: nn.Module, mask_of: Callable[[nn.Dropout, Tensor], Tensor]
             layer.inplace = False  # type: ignore[assignment]
         for drop in drops:
             drop.training = False  # torch's own draw comes from a global generator
-            if mask_of is not None and type(drop) is nn.Dropout and drop.p > 0:
+            if mask_of is not None and isinstance(drop, nn.Dropout) and drop.p > 0:
                 hooks.append(drop.register_forward_hook(_masking(mask_of)))
         yield
     finally:

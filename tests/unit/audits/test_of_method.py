@@ -16,7 +16,8 @@ from fedveil.audits.of_method import audit_method
 from fedveil.data.client_data import ClientData
 from fedveil.methods.fedlap import FedLAPDP
 from fedveil.methods.method import AnyMethod, At
-from fedveil.methods.udp_fedavg import CohortModel, NoisyModel, UDPFedAvg
+from fedveil.methods.udp_fedavg import UDPFedAvg
+from fedveil.methods.user_level import CohortModel, NoisyModel
 from fedveil.privacy.releases import Sampler
 from fedveil.streams import ClientStreams, named_stream
 from fedveil.task import Task

@@ -13,7 +13,8 @@ from fedveil.data.client_data import ClientData
 from fedveil.engines.arena import Arena, Leaf, layout
 from fedveil.engines.simulation import Simulation
 from fedveil.errors import FedveilError
-from fedveil.methods.fedavg import FedAvg, Model, TrainedModel
+from fedveil.methods.fedavg import FedAvg, TrainedModel
+from fedveil.methods.shared_model import Model
 from fedveil.streams import ClientStreams
 from fedveil.tree import State
 from tests.contract.federation import SIZES, distance, make_clients, make_plan, make_task

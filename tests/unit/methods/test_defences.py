@@ -10,10 +10,11 @@ import torch
 from fedveil.config import make_config
 from fedveil.data.client_data import ArrayClients, ClientData
 from fedveil.errors import InputError
-from fedveil.methods.fedavg import FedAvg, Model
+from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.fedem import FedEM
 from fedveil.methods.fedsgd import FedSGD, batch_in_step
 from fedveil.methods.method import AnyMethod, At
+from fedveil.methods.shared_model import Model
 from fedveil.methods.wrappers.defences import (
     DPSGD,
     LDPM,

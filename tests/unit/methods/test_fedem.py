@@ -10,10 +10,10 @@ from torch import Tensor
 
 from fedveil.data.client_data import ArrayClients, ClientData
 from fedveil.errors import InputError
-from fedveil.methods.fedavg import Model
 from fedveil.methods.fedem import FedEM, Norm, example_norm, project_to_shell
 from fedveil.methods.fedsgd import FedSGD, batch_in_step
 from fedveil.methods.method import AnyMethod, At
+from fedveil.methods.shared_model import Model
 from fedveil.models.registry import make_model
 from fedveil.privacy.releases import Plan
 from fedveil.streams import ClientStreams, ServerStreams

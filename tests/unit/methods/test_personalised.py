@@ -13,9 +13,10 @@ from fedveil import ArrayClients, At, Plan, Task, run
 from fedveil.errors import InputError
 from fedveil.evaluation.accuracy import evaluate
 from fedveil.methods.centaur import Centaur
-from fedveil.methods.fedavg import Server
 from fedveil.methods.ppsgd import PPSGD
-from fedveil.methods.udp_fedavg import NoisyModel, UDPFedAvg
+from fedveil.methods.shared_model import Server
+from fedveil.methods.udp_fedavg import UDPFedAvg
+from fedveil.methods.user_level import NoisyModel
 from fedveil.privacy.accounting import account
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.tree import Params, add, without_axis

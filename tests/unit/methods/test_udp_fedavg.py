@@ -9,13 +9,8 @@ import pytest
 import torch
 
 from fedveil import At, Plan
-from fedveil.methods.udp_fedavg import (
-    UDPFedAvg,
-    missing_noise,
-    private_mean,
-    sum_multiplier,
-    upload_multiplier,
-)
+from fedveil.methods.udp_fedavg import UDPFedAvg
+from fedveil.methods.user_level import missing_noise, private_mean, sum_multiplier, upload_multiplier
 from fedveil.privacy.releases import GaussianNoise, RandomGaussianNoise
 from fedveil.streams import ServerStreams
 from fedveil.tree import add

@@ -13,6 +13,7 @@ from torch.func import functional_call
 from fedveil.errors import DivergedError, InputError
 from fedveil.models.registry import make_model
 from fedveil.streams import named_stream
+from fedveil.task import Task
 from fedveil.training import per_example
 from fedveil.training.per_example import clipped_gradient_sum, cross_entropy, per_example_gradients
 from fedveil.tree import Params
@@ -373,6 +374,10 @@ def test_dropout_comes_from_the_stream_whatever_the_way_and_the_micro_batch() ->
             Slow(module), slow_params, x, y, math.inf, micro_batch=micro_batch, dropout=stream
         )
         close({name: slow[f"inner.{name}"] for name in params}, expected)
+    owned, _ = clipped_gradient_sum(
+        Task(module).module, params, x, y, math.inf, dropout=named_stream(3, "dropout")
+    )
+    close(owned, expected)  # a task's dropout layers, which wait for masks, take these
 
 
 @pytest.mark.parametrize("clip", [0.0, -1.0, math.nan])

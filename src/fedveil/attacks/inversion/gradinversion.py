@@ -25,7 +25,7 @@ from fedveil.attacks.inversion.labels import known_or_inferred
 from fedveil.attacks.inversion.leakage import Restarts
 from fedveil.attacks.inversion.matching import candidate_gradients, cosine_distance, total_variation
 from fedveil.attacks.inversion.optimise import stacked_adam
-from fedveil.attacks.inversion.restarts import Clock, Named, best_of, make_rows
+from fedveil.attacks.inversion.restarts import Clock, Named, best_images, make_rows
 from fedveil.attacks.registry import register_attack
 from fedveil.attacks.view import Finding, ServerView, Watch
 from fedveil.methods.fields import STRICT
@@ -126,14 +126,4 @@ class GradInversion(Named):
             if statistics is not None
             else "the model has no batch-norm statistics"
         )
-        return best_of(
-            self,
-            rows,
-            found.variables[0],
-            found.loss,
-            rows.labels,
-            found.path,
-            steps=self.steps,
-            clock=clock,
-            notes=(*notes, used),
-        )
+        return best_images(self, rows, found, steps=self.steps, clock=clock, notes=(*notes, used))

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedveil.attacks.inversion.labels import known_or_inferred
 from fedveil.attacks.inversion.matching import candidate_gradients, squared_distance
 from fedveil.attacks.inversion.optimise import Optimised, stacked_lbfgs
-from fedveil.attacks.inversion.restarts import Clock, Named, Rows, best_of, make_rows
+from fedveil.attacks.inversion.restarts import Clock, Named, Rows, best_images, best_of, make_rows
 from fedveil.attacks.registry import register_attack
 from fedveil.attacks.view import Finding, ServerView, Watch
 from fedveil.methods.fields import STRICT
@@ -97,14 +97,4 @@ class IDLG(Leakage):
         labels, notes = known_or_inferred(view, rng)
         rows = make_rows(view, self.restarts, labels)
         found = _run(rows, rows.noise(rng).flatten(1), False, self, watch)
-        return best_of(
-            self,
-            rows,
-            found.variables[0],
-            found.loss,
-            rows.labels,
-            found.path,
-            steps=self.steps,
-            clock=clock,
-            notes=notes,
-        )
+        return best_images(self, rows, found, steps=self.steps, clock=clock, notes=notes)

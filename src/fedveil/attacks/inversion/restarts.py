@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedveil.attacks.inversion.optimise import Optimised
 from fedveil.attacks.view import Finding, ServerView
 from fedveil.tree import Params
 
@@ -100,4 +101,21 @@ def best_of(
         steps,
         clock.seconds,
         notes,
+    )
+
+
+def best_images(
+    attack: Named, rows: Rows, found: Optimised, *, steps: int, clock: Clock, notes: tuple[str, ...]
+) -> Finding:
+    """`best_of` a search whose variables are the images, for the labels of the rows."""
+    return best_of(
+        attack,
+        rows,
+        found.variables[0],
+        found.loss,
+        rows.labels,
+        found.path,
+        steps=steps,
+        clock=clock,
+        notes=notes,
     )

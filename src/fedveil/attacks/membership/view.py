@@ -5,18 +5,17 @@ The attacker never learns who is a member; scoring happens elsewhere (`score.py`
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
+from fedveil.attacks.registry import with_settings
 from fedveil.data.client_data import ArrayClients
-from fedveil.errors import InputError
+from fedveil.errors import InputError, known_name
 from fedveil.streams import ClientStreams
 from fedveil.task import Batch, Task
 from fedveil.training.local_sgd import local_sgd
@@ -119,20 +118,8 @@ def register_membership(name: str, summary: str) -> Callable[[type[C]], type[C]]
 
 def make_membership_attack(name: str, settings: Mapping[str, Any] | None = None) -> MembershipAttack:
     """The attack of this name with these settings, each checked."""
-    if name not in MEMBERSHIP_ATTACKS:
-        near = difflib.get_close_matches(name, MEMBERSHIP_ATTACKS, n=2, cutoff=0.4)
-        hint = f"Did you mean {' or '.join(near)}? " if near else ""
-        raise InputError(
-            "attack", name, "no such attack", f"{hint}Known: {', '.join(sorted(MEMBERSHIP_ATTACKS))}."
-        )
-    kind = MEMBERSHIP_ATTACKS[name]
-    try:
-        return kind(**dict(settings or {}))
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or name
-        known = ", ".join(f.name for f in fields(cast(Any, kind)))
-        raise InputError(field, first["input"], first["msg"], f"Settings of {name}: {known}.") from error
+    kind = MEMBERSHIP_ATTACKS[known_name("attack", "attack", name, MEMBERSHIP_ATTACKS)]
+    return with_settings(kind, name, settings)
 
 
 def train_shadows(

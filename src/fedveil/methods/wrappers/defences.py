@@ -31,12 +31,12 @@ from torch import Tensor
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
 from fedveil.messages import Message, Record
-from fedveil.methods.fedavg import Model
 from fedveil.methods.fedsgd import FedSGD, Gradient, batch_in_step
 from fedveil.methods.fields import STRICT, Clip, NoiseMultiplier
-from fedveil.methods.method import AnyMethod, At, Method, unprotected
-from fedveil.methods.udp_fedavg import gaussian_or_nothing
-from fedveil.methods.wrappers.wrapper import Wrapper, wrapper
+from fedveil.methods.method import AnyMethod, At, unprotected
+from fedveil.methods.shared_model import Model
+from fedveil.methods.user_level import gaussian_or_nothing
+from fedveil.methods.wrappers.wrapper import Around, Wrapper, wrapper
 from fedveil.privacy.mechanisms import Gaussian
 from fedveil.privacy.releases import ADVERSARIES, Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams, laplace, normal
@@ -106,32 +106,17 @@ class GradientDefence(Defence):
 
 
 @record(frozen=True)
-class Defended(Method[Record, Message, Message]):
+class Defended(Around[Record]):
     """A method whose clients answer through a defence; the server notices nothing."""
 
-    inner: AnyMethod
     defence: Defence
 
     def __post_init__(self) -> None:
-        own: dict[str, Any] = {
-            "name": f"{self.inner.name}+{self.defence.name}",
-            "summary": f"{self.inner.summary}; {self.defence.summary}",
-            "server_type": self.inner.server_type,
-            "down_type": self.inner.down_type,
-            "up_type": self.inner.up_type,
-        }
-        for field, value in own.items():
-            object.__setattr__(self, field, value)
-
-    def exchanges(self, plan: Plan) -> int:
-        return self.inner.exchanges(plan)
+        self.named(self.defence, self.inner.server_type)
 
     def init_server(self, params: Params, plan: Plan) -> Record:
         server: Record = self.inner.init_server(params, plan)
         return server
-
-    def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
-        return self.inner.init_client(task, data, rng)
 
     def broadcast(self, at: At, server: Record, clients: Sequence[int]) -> Message:
         down: Message = self.inner.broadcast(at, server, clients)
@@ -166,9 +151,6 @@ class Defended(Method[Record, Message, Message]):
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         return self.defence.releases(self.inner, plan)
-
-    def paper_claim(self, plan: Plan) -> str | None:
-        return self.inner.paper_claim(plan)
 
 
 @wrapper("gradient-gaussian", "Gaussian noise on every coordinate of the gradient, without clipping")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.messages import Message, Record
-from fedveil.methods.method import AnyMethod, At, Method
+from fedveil.methods.method import AnyMethod, At, Method, S
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
@@ -73,17 +73,17 @@ class Wrapped(Record):
 
 
 @dataclass(frozen=True)
-class WrappedMethod(Method[Wrapped, Message, Message]):
-    """A method whose released model goes through a rule. Everything else is the method's own."""
+class Around(Method[S, Message, Message]):
+    """A method around another, whose exchanges, first states and claim it keeps."""
 
     inner: AnyMethod
-    rule: Rule
 
-    def __post_init__(self) -> None:
+    def named(self, by: Wrapper, server_type: type[Record]) -> None:
+        """Take the names and types of the inner method and of the wrapper around it."""
         own: dict[str, Any] = {
-            "name": f"{self.inner.name}+{self.rule.name}",
-            "summary": f"{self.inner.summary}; {self.rule.summary}",
-            "server_type": Wrapped,
+            "name": f"{self.inner.name}+{by.name}",
+            "summary": f"{self.inner.summary}; {by.summary}",
+            "server_type": server_type,
             "down_type": self.inner.down_type,
             "up_type": self.inner.up_type,
         }
@@ -93,11 +93,24 @@ class WrappedMethod(Method[Wrapped, Message, Message]):
     def exchanges(self, plan: Plan) -> int:
         return self.inner.exchanges(plan)
 
-    def init_server(self, params: Params, plan: Plan) -> Wrapped:
-        return self._wrap(self.inner.init_server(params, plan), self.rule.start(params), params)
-
     def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
         return self.inner.init_client(task, data, rng)
+
+    def paper_claim(self, plan: Plan) -> str | None:
+        return self.inner.paper_claim(plan)
+
+
+@dataclass(frozen=True)
+class WrappedMethod(Around[Wrapped]):
+    """A method whose released model goes through a rule. Everything else is the method's own."""
+
+    rule: Rule
+
+    def __post_init__(self) -> None:
+        self.named(self.rule, Wrapped)
+
+    def init_server(self, params: Params, plan: Plan) -> Wrapped:
+        return self._wrap(self.inner.init_server(params, plan), self.rule.start(params), params)
 
     def broadcast(self, at: At, server: Wrapped, clients: Sequence[int]) -> Message:
         return cast(Message, self.inner.broadcast(at, self._unwrap(server), clients))
@@ -140,9 +153,6 @@ class WrappedMethod(Method[Wrapped, Message, Message]):
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         return self.inner.releases(plan)
-
-    def paper_claim(self, plan: Plan) -> str | None:
-        return self.inner.paper_claim(plan)
 
     def _wrap(self, inner: Record, memory: Memory, params: Params) -> Wrapped:
         return Wrapped(inner.tensors(), json.dumps(inner.head()), memory, params)
