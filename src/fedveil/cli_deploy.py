@@ -174,8 +174,12 @@ def _rows(title: str, rows: list[dict[str, Any]]) -> Table:
     for column in rows[0]:
         table.add_column(column.replace("_", " "))
     for row in rows:
-        table.add_row(*("none" if value is None else str(value) for value in row.values()))
+        table.add_row(*(_shown(value) for value in row.values()))
     return table
+
+
+def _shown(value: object) -> str:
+    return "none" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _state(folder: Path) -> Path:
