@@ -48,10 +48,12 @@ def init_command(
     no_limit: Annotated[bool, typer.Option("--no-limit", help="Write policies without a limit.")] = False,
     minimum_cohort: Annotated[int, typer.Option(min=1, help="The fewest clients in a round.")] = 2,
     reader: Annotated[
-        Literal["npz", "table", "pictures"], typer.Option(help="How the nodes' data is read.")
+        Literal["npz", "table", "pictures", "texts"], typer.Option(help="How the nodes' data is read.")
     ] = "npz",
     form: Annotated[Path | None, typer.Option(help="The form of the nodes' tables.")] = None,
-    classes: Annotated[str | None, typer.Option(help="The classes of pictures, separated by commas.")] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="The classes of pictures or texts, separated by commas.")
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Without TLS and node keys; only on loopback.")
     ] = False,
@@ -172,8 +174,12 @@ def _rows(title: str, rows: list[dict[str, Any]]) -> Table:
     for column in rows[0]:
         table.add_column(column.replace("_", " "))
     for row in rows:
-        table.add_row(*("none" if value is None else str(value) for value in row.values()))
+        table.add_row(*(_shown(value) for value in row.values()))
     return table
+
+
+def _shown(value: object) -> str:
+    return "none" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _state(folder: Path) -> Path:
@@ -208,7 +214,7 @@ def _node_status(folder: Path) -> dict[str, Any]:
         "node": node.name,
         "client": node.client,
         "running": running_process(node.state) is not None,
-        "examples": len(node.examples),
+        "examples": len(node.held),
         "noise": node.noise,
         "releases": len(node.guard.ledger),
         "limits": limits,

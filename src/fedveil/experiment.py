@@ -20,7 +20,7 @@ from fedveil.data.dataset import Dataset, TextDataset
 from fedveil.data.registry import load_dataset
 from fedveil.data.tokens import tokenise
 from fedveil.data.transformers_folder import DEFAULT
-from fedveil.data.vocabulary import make_vocabulary
+from fedveil.data.vocabulary import Vocabulary, make_vocabulary
 from fedveil.errors import InputError
 from fedveil.guard import PrivacySettings
 from fedveil.methods.method import AnyMethod
@@ -97,13 +97,24 @@ def _text_section(config: Config) -> TextSection:
     return section.model_copy(update={"vocabulary": "tokenizer", "path": section.path or str(folder)})
 
 
+def vocabulary_of(config: Config, data_dir: Path | None = None) -> Vocabulary | None:
+    """What this configuration's model reads texts with; None for a model of images and tables."""
+    if model_entry(config.task.model).reads == "numbers":
+        return None
+    return _vocabulary(_text_section(config), data_dir)
+
+
+def _vocabulary(section: TextSection, data_dir: Path | None) -> Vocabulary:
+    assert section.vocabulary != "auto"
+    return make_vocabulary(section.vocabulary, size=section.size, path=section.path, data_dir=data_dir)
+
+
 @functools.lru_cache(maxsize=1)
 def _tokens(dataset: TextDataset, section: str, next_token: bool, data_dir: Path | None) -> Dataset:
     text = TextSection.model_validate_json(section)
-    assert text.vocabulary != "auto"
     return tokenise(
         dataset,
-        make_vocabulary(text.vocabulary, size=text.size, path=text.path, data_dir=data_dir),
+        _vocabulary(text, data_dir),
         length=text.length,
         next_token=next_token,
         too_long=text.too_long,
@@ -113,17 +124,28 @@ def _tokens(dataset: TextDataset, section: str, next_token: bool, data_dir: Path
 
 
 def make_task(config: Config, dataset: Dataset, device: str | torch.device = "cpu") -> Task:
-    """The model of a configuration with the loss that it learns by."""
-    options = dict(config.task.model_options)
-    if dataset.tokens is not None:
-        vocabulary = dataset.tokens.vocabulary
-        options |= {"vocabulary": vocabulary.size, "pad": vocabulary.pad}
+    """The model of a configuration for these data, with the loss that it learns by."""
+    vocabulary = None if dataset.tokens is None else dataset.tokens.vocabulary
+    return task_for(config, dataset.input_shape, dataset.num_classes, vocabulary, device)
 
-    # Not a closure over the data set: attacks are given the task, and nothing private may be reached from it.
-    build = functools.partial(
-        make_model, config.task.model, dataset.input_shape, dataset.num_classes, **options
-    )
-    return Task(build, loss=next_token_loss if dataset.predicts_tokens else cross_entropy, device=device)
+
+def task_for(
+    config: Config,
+    input_shape: Sequence[int],
+    classes: int,
+    vocabulary: Vocabulary | None = None,
+    device: str | torch.device = "cpu",
+) -> Task:
+    """The model of a configuration for examples of this shape: all that server and nodes need to agree on.
+
+    The task holds no data: attacks are given it, and nothing private may be reached from it.
+    """
+    options = dict(config.task.model_options)
+    if vocabulary is not None:
+        options |= {"vocabulary": vocabulary.size, "pad": vocabulary.pad}
+    build = functools.partial(make_model, config.task.model, tuple(input_shape), classes, **options)
+    next_token = model_entry(config.task.model).reads == "texts without labels"
+    return Task(build, loss=next_token_loss if next_token else cross_entropy, device=device)
 
 
 def split_clients(config: Config, dataset: Dataset, seed: int) -> Partition:

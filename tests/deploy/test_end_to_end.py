@@ -174,12 +174,12 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     with pytest.raises(InputError, match="no server is running there"):
         made.submit()
     with program(place / "server.log", "deploy", "server", made.server):
-        wait_for(lambda: "server is up" in made.log("server"), "the server")
-        assert "node node-1 may take part" in made.log("server")
-        with (
+        with (  # all at once, as on the page: nodes that come before their keys are registered are let in later
             program(place / "node-0.log", "deploy", "node", nodes[0]),
             program(place / "node-1.log", "deploy", "node", nodes[1]),
         ):
+            wait_for(lambda: "server is up" in made.log("server"), "the server")
+            assert "node node-1 may take part" in made.log("server")
             for name in ("node-0", "node-1"):
                 wait_for(partial(made.connected, name), name)
             yield made

@@ -64,7 +64,7 @@ class Loopback:
         self._start(folder.name, "node", folder, more)
 
     def mark(self, client: int) -> Path:
-        """Touched when a late node has begun to be late."""
+        """Touched when a late node has begun to be late, which it is until this file is gone."""
         return self.place / f"late-{client}"
 
     def _start(self, name: str, role: str, folder: Path, more: Mapping[str, str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -11,13 +13,17 @@ import tomli_w
 import torch
 
 pytest.importorskip("flwr")
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedveil.config import Config, make_config
+from fedveil.data.dataset import TextExamples
+from fedveil.data.registry import load_dataset
 from fedveil.deploy.node import open_node
+from fedveil.engines.flower.wire import HELLO, RefusalError, read_introduction
 from fedveil.errors import FedveilError, InputError
 from fedveil.experiment import prepare, run_seed
 from fedveil.flower_app.client import app as client_app
+from fedveil.flower_app.client import node_of
 from fedveil.flower_app.launch import with_shape
 from fedveil.flower_app.server import app as server_app
 from fedveil.flower_app.settings import LOG, RunSettings
@@ -117,6 +123,40 @@ def test_a_node_whose_policy_says_no_is_named_and_the_others_go_on(tmp_path: Pat
     assert len(open_node(folders[0]).guard.ledger) > 0
 
 
+def test_a_message_beyond_a_nodes_limit_is_refused_by_name_and_charges_nothing(tmp_path: Path) -> None:
+    small = {"methods": ["fedavg"], "minimum_cohort": 1, "maximum_message": 1000}
+    folders = write_nodes(tmp_path, policies={1: small})
+    result = deployed(federated("fedavg"), folders, tmp_path)
+    assert [line["answered"] for line in result.history] == [2, 2]
+    assert result.folder is not None
+    log = (result.folder / LOG).read_text()
+    assert "client 1, node 'node-1' (1001), is left out: refused:" in log
+    assert "more than the 1000 allowed" in log
+    assert len(open_node(folders[1]).guard.ledger) == 0
+
+
+def test_a_node_that_cannot_read_its_data_is_named_without_a_word_of_them(tmp_path: Path) -> None:
+    folders = write_nodes(tmp_path)
+    (folders[1] / "data.npz").write_bytes(b"a secret")
+    result = deployed(federated("fedavg"), folders, tmp_path)
+    assert [line["answered"] for line in result.history] == [2, 2]
+    assert result.folder is not None
+    log = (result.folder / LOG).read_text()
+    assert "node 1001 is not let in: refused: node node-1 failed with DataError" in log
+    assert "secret" not in log
+
+
+def test_a_server_of_another_version_is_refused_before_its_words_are_read(tmp_path: Path) -> None:
+    folder = write_nodes(tmp_path)[0]
+    words = {"kind": "hello", "version": "9.9"}
+    content = RecordDict({"fedveil": ConfigRecord({"head": json.dumps(words)})})
+    grid = InMemoryNodes(client_app, [{"fedveil-node": str(folder)}], {"fedveil-config": "in another tongue"})
+    (reply,) = grid.send_and_receive([Message(content, 1000, HELLO)])
+    with pytest.raises(RefusalError, match=r"node node-0: the server's fedveil is '9\.9'") as caught:
+        read_introduction(reply.content)
+    assert caught.value.reason == "version"
+
+
 def test_a_node_never_takes_the_servers_data(tmp_path: Path) -> None:
     """Whatever data set the server names, each node trains on what its own file names."""
     folders = write_nodes(tmp_path)
@@ -136,16 +176,75 @@ def test_a_node_without_a_folder_has_no_place_in_a_federation(tmp_path: Path) ->
         server_app(grid, Context(1, 1, {}, RecordDict(), dict(given)))
 
 
-def test_a_model_of_texts_is_refused_before_anything_is_submitted() -> None:
-    config = make_config(
-        {
-            "task": {"model": "lstm", "dataset": "none", "input_shape": [8], "classes": 2},
-            "partition": {"clients": 2},
-            "run": {"engine": "flower"},
-        }
-    )
-    with pytest.raises(InputError, match="nodes hold images and tables"):
+WORDS = {"ill": ("fever", "cough", "pain"), "well": ("fine", "rested", "cheerful")}
+
+
+def text_config(path: Path, engine: str, **task: object) -> Config:
+    made = quick_config("fedavg", engine, clients=NODES).model_dump(exclude_none=True)
+    text = {"vocabulary": "hash", "size": 64, "length": 6}
+    made["task"] = {
+        "dataset": "labelled-text",
+        "data_options": {"path": str(path)},
+        "model": "lstm",
+        "text": text,
+    }
+    made["task"]["model_options"] = {"embedding": 4, "hidden": 6}
+    made["task"] |= task
+    made["partition"] |= {"kind": "iid"}
+    return make_config(made)
+
+
+def test_nodes_with_their_own_texts_give_the_simulators_bits(tmp_path: Path) -> None:
+    lines = [
+        f"patient {number} is {words[number % 3]} today\t{label}"
+        for number in range(30)
+        for label, words in WORDS.items()
+    ]
+    path = tmp_path / "notes.tsv"
+    path.write_text("\n".join(lines) + "\n")
+    config = text_config(path, "simulation")
+    here = run_seed(config, 0, experiment="test", results=tmp_path)
+    texts = load_dataset("labelled-text", path=path).train
+    assert isinstance(texts, TextExamples)
+    assert texts.labels is not None
+    folders = write_nodes(tmp_path / "nodes")
+    for folder, part in zip(folders, prepare(config, 0).partition.parts, strict=True):
+        rows = [f"{texts.texts[i]}\t{sorted(WORDS)[int(texts.labels[i])]}" for i in part.tolist()]
+        (folder / "notes.tsv").write_text("\n".join(rows) + "\n")
+        data = {"reader": "texts", "path": "notes.tsv", "classes": sorted(WORDS)}
+        node = tomllib.loads((folder / "node.toml").read_text()) | {"data": data}
+        (folder / "node.toml").write_text(tomli_w.dumps(node))
+    there = deployed(text_config(path, "flower"), folders, tmp_path)
+    assert [line["answered"] for line in there.history] == [3, 3]
+    assert distance(here.model, there.model) == 0
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ({"model": "causal-lm"}, "nodes hold texts with labels"),
+        ({"model": "bert"}, "nodes open none that a server names"),
+        ({"model_options": {"embedding_path": "/etc"}}, "nodes open none that a server names"),
+        ({"text": {"vocabulary": "public", "path": "words.txt"}}, "nodes open none that a server names"),
+        ({"input_shape": [9]}, "texts are 6 tokens long"),
+    ],
+)
+def test_what_would_read_a_file_on_a_node_is_refused_at_both_ends(
+    task: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    config = text_config(tmp_path / "notes.tsv", "flower", dataset="none", classes=2, input_shape=[6])
+    content = config.model_dump(exclude_none=True)
+    content["task"].pop("data_options")
+    config = make_config(content | {"task": content["task"] | task})
+    with pytest.raises(InputError, match=said):
         with_shape(config, None)
+    if "input_shape" in task:
+        return
+    settings = RunSettings(config, 0, "test", tmp_path)
+    context = Context(1, 1, {"fedveil-node": str(write_nodes(tmp_path)[0])}, RecordDict(), {})
+    context.run_config = dict(settings.to_run_config())
+    with pytest.raises(InputError, match=said):
+        node_of(context)
 
 
 def test_a_server_that_dies_goes_on_and_every_attempt_is_charged(tmp_path: Path) -> None:

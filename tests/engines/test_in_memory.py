@@ -16,6 +16,7 @@ from flwr.clientapp import ClientApp
 from fedveil import METHODS, Task
 from fedveil.config import Config
 from fedveil.engines.flower import node as node_module
+from fedveil.engines.flower import roster as roster_module
 from fedveil.engines.flower.engine import FlowerEngine, Limits
 from fedveil.engines.flower.node import Node, admit_all
 from fedveil.engines.flower.roster import Roster
@@ -23,6 +24,7 @@ from fedveil.engines.flower.wire import Reply, pack_reply, read_reply
 from fedveil.engines.simulation import Simulation
 from fedveil.engines.worker import ClientWorker
 from fedveil.experiment import prepare, run_seed
+from fedveil.flower_app import server as server_module
 from fedveil.flower_app.client import app as client_app
 from fedveil.flower_app.server import app as server_app
 from fedveil.flower_app.settings import LOG, RunSettings
@@ -193,6 +195,50 @@ def test_strangers_are_not_let_in(name: str, tmp_path: Path, monkeypatch: pytest
     log = (result.folder / LOG).read_text()
     assert "node 'client-1' (1001) is not let in" in log
     assert "client 1 is left out: no node of it is here" in log
+
+
+def test_a_node_that_was_not_let_in_is_asked_again_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its operator may have mended it without anybody noticing that it was away."""
+    monkeypatch.setattr(roster_module, "ASK_AGAIN_SECONDS", 0.0)
+    hellos: list[int] = []
+
+    def broken_at_first(message: Message, answer: Callable[[], Message]) -> Message:
+        if not message.metadata.message_type.startswith("query"):
+            return answer()
+        hellos.append(1)
+        return Message(RecordDict(), reply_to=message) if len(hellos) < 3 else answer()
+
+    result = on_flower(
+        quick_config("fedavg", "flower-simulation", cohort=4), tmp_path, {1001: broken_at_first}
+    )
+    assert [line["answered"] for line in result.history] == [3, 4]
+
+
+def test_a_node_that_takes_long_to_introduce_itself_is_asked_once_and_comes_in_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asking it again would throw away what it has done so far, and it would never be ready."""
+    monkeypatch.setattr(roster_module, "HELLO_SECONDS", 0.1)
+    monkeypatch.setattr(server_module, "GATHER_SECONDS", 0.1)
+    asked: list[str] = []
+    trained: list[int] = []
+
+    def quick(message: Message, answer: Callable[[], Message]) -> Message:
+        trained.extend([1] if message.metadata.message_type.startswith("train") else [])
+        return answer()
+
+    def slow(message: Message, answer: Callable[[], Message]) -> Message | None:
+        if message.metadata.message_type.startswith("train"):
+            return answer()
+        asked.append(message.metadata.message_id)
+        return answer() if len(trained) == 2 else None
+
+    config = quick_config("fedavg", "flower-simulation", cohort=4, rounds=3)
+    result = on_flower(config, tmp_path, {1000: quick, 1001: slow})
+    assert len(set(asked)) == 1
+    assert [line["answered"] for line in result.history] == [3, 3, 4]
 
 
 def test_too_few_answers_count_as_none_and_leave_every_state_as_it_was(tmp_path: Path) -> None:

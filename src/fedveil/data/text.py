@@ -5,6 +5,7 @@ No error quotes a text: some of these were written by people who did not ask to 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -127,17 +128,33 @@ def load_labelled_text(
     """A UTF-8 file of lines "text<TAB>label", any label names; split here, fixed by the seed."""
     source = given_file("path", path, data_dir)
     check_fraction("test_fraction", test_fraction)
-    rows = [line.rsplit("\t", 1) for line in text_lines(source)]
-    for number, row in enumerate(rows, 1):
-        if len(row) != 2 or not row[1].strip():
-            raise DataError(f"{source}: line {number} is not a text, a tab and a label.")
-    classes = tuple(sorted({row[1].strip() for row in rows}))
-    y = np.array([classes.index(row[1].strip()) for row in rows], dtype=np.int64)
+    rows = _labelled_lines(source)
+    classes = tuple(sorted({label for _, label in rows}))
+    y = np.array([classes.index(label) for _, label in rows], dtype=np.int64)
     made = [
         TextExamples(tuple(rows[i][0] for i in index.tolist()), torch.from_numpy(y[index.numpy()]))
         for index in stratified_split(y, test_fraction, seed, "labelled-text")
     ]
     return TextDataset(f"labelled-text:{source.stem}", made[0], made[1], classes, source.name)
+
+
+def read_labelled_texts(path: Path, classes: Sequence[str]) -> TextExamples:
+    """A file of lines "text<TAB>label" whose labels are these classes, in this order."""
+    rows = _labelled_lines(path)
+    places = {name: place for place, name in enumerate(classes)}
+    for number, (_, label) in enumerate(rows, 1):
+        if label not in places:
+            raise DataError(f"{path}: line {number} has a label other than {', '.join(classes)}.")
+    labels = torch.tensor([places[label] for _, label in rows], dtype=torch.int64)
+    return TextExamples(tuple(text for text, _ in rows), labels)
+
+
+def _labelled_lines(path: Path) -> list[tuple[str, str]]:
+    rows = [line.rsplit("\t", 1) for line in text_lines(path)]
+    for number, row in enumerate(rows, 1):
+        if len(row) != 2 or not row[1].strip():
+            raise DataError(f"{path}: line {number} is not a text, a tab and a label.")
+    return [(text, label.strip()) for text, label in rows]
 
 
 def _known(folder: str, name: str, data_dir: Path | None, how_to_get: str) -> Path:

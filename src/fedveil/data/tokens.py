@@ -36,6 +36,37 @@ def tokenise(
     Texts longer than `length` are cut, and how many is told in `tokens.truncated`, or they are refused. Texts without
     a token are refused, or left out and counted in `tokens.dropped`. No error quotes a text.
     """
+    made: list[Examples] = []
+    truncated: dict[str, int] = {}
+    dropped: dict[str, int] = {}
+    for split, texts in (("train", dataset.train), ("test", dataset.test)):
+        examples, truncated[split], dropped[split] = tokenise_texts(
+            f"{dataset.name} {split}",
+            texts,
+            vocabulary,
+            length=length,
+            next_token=next_token,
+            too_long=too_long,
+            empty=empty,
+            pack=pack,
+        )
+        made.append(examples)
+    facts = TokenFacts(vocabulary, truncated, dropped)
+    return Dataset(dataset.name, made[0], made[1], dataset.classes, (), (), dataset.summary, facts)
+
+
+def tokenise_texts(
+    name: str,
+    texts: TextExamples,
+    vocabulary: Vocabulary,
+    *,
+    length: int,
+    next_token: bool = False,
+    too_long: TooLong = "truncate",
+    empty: Empty = "refuse",
+    pack: bool = True,
+) -> tuple[Examples, int, int]:
+    """Token ids of these texts, how many of them were cut and how many left out; `name` is for errors."""
     room = check_count("task.text.length", length) - len(vocabulary.prefix) - len(vocabulary.suffix)
     if room < 1:
         raise InputError(
@@ -44,35 +75,25 @@ def tokenise(
             f"leaves no room beside {length - room} special tokens",
             f"Use {length - room + 1} or more.",
         )
-    if not next_token and dataset.train.labels is None:
+    if not next_token and texts.labels is None:
         raise InputError(
-            "task.dataset",
-            dataset.name,
-            "has no labels to classify",
-            "Choose a language model, e.g. causal-lm.",
+            "task.dataset", name, "has no labels to classify", "Choose a language model, e.g. causal-lm."
         )
-    made: list[Examples] = []
-    truncated: dict[str, int] = {}
-    dropped: dict[str, int] = {}
-    for split, texts in (("train", dataset.train), ("test", dataset.test)):
-        encoded, labels, dropped[split] = _without_empty(dataset.name, split, texts, vocabulary, empty)
-        if next_token:
-            examples, truncated[split] = _windows(encoded, vocabulary, length, pack)
-        else:
-            assert labels is not None
-            examples, truncated[split] = _labelled(encoded, labels, vocabulary, length, room)
-        if truncated[split] and too_long == "refuse":
-            raise DataError(
-                f"{dataset.name} {split}: {truncated[split]} texts are longer than task.text.length = {length}. "
-                'Raise it, or set task.text.too_long = "truncate".'
-            )
-        made.append(examples)
-    facts = TokenFacts(vocabulary, truncated, dropped)
-    return Dataset(dataset.name, made[0], made[1], dataset.classes, (), (), dataset.summary, facts)
+    encoded, labels, dropped = _without_empty(name, texts, vocabulary, empty)
+    if next_token or labels is None:
+        examples, truncated = _windows(encoded, vocabulary, length, pack)
+    else:
+        examples, truncated = _labelled(encoded, labels, vocabulary, length, room)
+    if truncated and too_long == "refuse":
+        raise DataError(
+            f"{name}: {truncated} texts are longer than task.text.length = {length}. "
+            'Raise it, or set task.text.too_long = "truncate".'
+        )
+    return examples, truncated, dropped
 
 
 def _without_empty(
-    name: str, split: str, texts: TextExamples, vocabulary: Vocabulary, empty: Empty
+    name: str, texts: TextExamples, vocabulary: Vocabulary, empty: Empty
 ) -> tuple[list[list[int]], Tensor | None, int]:
     encoded = vocabulary.encode(texts.texts)
     kept = [place for place, ids in enumerate(encoded) if ids]
@@ -80,7 +101,7 @@ def _without_empty(
     if missing and empty == "refuse":
         first = next(place for place, ids in enumerate(encoded) if not ids)
         raise DataError(
-            f"{name} {split}: {missing} of {len(encoded)} texts are empty, the first is text {first + 1}. "
+            f"{name}: {missing} of {len(encoded)} texts are empty, the first is text {first + 1}. "
             'Remove them, or set task.text.empty = "drop".'
         )
     labels = None if texts.labels is None else texts.labels[torch.tensor(kept, dtype=torch.long)]

@@ -16,6 +16,7 @@ NODE_FILE = "node.toml"
 POLICY_FILE = "policy.toml"
 SERVER_FILE = "server.toml"
 
+Reader = Literal["npz", "pictures", "table", "texts"]
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -29,10 +30,11 @@ class DataSection(Section):
     """Where a node's examples are and how they are read; paths are relative to the node's folder.
 
     `npz`: arrays x and y. `pictures`: one folder per class. `table`: CSV or Parquet, with the `form` that all
-    nodes agreed on. `classes` fixes the order of the classes of pictures, so that label 3 means the same everywhere.
+    nodes agreed on. `texts`: lines of a text, a tab and a label. `classes` fixes the order of the classes of pictures
+    and texts, so that label 3 means the same everywhere.
     """
 
-    reader: Literal["npz", "pictures", "table"]
+    reader: Reader
     path: Path
     form: Path | None = None
     classes: tuple[str, ...] | None = None
@@ -44,9 +46,9 @@ class DataSection(Section):
             raise InputError(
                 "data.form", None, "a table needs the form all nodes agreed on", "See `fedveil deploy form`."
             )
-        if self.reader == "pictures" and not self.classes:
+        if self.reader in ("pictures", "texts") and not self.classes:
             raise InputError(
-                "data.classes", None, "pictures need the classes in the agreed order", "List them."
+                "data.classes", None, f"{self.reader} need the classes in the agreed order", "List them."
             )
         return self
 

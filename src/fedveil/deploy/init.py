@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tomli_w
 
@@ -18,6 +18,7 @@ from fedveil.deploy.config import (
     POLICY_FILE,
     SERVER_FILE,
     NodeConfig,
+    Reader,
     ServerConfig,
     is_loopback,
     parse,
@@ -43,7 +44,7 @@ class Federation:
     """The limit that each node's policy begins with; None writes policies without one."""
     delta: float = 1e-5
     minimum_cohort: int = 2
-    reader: Literal["npz", "table", "pictures"] = "npz"
+    reader: Reader = "npz"
     form: Path | None = None
     classes: tuple[str, ...] = ()
     insecure: bool = False
@@ -140,7 +141,7 @@ def init(folder: Path, federation: Federation) -> list[Path]:
 
 
 def _node(federation: Federation, number: int) -> dict[str, Any]:
-    paths = {"npz": "data.npz", "table": "data.csv", "pictures": "pictures"}
+    paths = {"npz": "data.npz", "table": "data.csv", "pictures": "pictures", "texts": "data.tsv"}
     data: dict[str, object] = {"reader": federation.reader, "path": paths[federation.reader]}
     if federation.reader == "table":
         data["form"] = "form.toml"

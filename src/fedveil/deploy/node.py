@@ -10,10 +10,13 @@ import numpy as np
 import torch
 
 from fedveil.data.client_data import ClientData
-from fedveil.data.dataset import Examples, images_from_bytes, labels_from
+from fedveil.data.dataset import Examples, TextExamples, images_from_bytes, labels_from
 from fedveil.data.own import examples_from_arrays, read_npz
 from fedveil.data.pictures import list_pictures, read_pictures
 from fedveil.data.table import read_table
+from fedveil.data.text import read_labelled_texts
+from fedveil.data.tokens import TooLong, tokenise_texts
+from fedveil.data.vocabulary import Vocabulary
 from fedveil.deploy.config import NODE_FILE, POLICY_FILE, DataSection, NodeConfig, read_toml
 from fedveil.deploy.form import read_form
 from fedveil.deploy.policy import Policy, PolicyGuard
@@ -51,12 +54,32 @@ class Node:
     """Where privacy noise comes from: entropy, unless the node's own file says that this is a test."""
     state: Path
     """A folder, private to the node, that survives restarts."""
-    examples: Examples
+    held: Examples | TextExamples
     guard: PolicyGuard
 
     @property
-    def clients(self) -> NodeClients:
-        return NodeClients(self.client, self.examples)
+    def examples(self) -> Examples:
+        """What this node trains on, where it holds numbers."""
+        if isinstance(self.held, TextExamples):
+            raise InputError(
+                "data.reader",
+                "texts",
+                "this node holds texts, the model reads numbers",
+                "Choose another model.",
+            )
+        return self.held
+
+    def tokens(self, vocabulary: Vocabulary, *, length: int, too_long: TooLong) -> Examples:
+        """What this node trains on, where it holds texts: one example for each."""
+        if isinstance(self.held, Examples):
+            raise InputError(
+                "data.reader",
+                "not texts",
+                "this node holds numbers, the model reads texts",
+                "Choose another model.",
+            )
+        made, _, _ = tokenise_texts(self.name, self.held, vocabulary, length=length, too_long=too_long)
+        return made
 
 
 def open_node(directory: Path | str) -> Node:
@@ -64,23 +87,29 @@ def open_node(directory: Path | str) -> Node:
     folder = Path(directory).absolute()
     config = read_toml(folder / NODE_FILE, NodeConfig)
     policy = read_toml(folder / POLICY_FILE, Policy)
-    examples = read_examples(config.data, folder)
-    if len(examples) == 0:
+    held = read_held(config.data, folder)
+    if len(held) == 0:
         raise DataError(f"{folder / config.data.path}: there is no example in it.")
     state = folder / config.state
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    guard = PolicyGuard(config.name, policy, state, len(examples))
+    guard = PolicyGuard(config.name, policy, state, len(held))
     noise: NoiseSource = "seeded" if config.testing.seeded_noise else "entropy"
-    return Node(folder, config.name, config.client, noise, state, examples, guard)
+    return Node(folder, config.name, config.client, noise, state, held, guard)
 
 
-def read_examples(data: DataSection, folder: Path) -> Examples:
+def read_held(data: DataSection, folder: Path) -> Examples | TextExamples:
     """The examples that `[data]` describes."""
     path = folder / data.path
     if data.reader == "npz":
         return examples_from_arrays(*read_npz(path), field=str(path))
+    classes = data.classes or ()
+    if data.reader == "texts":
+        texts = read_labelled_texts(path, classes)
+        blank = next((place for place, text in enumerate(texts.texts, 1) if not text.strip()), None)
+        if blank is not None:  # whichever vocabulary a run brings, every text is an example
+            raise DataError(f"{path}: line {blank} has no text. Remove it.")
+        return texts
     if data.reader == "pictures":
-        classes = data.classes or ()
         listed = list_pictures(path, classes)
         if not listed:
             raise DataError(f"{path}: there is no folder of any of the classes {', '.join(classes)}.")

@@ -102,16 +102,6 @@ class PolicyGuard:
         self._lock = state / "guard.lock"
         self.ledger = Ledger(state / "ledger.jsonl")
 
-    def admit_message(self, size: int) -> None:
-        """Refuse a message of more bytes than the policy reads."""
-        if size > self.policy.maximum_message:
-            raise RefusedError(
-                self.node,
-                f"a message of {size} bytes",
-                f"maximum_message = {self.policy.maximum_message}",
-                "it is too large",
-            )
-
     def admit(
         self,
         run: str,

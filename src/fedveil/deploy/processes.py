@@ -29,6 +29,7 @@ from fedveil.deploy.config import NODE_FILE, SERVER_FILE, NodeConfig, ServerConf
 from fedveil.errors import FedveilError, InputError
 
 CONNECTION = "fedveil"
+DATABASE = "superlink.db"
 START_SECONDS = 300.0
 STOP_SECONDS = 60.0
 ANSWER_SECONDS = 300.0
@@ -63,9 +64,9 @@ def environment(home: Path, **more: str) -> dict[str, str]:
 
 def server_command(config: ServerConfig, folder: Path) -> list[str]:
     """The SuperLink: TLS with the folder's certificate and only registered nodes, unless insecure on loopback."""
-    command = _program("superlink")
+    command = own_program("superlink")
     command += ["--host", config.listen, "--port", str(config.port)]
-    command += ["--database", str(folder / config.state / "superlink.db")]
+    command += ["--database", str(folder / config.state / DATABASE)]
     command += ["--disable-runtime-dependency-installation"]
     if config.insecure:
         return [*command, "--insecure"]
@@ -91,7 +92,7 @@ def node_command(config: NodeConfig, folder: Path, port: int) -> list[str]:
             "the node does not know its server",
             f"Add [connection] to {folder / NODE_FILE}.",
         )
-    command = _program("supernode")
+    command = own_program("supernode")
     command += ["--superlink", connection.address, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--node-config", f"fedveil-node={json.dumps(str(folder))}"]
     if connection.insecure:
@@ -103,7 +104,7 @@ def node_command(config: NodeConfig, folder: Path, port: int) -> list[str]:
     return [*command, "--auth-supernode-private-key", str(key)]
 
 
-def _program(name: str) -> list[str]:
+def own_program(name: str) -> list[str]:
     """One of the programs beside this file, whose neighbours must not hide modules of the same name (-P)."""
     return [sys.executable, "-P", str(Path(__file__).with_name(f"{name}.py"))]
 
@@ -155,7 +156,7 @@ def register_keys(folder: Path) -> list[str]:
     registry = state / "registered.json"
     known: dict[str, dict[str, str]] = json.loads(registry.read_text()) if registry.exists() else {}
     wanted = {path.stem: path for path in sorted((folder / "keys").glob("*.pub"))}
-    listed = {str(node["node-id"]) for node in listed_nodes(folder)}
+    listed = {str(node["node-id"]) for node in listed_nodes(folder)} if known else set()
     changed = []
     for name, entry in list(known.items()):
         if name in wanted and wanted[name].read_text() == entry["key"] and entry["id"] in listed:
@@ -189,6 +190,19 @@ def listed_nodes(folder: Path) -> list[dict[str, Any]]:
 def listed_runs(folder: Path) -> list[dict[str, Any]]:
     answer = json.loads(flower(folder, "list", CONNECTION, "--format", "json"))
     return list(answer.get("runs", []))
+
+
+def end_lost_runs(folder: Path) -> list[str]:
+    """End the runs of a server that died: their processes died with it, and nodes would go on waiting for them.
+
+    Returns what was done, in words. Submitting such a run again goes on from its last checkpoint.
+    """
+    lost = [
+        str(run["run-id"]) for run in listed_runs(folder) if not str(run["status"]).startswith("finished")
+    ]
+    for number in lost:
+        flower(folder, "stop", number, CONNECTION)
+    return [f"run {number} was interrupted; submit it again to go on" for number in lost]
 
 
 def is_up(config: ServerConfig, folder: Path) -> bool:
@@ -299,19 +313,23 @@ def run_server(folder: Path, tell: Callable[[str], None]) -> int:
     folder = folder.absolute()
     config = read_toml(folder / SERVER_FILE, ServerConfig)
     home = write_connection(config, folder)
+    ready = folder / config.state / "ready"
+    was_there = (folder / config.state / DATABASE).exists()
 
     def started() -> bool:
         if not is_up(config, folder):
             return False
-        if not config.insecure:
-            for change in register_keys(folder):
-                tell(change)
+        lost = end_lost_runs(folder) if was_there else []
+        for change in [*lost, *([] if config.insecure else register_keys(folder))]:
+            tell(change)
+        ready.touch()
         tell(f"server is up on {config.listen}:{config.port}")
         return True
 
     lock = mark_running(folder / config.state)
     try:
-        return supervise(server_command(config, folder), environment(home), started)
+        ready.unlink(missing_ok=True)
+        return supervise(server_command(config, folder), environment(home, FEDVEIL_READY=str(ready)), started)
     finally:
         os.close(lock)
 
@@ -324,7 +342,7 @@ def run_node(folder: Path, tell: Callable[[str], None]) -> NoReturn:
     folder = folder.absolute()
     config = read_toml(folder / NODE_FILE, NodeConfig)
     node = open_node(folder)
-    tell(f"node {node.name}: client {node.client}, {len(node.examples)} examples")
+    tell(f"node {node.name}: client {node.client}, {len(node.held)} examples")
     if node.noise == "seeded":
         tell(
             f"node {node.name}: WARNING, [testing] seeded_noise makes its noise predictable; it hides nothing"

@@ -8,11 +8,20 @@ This file imports nothing of fedveil and is run by its path: a server that waits
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import ipaddress
 import logging
+import os
+import runpy
 from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
 from typing import Any
 
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+from flwr.supercore.corestate import in_memory_corestate, sql_corestate
 from flwr.superlink import extensions
 from flwr.superlink.cli.flower_superlink import flower_superlink
 from starlette.middleware import Middleware
@@ -23,7 +32,10 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN = ("/v1/fleet/", "/health")
+PATIENCE = Path(__file__).with_name("patience.py")
+FLEET = "/v1/fleet/"
+OPEN = (FLEET, "/health")
+ENTRY = (f"{FLEET}activate-node", f"{FLEET}register-node")
 log = logging.getLogger("flwr.fedveil")
 
 
@@ -38,11 +50,30 @@ def from_this_machine(scope: Scope) -> bool:
         return False
 
 
-class OnlyNodesFromOutside:
-    """Lets other machines use the interface of nodes, which asks for their keys, and nothing else."""
+def key_of(scope: Scope) -> str:
+    """The fingerprint of the key that a node shows, as `ssh-keygen -lf node.pub` prints it."""
+    shown = dict(scope.get("headers") or ()).get(FLEET_HTTP_PUBLIC_KEY_HEADER.encode())
+    if shown is None:
+        return "without a key"
+    try:
+        key = serialization.load_pem_public_key(base64.b64decode(shown, validate=True))
+        line = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    except (ValueError, UnsupportedAlgorithm):
+        return "with a key that cannot be read"
+    digest = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
+    return f"with the key SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
 
-    def __init__(self, app: App) -> None:
+
+class OnlyNodesFromOutside:
+    """Lets other machines use the interface of nodes, which asks for their keys, and nothing else.
+
+    Whoever is turned away there is named in the log: address, and fingerprint of the key. Until `ready` exists (where
+    one is named) nodes are asked to come back: a node whose key is about to be registered must not be sent away.
+    """
+
+    def __init__(self, app: App, ready: Path | None = None) -> None:
         self._app = app
+        self._ready = ready
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         outside = scope["type"] in ("http", "websocket") and not from_this_machine(scope)
@@ -53,12 +84,30 @@ class OnlyNodesFromOutside:
                 return
             await PlainTextResponse("only from the server itself\n", status_code=403)(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        fleet = scope["type"] == "http" and str(scope["path"]).startswith(FLEET)
+        if fleet and self._ready is not None and not self._ready.exists():
+            await PlainTextResponse("not yet\n", status_code=503)(scope, receive, send)
+            return
+        await self._app(scope, receive, self._watched(scope, send) if fleet else send)
+
+    @staticmethod
+    def _watched(scope: Scope, send: Send) -> Send:
+        async def watched(message: MutableMapping[str, Any]) -> None:
+            status = message.get("status", 0)
+            if status == 401 or (status >= 400 and str(scope["path"]).startswith(ENTRY)):
+                place = (scope.get("client") or ("?",))[0]
+                log.warning("refused a node at %s %s: it is not registered", place, key_of(scope))
+            await send(message)
+
+        return watched
 
 
 def main() -> None:
     """`flower-superlink` with its own arguments."""
-    extensions.get_middleware = lambda: (Middleware(OnlyNodesFromOutside),)
+    runpy.run_path(str(PATIENCE))["wait_longer"](in_memory_corestate, sql_corestate)
+    named = os.environ.get("FEDVEIL_READY")
+    ready = None if named is None else Path(named)
+    extensions.get_middleware = lambda: (Middleware(OnlyNodesFromOutside, ready=ready),)
     flower_superlink()
 
 

@@ -61,8 +61,8 @@ README = """\
 | `nodes/node-0/` to `nodes/{last}/` | one to each node's operator | `node.key` |
 
 Give each operator only its own folder, over a channel you trust. An operator who would rather make the key at home
-runs `ssh-keygen -t ecdsa -b 384 -N "" -f node.key` in the node's folder and sends you `node.key.pub`, which replaces
-`server/keys/NAME.pub`.
+runs `rm node.key node.pub; ssh-keygen -t ecdsa -b 384 -N "" -f node.key` in the node's folder and sends you
+`node.key.pub`, which replaces `server/keys/NAME.pub`.
 
 ## Each node's operator
 
@@ -78,8 +78,14 @@ Keep `state/` and back it up: it is the memory of what was released. A node whos
 
 1. Open the port of {address} to the nodes.
 2. `./start.sh` in `server/` (or install the `.service` file). The keys in `server/keys/` are let in, nobody else.
-3. `fedveil deploy submit server experiment.toml` on the server starts a run once the nodes are there.
-4. `fedveil deploy status server` lists nodes and runs; `fedveil deploy stop server` ends it.
+3. `fedveil deploy submit server experiment.toml --results server/results` on the server starts a run once the nodes are
+   there, or after ten minutes with those who are. The server writes the results, so give a folder where it may write;
+   with the `.service` file submit as its user: `sudo -u fedveil`. `experiment.toml`: see `docs/deploy.md`.
+4. The run's folder holds `federation.log`: who came, who was left out of a round, and why. Strangers are in the
+   server's own log, by address and key (compare `ssh-keygen -lf node.pub`).
+5. `fedveil deploy status server` lists nodes and runs; `fedveil deploy stop server` ends it. A run that was interrupted
+   goes on when it is submitted again.
 
-To add a node later, add its public key to `server/keys/` and restart the server.
+To add a node later, make its folder like another node's, with a key, a name and a `client` number of its own, add its
+public key to `server/keys/` as NAME.pub and restart the server.
 """

@@ -11,22 +11,20 @@ import functools
 import logging
 from pathlib import Path
 
-import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from fedveil.config import TextSection
 from fedveil.data.dataset import require_labels_below
-from fedveil.deploy.node import open_node
+from fedveil.deploy.node import NodeClients, open_node
 from fedveil.deploy.policy import RefusedError
 from fedveil.engines.flower.node import Node, admit_all, refused_by
-from fedveil.engines.flower.wire import LARGEST_MESSAGE, Order, RefusalError
+from fedveil.engines.flower.wire import LARGEST_MESSAGE, Order, RefusalError, read_hello
 from fedveil.engines.worker import ClientWorker
 from fedveil.errors import FedveilError, InputError
-from fedveil.experiment import Prepared, prepare
-from fedveil.flower_app.settings import RunSettings, parse_config
+from fedveil.experiment import Prepared, prepare, task_for
+from fedveil.flower_app.settings import RunSettings, parse_config, vocabulary_on_nodes
 from fedveil.messages import Message as Downlink
-from fedveil.models.registry import make_model
-from fedveil.task import Task
 
 log = logging.getLogger("flwr.fedveil")
 app = ClientApp()
@@ -37,9 +35,10 @@ STATES = "clients"  # where a simulation keeps its clients' states, in the resul
 def hello(message: Message, context: Context) -> Message:
     """Say which client this is."""
     try:
+        read_hello(message.content)
         return Message(node_of(context).introduction(), reply_to=message)
     except FedveilError as error:
-        return Message(refused_by(error, None), reply_to=message)
+        return Message(refused_by(error, _name(context)), reply_to=message)
 
 
 @app.train("exchange")
@@ -48,7 +47,13 @@ def exchange(message: Message, context: Context) -> Message:
     try:
         return Message(node_of(context).answer(message.content), reply_to=message)
     except FedveilError as error:
-        return Message(refused_by(error, None), reply_to=message)
+        return Message(refused_by(error, _name(context)), reply_to=message)
+
+
+def _name(context: Context) -> str:
+    """Of a node that may not even be able to read its own files."""
+    folder = context.node_config.get("fedveil-node")
+    return f"client-{context.node_config.get('partition-id')}" if folder is None else Path(str(folder)).name
 
 
 def node_of(context: Context) -> Node:
@@ -65,14 +70,14 @@ def _deployed(settings: RunSettings, folder: str) -> Node:
     classes = config.task.classes
     if classes is None:
         raise RefusalError("message", "the run does not say how many classes there are")
-    x, y = home.examples.x, home.examples.y
-    require_labels_below(y, classes, home.name)
-    shape = tuple(x.shape[1:])
-
-    def build() -> torch.nn.Module:
-        return make_model(config.task.model, shape, classes, **config.task.model_options)
-
-    method = config.build_method()
+    vocabulary = vocabulary_on_nodes(config)
+    if vocabulary is None:
+        examples = home.examples
+    else:
+        text = config.task.text or TextSection()
+        examples = home.tokens(vocabulary, length=text.length, too_long=text.too_long)
+    require_labels_below(examples.y, classes, home.name)
+    task, method = task_for(config, examples.x.shape[1:], classes, vocabulary), config.build_method()
 
     def admit(order: Order, down: Downlink) -> None:
         at = order.at
@@ -82,9 +87,10 @@ def _deployed(settings: RunSettings, folder: str) -> Node:
         except RefusedError as error:
             raise RefusalError("policy", str(error)) from error
 
-    worker = ClientWorker(Task(build), home.clients, method, settings.seed, home.noise)
+    clients = NodeClients(home.client, examples)
+    worker = ClientWorker(task, clients, method, settings.seed, home.noise)
     limit = home.guard.policy.maximum_message
-    return Node(home.name, home.client, len(home.examples), worker, home.state / "clients", admit, limit)
+    return Node(home.name, home.client, len(examples), worker, home.state / "clients", admit, limit)
 
 
 def _simulated(settings: RunSettings, context: Context) -> Node:

@@ -20,7 +20,7 @@ from typing import Any
 
 import tomli_w
 
-from fedveil.config import Config
+from fedveil.config import Config, TextSection
 from fedveil.deploy.config import SERVER_FILE, ServerConfig, read_toml
 from fedveil.deploy.processes import (
     CONNECTION,
@@ -28,15 +28,15 @@ from fedveil.deploy.processes import (
     environment,
     free_port,
     is_up,
+    own_program,
     write_connection,
 )
 from fedveil.errors import FedveilError, InputError
 from fedveil.experiment import load_examples, prepare
 from fedveil.experiment import run_seed as simulate_seed
-from fedveil.flower_app.settings import PROBLEM, RunSettings
+from fedveil.flower_app.settings import PROBLEM, RunSettings, vocabulary_on_nodes
 from fedveil.messages import Record
 from fedveil.methods.method import At
-from fedveil.models.registry import model_entry
 from fedveil.privacy.releases import Plan
 from fedveil.results import Result, ResultFolder
 from fedveil.run import Observer, RoundEnd
@@ -120,13 +120,15 @@ def server_home(config: Config) -> Path:
 
 def with_shape(config: Config, data_dir: Path | None) -> Config:
     """The configuration with the shape and the classes of the server's test set, where it does not say them."""
-    if model_entry(config.task.model).reads != "numbers":
-        raise InputError(
-            "task.model",
-            config.task.model,
-            "reads texts, and nodes hold images and tables",
-            'Use engine = "flower-simulation", or another model.',
-        )
+    if vocabulary_on_nodes(config) is not None:
+        length = (config.task.text or TextSection()).length
+        if config.task.input_shape not in (None, [length]):
+            raise InputError(
+                "task.input_shape",
+                config.task.input_shape,
+                f"texts are {length} tokens long (task.text.length)",
+                f"Use [{length}].",
+            )
     if config.task.input_shape is not None and config.task.classes is not None:
         return config
     dataset = load_examples(config, data_dir)
@@ -186,7 +188,7 @@ def program(name: str) -> str:
 @contextmanager
 def _simulating(link: ServerConfig, home: Path) -> Iterator[None]:
     """A SuperLink of our own on loopback that simulates its nodes: up when this begins and gone when it ends."""
-    command = [program("flower-superlink"), "--insecure", "--simulation"]
+    command = [*own_program("superlink"), "--insecure", "--simulation"]
     command += ["--host", link.listen, "--port", str(link.port), "--disable-runtime-dependency-installation"]
     log = home / "superlink.log"
     with log.open("wb") as out:

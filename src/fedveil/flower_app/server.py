@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -20,19 +19,18 @@ from fedveil.engines.flower.engine import FlowerEngine, Limits
 from fedveil.engines.flower.roster import Roster
 from fedveil.engines.flower.wire import LARGEST_MESSAGE, fingerprint
 from fedveil.errors import FedveilError, InputError
-from fedveil.experiment import facts_of, load_examples, options_of, prepare
+from fedveil.experiment import facts_of, load_examples, options_of, prepare, task_for
 from fedveil.flower_app.client import STATES
-from fedveil.flower_app.settings import LOG, PROBLEM, RunSettings
-from fedveil.models.registry import make_model
+from fedveil.flower_app.settings import LOG, PROBLEM, RunSettings, vocabulary_on_nodes
 from fedveil.privacy.releases import Plan
 from fedveil.report.leave import pictures_of
 from fedveil.results import Result
-from fedveil.task import Task
 
 log = logging.getLogger("flwr.fedveil")
 app = ServerApp()
 FEDERATION = "federation.json"
 GATHER_SECONDS = 600.0
+RETURN_SECONDS = 120.0  # a server that was restarted waits so long for those who have not called it again
 
 
 @app.main()
@@ -118,11 +116,8 @@ def serve_deployed(grid: Grid, settings: RunSettings) -> Result:
     shape, classes = config.task.input_shape, config.task.classes
     if shape is None or classes is None:
         raise InputError("task.classes", classes, "the nodes are not told", "Submit the run with fedveil.")
-
-    def build() -> torch.nn.Module:
-        return make_model(config.task.model, tuple(shape), classes, **config.task.model_options)
-
-    task, method = Task(build, device=config.run.device), config.build_method()
+    task = task_for(config, shape, classes, vocabulary_on_nodes(config), config.run.device)
+    method = config.build_method()
     roster = Roster(grid, fingerprint(task, method))
     plan = _agreed_plan(roster, settings)
 
@@ -163,7 +158,7 @@ def _agreed_plan(roster: Roster, settings: RunSettings) -> Plan:
     section = settings.config.run
     clients = settings.config.partition.clients or 1
     if path.exists():
-        roster.refresh()
+        roster.wait_for(clients, RETURN_SECONDS)
         return Plan(**json.loads(path.read_text()))
     roster.wait_for(clients, GATHER_SECONDS)
     sizes = [who.size for who in roster.clients.values()]

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.config import Config, make_config
+from fedveil.data.vocabulary import Vocabulary
 from fedveil.errors import InputError
-from fedveil.experiment import result_folder
+from fedveil.experiment import result_folder, vocabulary_of
+from fedveil.models.registry import model_entry
 from fedveil.streams import NoiseSource
 
 PROBLEM = ".flower-problem"  # in a run's folder: why its last attempt failed
@@ -68,6 +70,38 @@ class RunSettings:
             Path(str(data)) if data else None,
             "seeded" if noise == "seeded" else "entropy" if noise == "entropy" else None,
         )
+
+
+def vocabulary_on_nodes(config: Config) -> Vocabulary | None:
+    """What deployed nodes read their texts with; None for a model of images and tables.
+
+    A node opens no file that the server names, so it has only vocabularies and models that need none.
+    """
+    entry = model_entry(config.task.model)
+    if entry.reads == "texts without labels":
+        raise InputError(
+            "task.model",
+            config.task.model,
+            "is a language model, and nodes hold texts with labels",
+            'Use engine = "flower-simulation", or another model.',
+        )
+    for option in entry.options:
+        if option == "path" or (option.endswith("_path") and option in config.task.model_options):
+            raise InputError(
+                "task.model",
+                config.task.model,
+                f"reads files ({option}), and nodes open none that a server names",
+                'Use engine = "flower-simulation", or another model.',
+            )
+    text = config.task.text
+    if entry.reads == "texts" and text is not None and text.vocabulary in ("public", "tokenizer"):
+        raise InputError(
+            "task.text.vocabulary",
+            text.vocabulary,
+            "reads a file, and nodes open none that a server names",
+            'Use "hash" or "bytes".',
+        )
+    return vocabulary_of(config)
 
 
 @functools.lru_cache(maxsize=4)

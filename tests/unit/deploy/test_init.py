@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +16,14 @@ from typer.testing import CliRunner
 pytest.importorskip("flwr")
 from fedveil.cli import app
 from fedveil.cli_deploy import deploy
+from fedveil.config import make_config
 from fedveil.deploy.config import SERVER_FILE, NodeConfig, ServerConfig, read_toml
 from fedveil.deploy.init import Federation, init
 from fedveil.deploy.node import open_node
+from fedveil.deploy.policy import RefusedError
 from fedveil.deploy.processes import environment, node_command, server_command, write_connection
 from fedveil.errors import FedveilError, InputError
+from fedveil.privacy.releases import Plan
 
 
 def with_data(folder: Path, records: int = 5) -> Path:
@@ -188,3 +193,26 @@ def test_scripts_and_units_are_well_formed(tmp_path: Path) -> None:
     }
     known = {entry.name for entry in deploy.registered_commands}
     assert named <= known
+
+
+def test_the_experiment_on_the_page_is_one_that_new_policies_admit(tmp_path: Path) -> None:
+    """And the page says what it costs, and how many rounds remain."""
+    page = (Path(__file__).parents[3] / "docs" / "deploy.md").read_text()
+    found = re.search(r"```toml\n(\[task\].*?)```", page, re.DOTALL)
+    assert found is not None
+    config = make_config(tomllib.loads(found[1]) | {"partition": {"clients": 2}}, ['run.engine="flower"'])
+    node = init(tmp_path / "fed", Federation(nodes=2))[0]
+    np.savez(node / "data.npz", x=np.zeros((700, 4), np.float32), y=np.arange(700) % 10)
+    guard = open_node(node).guard
+    plan = Plan(2, 2, config.run.sampler, 100, 700, 700)
+    method = config.build_method()
+    for number in range(1, config.run.rounds + 1):
+        guard.admit("run", number, method, plan)
+    (spent,) = guard.spent()
+    assert spent.epsilon is not None
+    assert f"costs {spent.epsilon:.2f} of it" in page
+    assert "three more rounds" in page
+    for number in (4, 5, 6):
+        guard.admit("run", number, method, plan)
+    with pytest.raises(RefusedError):
+        guard.admit("run", 7, method, plan)

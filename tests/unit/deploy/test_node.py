@@ -9,8 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
+from fedveil.data.vocabulary import HashVocabulary
 from fedveil.deploy.form import form_of, read_form, write_form
-from fedveil.deploy.node import open_node
+from fedveil.deploy.node import NodeClients, open_node
 from fedveil.errors import DataError, InputError
 from tests.unit.deploy.makers import OPEN_POLICY, node_folder
 
@@ -22,11 +23,12 @@ def test_arrays_are_read_as_they_are(tmp_path: Path) -> None:
     with np.load(tmp_path / "data.npz", allow_pickle=False) as stored:
         torch.testing.assert_close(node.examples.x, torch.from_numpy(stored["x"]), rtol=0, atol=0)
     assert (node.name, node.client, node.directory) == ("node-3", 3, tmp_path)
-    data = node.clients.load([3])
+    clients = NodeClients(node.client, node.examples)
+    data = clients.load([3])
     assert data.x.shape == (1, 12, 8)
     assert data.sizes.tolist() == [12]
     with pytest.raises(InputError, match="one client only"):
-        node.clients.load([0])
+        clients.load([0])
 
 
 def test_noise_is_entropy_unless_the_node_itself_says_that_it_is_a_test(tmp_path: Path) -> None:
@@ -104,3 +106,39 @@ def test_a_folder_that_is_no_node_and_data_that_is_missing(tmp_path: Path) -> No
     (folder / "data.npz").unlink()
     with pytest.raises(DataError, match=r"data\.npz"):
         open_node(folder)
+
+
+def _text_node(folder: Path, lines: str) -> Path:
+    node_folder(folder)
+    (folder / "notes.tsv").write_text(lines)
+    (folder / "node.toml").write_text(
+        'name = "w"\nclient = 0\n[data]\nreader = "texts"\npath = "notes.tsv"\nclasses = ["well", "ill"]\n'
+    )
+    return folder
+
+
+def test_texts_become_tokens_of_the_runs_vocabulary(tmp_path: Path) -> None:
+    node = open_node(_text_node(tmp_path, "fever and cough\till\nfine\twell\n"))
+    assert len(node.held) == 2
+    examples = node.tokens(HashVocabulary(50), length=4, too_long="truncate")
+    assert examples.y.tolist() == [1, 0], "the classes are those of node.toml, in its order"
+    (expected,) = HashVocabulary(50).encode(["fever and cough"])
+    assert examples.x[0].tolist() == [*expected, 0]
+    with pytest.raises(InputError, match="this node holds texts"):
+        _ = node.examples
+    with pytest.raises(InputError, match="this node holds numbers"):
+        open_node(node_folder(tmp_path / "n")).tokens(HashVocabulary(50), length=4, too_long="truncate")
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("a text\n", "line 1 is not a text, a tab and a label"),
+        ("a text\tdead\n", "line 1 has a label other than well, ill"),
+        ("a text\till\n \till\n", "line 2 has no text"),
+    ],
+)
+def test_wrong_texts_are_named_by_line_and_never_quoted(lines: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=said) as caught:
+        open_node(_text_node(tmp_path, lines))
+    assert "a text\t" not in str(caught.value)

@@ -159,13 +159,6 @@ def test_a_cohort_that_grows_within_a_round_is_refused(tmp_path: Path) -> None:
         guard.admit("run", 1, method, plan, exchange=1, announced=9)
 
 
-def test_messages_beyond_the_limit_are_refused(tmp_path: Path) -> None:
-    guard = open_node(node_folder(tmp_path, policy=OPEN_POLICY + "maximum_message = 1000\n")).guard
-    guard.admit_message(1000)
-    with pytest.raises(RefusedError, match="node node-0 refuses a message of 1001 bytes"):
-        guard.admit_message(1001)
-
-
 def test_a_ledger_that_was_cut_or_removed_stops_the_node(tmp_path: Path) -> None:
     folder = node_folder(tmp_path)
     for number in (1, 2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import io
 import json
@@ -10,7 +11,10 @@ import os
 import subprocess
 import sys
 import zipfile
+from base64 import b64decode, b64encode
+from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,11 +22,21 @@ import pytest
 from typer.testing import CliRunner
 
 pytest.importorskip("flwr")
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLWR_IN_MEMORY_DB_NAME
+from flwr.supercore.corestate import in_memory_corestate, sql_corestate
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.retry import http_retry
 from flwr.superlink import main as superlink_main
+from flwr.superlink.federation import NoOpFederationManager
 from flwr.supernode import start_client_internal
 
+import fedveil.cli_deploy  # noqa: F401  its commands register themselves on the app
 from fedveil.cli import app
+from fedveil.deploy.certificates import make_node_key
 from fedveil.deploy.init import Federation, init
+from fedveil.deploy.patience import START_SECONDS, wait_longer
 from fedveil.deploy.processes import (
     ProcessError,
     mark_running,
@@ -37,12 +51,20 @@ from fedveil.methods.udp_fedavg import UDPFedAvg
 from fedveil.privacy.releases import Plan
 
 
-def status_of(path: str, client: str, server: str = "10.0.0.5") -> int:
-    """What the server answers to a request from this address."""
+def status_of(
+    path: str,
+    client: str,
+    server: str = "10.0.0.5",
+    *,
+    says: int = 200,
+    key: bytes | None = None,
+    ready: Path | None = None,
+) -> int:
+    """What the server answers to a request from this address; `says` is what Flower would."""
     answers: list[dict[str, Any]] = []
 
     async def served(_scope: Any, _receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.start", "status": says, "headers": []})
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b"", "more_body": False}
@@ -56,8 +78,9 @@ def status_of(path: str, client: str, server: str = "10.0.0.5") -> int:
         "client": (client, 50000),
         "server": (server, 8443),
         "method": "POST",
+        "headers": [] if key is None else [(FLEET_HTTP_PUBLIC_KEY_HEADER.encode(), key)],
     }
-    asyncio.run(OnlyNodesFromOutside(served)(scope, receive, send))
+    asyncio.run(OnlyNodesFromOutside(served, ready)(scope, receive, send))
     return int(answers[0]["status"])
 
 
@@ -81,6 +104,36 @@ def bundle(files: dict[str, str]) -> bytes:
 
 def settings(client: str) -> str:
     return f'[tool.flwr.app.components]\nserverapp = "x:y"\nclientapp = "{client}"\n'
+
+
+def test_nodes_are_asked_to_come_back_until_their_keys_are_registered(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    assert status_of("/v1/fleet/activate-node", "192.0.2.1", ready=ready) == 503
+    assert status_of("/v1/control/register-node", "127.0.0.1", ready=ready) == 200
+    assert status_of("/health", "127.0.0.1", ready=ready) == 200
+    assert 503 in http_retry._RETRYABLE_STATUS_CODES, "or a node would give up"
+    ready.touch()
+    assert status_of("/v1/fleet/activate-node", "192.0.2.1", ready=ready) == 200
+
+
+def test_a_node_that_is_turned_away_is_named_by_address_and_key(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = make_node_key(tmp_path)
+    shown = load_ssh_public_key(line).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    digest = hashlib.sha256(b64decode(line.split()[1])).digest()  # as ssh-keygen -lf prints it
+    mark = "SHA256:" + b64encode(digest).decode().rstrip("=")
+    with caplog.at_level("WARNING", "flwr.fedveil"):
+        assert status_of("/v1/fleet/activate-node", "192.0.2.1", says=401, key=b64encode(shown)) == 401
+        assert f"refused a node at 192.0.2.1 with the key {mark}: it is not registered" in caplog.text
+        assert status_of("/v1/fleet/activate-node", "192.0.2.2", says=401) == 401
+        assert "192.0.2.2 without a key" in caplog.text
+        assert status_of("/v1/fleet/activate-node", "192.0.2.3", says=401, key=b"?") == 401
+        assert "192.0.2.3 with a key that cannot be read" in caplog.text
+        caplog.clear()
+        assert status_of("/v1/fleet/activate-node", "192.0.2.1", key=b64encode(shown)) == 200
+        assert status_of("/v1/fleet/pull-object", "192.0.2.1", says=403, key=b64encode(shown)) == 403
+        assert not caplog.text
 
 
 def test_the_own_application_is_let_through() -> None:
@@ -115,6 +168,27 @@ def test_flower_asks_where_it_is_answered() -> None:
     receives = inspect.getsource(start_client_internal._pull_and_store_message)
     assert receives.index("get_fused_config_from_fab(fab.content") < receives.index("store_fab(fab)")
     assert "extensions.get_middleware()" in inspect.getsource(superlink_main._get_middleware)
+
+
+@pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")  # in Flower's own database
+@pytest.mark.parametrize("state", [in_memory_corestate, sql_corestate])
+def test_a_process_that_starts_slowly_is_not_started_again(
+    state: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower's own 30 s are too short for a busy machine, and a second process makes it busier."""
+    for name in ("HEARTBEAT_DEFAULT_INTERVAL", "HEARTBEAT_PATIENCE"):
+        monkeypatch.setattr(state, name, getattr(state, name))  # put back afterwards
+    wait_longer(state)
+    place = FLWR_IN_MEMORY_DB_NAME if state is in_memory_corestate else str(tmp_path / "superlink.db")
+    store = LinkStateFactory(place, NoOpFederationManager(), ObjectStoreFactory(place)).state()
+    task = store.create_task("flwr-serverapp", 1)
+    assert task is not None
+    token = store.claim_task(task)
+    assert token is not None
+    began = state.now()
+    for later, known in ((START_SECONDS - 5, True), (START_SECONDS + 5, False)):
+        monkeypatch.setattr(state, "now", lambda later=later: began + timedelta(seconds=later))
+        assert (store.get_task_by_token(token) is not None) == known
 
 
 HOLDER = """

@@ -113,9 +113,9 @@ def admit_all(_order: Order, _down: Message) -> None:
     """Takes part in everything: a simulated client has no policy of its own."""
 
 
-def refused_by(error: FedveilError, client: int | None) -> RecordDict:
-    """The answer of a node that cannot even begin."""
-    log.warning("this node cannot take part: %s", error)
+def refused_by(error: FedveilError, name: str) -> RecordDict:
+    """The answer of a node that cannot even begin; of a failure the server is told only the kind."""
+    log.warning("node %s cannot take part: %s", name, error)
     if isinstance(error, RefusalError):
-        return refuse(error, client)
-    return refuse(RefusalError("error", f"failed with {type(error).__name__}"), client)
+        return refuse(RefusalError(error.reason, f"node {name}: {error}"), None)
+    return refuse(RefusalError("error", f"node {name} failed with {type(error).__name__}"), None)

@@ -25,14 +25,25 @@ from fedveil.errors import FedveilError
 
 log = logging.getLogger("flwr.fedveil")
 _SOON, _LATER = 0.1, 2.0
-HELLO_SECONDS = 120.0
+HELLO_SECONDS = 120.0  # a round waits so long for the answer of a node that has just come
+HELLO_VALID = 300.0  # but it may answer later: asking again would throw away what a slow node has done so far
+ASK_AGAIN_SECONDS = 600.0  # a node that was not let in may have been mended since
 PATIENCE = 120.0
 T = TypeVar("T")
 
 
 def send_and_receive(grid: Grid, messages: Sequence[Envelope], timeout: float) -> list[Envelope]:
     """The replies that came in time. A reply that cannot even be decoded costs its sender, not the round."""
-    waiting = {number for number in patiently(lambda: grid.push_messages(messages)) if number}
+    return receive(grid, {number for number in send(grid, messages) if number}, timeout)
+
+
+def send(grid: Grid, messages: Sequence[Envelope]) -> list[str]:
+    """The number of each message; empty for one that could not be sent."""
+    return list(patiently(lambda: grid.push_messages(messages)))
+
+
+def receive(grid: Grid, waiting: set[str], timeout: float) -> list[Envelope]:
+    """The replies to these messages that come in time; what is left in `waiting` is unanswered."""
     replies: list[Envelope] = []
     end = time.monotonic() + timeout
     pause = _SOON
@@ -85,7 +96,8 @@ class Roster:
         self._grid = grid
         self.fingerprint = fingerprint
         self._known: dict[int, Introduction] = {}
-        self._refused: set[int] = set()
+        self._refused: dict[int, float] = {}
+        self._asked: dict[str, int] = {}
 
     @property
     def clients(self) -> dict[int, Introduction]:
@@ -103,18 +115,30 @@ class Roster:
         who = self._known.get(node)
         return None if who is None else who.client
 
-    def refresh(self, timeout: float = HELLO_SECONDS) -> None:
-        """Forget nodes that have left and get to know those that have come."""
+    def refresh(self, timeout: float = HELLO_SECONDS, *, waits: bool = False) -> None:
+        """Forget nodes that have left and get to know those that have come.
+
+        It waits for the answers of those who were not asked before, or for all that are missing (`waits`).
+        """
         here = set(patiently(self._grid.get_node_ids))
         for node in self._known.keys() - here:
             log.warning("%s has left", self.names(node))
             del self._known[node]
-        self._refused &= here
-        new = sorted(here - self._known.keys() - self._refused)
-        if not new:
-            return
-        messages = [Envelope(hello(), node, HELLO, ttl=timeout, group_id="hello") for node in new]
-        for reply in send_and_receive(self._grid, messages, timeout):
+        since = time.monotonic() - ASK_AGAIN_SECONDS
+        self._refused = {node: when for node, when in self._refused.items() if node in here and when > since}
+        self._asked = {number: node for number, node in self._asked.items() if node in here}
+        new = sorted(here - self._known.keys() - self._refused.keys() - set(self._asked.values()))
+        messages = [Envelope(hello(), node, HELLO, ttl=HELLO_VALID, group_id="hello") for node in new]
+        if messages:
+            numbers = send(self._grid, messages)
+            self._asked |= {number: node for number, node in zip(numbers, new, strict=True) if number}
+        unanswered = set(self._asked)
+        replies = receive(self._grid, unanswered, timeout if new or waits else 0.0)
+        read = {reply.metadata.reply_to_message_id for reply in replies}
+        damaged = [node for number, node in self._asked.items() if number not in unanswered | read]
+        self._refused |= dict.fromkeys(damaged, time.monotonic())
+        self._asked = {number: node for number, node in self._asked.items() if number in unanswered}
+        for reply in replies:
             if reply.has_error():
                 log.warning("a node did not introduce itself: %s", reply.error.reason)
                 continue
@@ -125,7 +149,7 @@ class Roster:
                 name = f"node {who.name!r} ({node})"
                 self._admit(node, who)
             except RefusalError as refusal:
-                self._refused.add(node)
+                self._refused[node] = time.monotonic()
                 log.warning("%s is not let in: %s", name, refusal)
 
     def _admit(self, node: int, who: Introduction) -> None:
@@ -141,8 +165,13 @@ class Roster:
     def wait_for(self, count: int, timeout: float) -> None:
         """Wait until so many nodes are there, whether let in or not, or the time is up."""
         end = time.monotonic() + timeout
+        told = -1
         while True:
-            self.refresh()
-            if len(self._known) + len(self._refused) >= count or time.monotonic() >= end:
+            self.refresh(_LATER, waits=True)
+            here = len(self._known) + len(self._refused)
+            if here >= count or time.monotonic() >= end:
                 return
+            if here != told:
+                log.info("%d of %d nodes are here; waiting for the others up to %g s", here, count, timeout)
+                told = here
             time.sleep(1.0)

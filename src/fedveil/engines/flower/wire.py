@@ -26,6 +26,7 @@ HELLO = "query.hello"
 EXCHANGE = "train.exchange"
 VERSION = metadata.version("fedveil")
 LARGEST_MESSAGE = 1 << 30
+LARGEST_HEAD = 1 << 20
 _HEAD, _BODY, _ENCODING = "fedveil", "message", "fedveil"
 
 Reason = Literal["version", "model", "policy", "size", "message", "plan", "error"]
@@ -92,6 +93,14 @@ class Reply:
 
 def hello() -> RecordDict:
     return _pack({"kind": "hello", "version": VERSION})
+
+
+def read_hello(content: RecordDict) -> None:
+    """Refuse the hello of another version before anything else of it is read: its words may mean other things."""
+    head, _ = _unpack(content, "hello", 0)
+    theirs = head.get("version")
+    if theirs != VERSION:
+        raise RefusalError("version", f"the server's fedveil is {theirs!r:.40}, this node's {VERSION!r}")
 
 
 def introduce(who: Introduction) -> RecordDict:
@@ -219,7 +228,12 @@ def _pack(head: Mapping[str, Any], body: bytes | None = None) -> RecordDict:
 
 def _unpack(content: RecordDict, kind: str, limit: int) -> tuple[dict[str, Any], bytes]:
     try:
-        head = json.loads(str(content.config_records[_HEAD]["head"]))
+        words = str(content.config_records[_HEAD]["head"])
+        if len(words) > LARGEST_HEAD:
+            raise RefusalError(
+                "size", f"a head of {len(words)} characters, more than the {LARGEST_HEAD} allowed"
+            )
+        head = json.loads(words)
         said = head["kind"]
     except (KeyError, TypeError, ValueError) as error:
         raise RefusalError("message", "this is not a message of fedveil") from error
