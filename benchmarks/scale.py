@@ -106,8 +106,9 @@ def draw(found: dict[str, list[tuple[int, float, float]]], path: str) -> None:
         x = [p[0] for p in points]
         panels[0][column].loglog(x, [1 / p[1] for p in points], marker="o")
         panels[1][column].semilogx(x, [p[2] / 2**20 for p in points], marker="o")
-        panels[1][column].set_ylim(bottom=0)
         panels[1][column].set_xlabel(axis)
+    # Panels of a row share their scale: only now are all points on it.
+    panels[1][0].set_ylim(0, 1.1 * max(p[2] for points in found.values() for p in points) / 2**20)
     panels[0][0].set_ylabel("rounds per second")
     panels[1][0].set_ylabel("peak memory, MiB")
     figure.tight_layout()
