@@ -46,8 +46,11 @@ def test_embeddings_alone_tell_more_than_a_wrong_gradient() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("targets", "examples", "gate"), [(20, 1, 0.9), (5, 2, 0.7), (3, 4, 0.7)])
-def test_lamp_recovers_many_texts_and_batches(targets: int, examples: int, gate: float) -> None:
+@pytest.mark.parametrize(
+    ("targets", "examples", "steps", "gate"),
+    [(20, 1, 100, 0.9), (5, 2, 100, 0.7), (3, 4, 300, 0.7)],  # four texts need more steps: 100 reach 0.65
+)
+def test_lamp_recovers_many_texts_and_batches(targets: int, examples: int, steps: int, gate: float) -> None:
     view, ids = text_view(targets, examples)
-    finding = Lamp(steps=100, prior="n-gram")(view, named_stream(2, "gate"))
+    finding = Lamp(steps=steps, prior="n-gram")(view, named_stream(2, "gate"))
     assert overlap(finding.images, ids).rouge1 > gate
