@@ -11,8 +11,8 @@ from fedveil.errors import InputError
 from fedveil.messages import Message
 from fedveil.methods.cpsgd import CpSGD, Levels, rotate_back
 from fedveil.methods.dp_fedags_proven import ModelAndMask, Selected, scattered
-from fedveil.methods.fields import LocalTraining
 from fedveil.methods.method import AnyMethod, At
+from fedveil.training.local_sgd import Schedule, scheduled_lr
 from fedveil.tree import Params, add, expand, unflatten
 
 
@@ -23,7 +23,8 @@ def uploaded_models(method: AnyMethod, at: At, down: Message, up: Message) -> tu
         raise InputError("method", method.name, "sends no model", "Look at its final model instead.")
     start = expand(sent, up.count)
     size = sum(leaf[0].numel() for leaf in start.values())
-    lr = method.lr_at(at) if isinstance(method, LocalTraining) else float(getattr(method, "lr", 1.0))
+    schedule: Schedule = getattr(method, "lr_schedule", "constant")
+    lr = scheduled_lr(getattr(method, "lr", 1.0), schedule, at.round, at.plan.rounds)
     if isinstance(up, Selected):
         assert isinstance(down, ModelAndMask)
         everywhere = {"places": torch.arange(size).unsqueeze(0)}
