@@ -72,7 +72,7 @@ def results(settings: Sequence[Setting]) -> str:
             told = f"<strong>{told}</strong>"
         row: list[Cell] = [
             named(s),
-            (_seeds(s), float(len(s.runs))),
+            (str(len(s.runs)), float(len(s.runs))),
             (told, None if spread is None else spread.mean),
         ]
         for adversary in ("observer", "server"):
@@ -109,11 +109,6 @@ def results(settings: Sequence[Setting]) -> str:
         "bytes and seconds: mean of a run."
     )
     return section("results", "Results", table("Results by method", heads, rows), lead=note)
-
-
-def _seeds(setting: Setting) -> str:
-    seeds = [str(run.seed) for run in setting.runs if run.seed is not None]
-    return escape(", ".join(seeds)) if 0 < len(seeds) <= 4 else str(len(setting.runs))
 
 
 def privacy(settings: Sequence[Setting]) -> str:
