@@ -27,7 +27,7 @@ def attacks(settings: Sequence[Setting]) -> str:
     found = [(attack, s, run) for s in settings for run in s.runs for attack in run.attacks]
     found.sort(key=lambda item: item[0].name)  # one attack on every setting, side by side
     cards = ""
-    for name, members in groupby(found, key=lambda item: item[0].name):
+    for name, members in groupby(found, key=lambda item: _in_words(item[0].name)):
         shown = "".join(_attack(s, run, attack) for attack, s, run in members)
         cards += f'<h3>{escape(name)}</h3><div class="cards">{shown}</div>'
     curves = [
@@ -54,12 +54,17 @@ def attacks(settings: Sequence[Setting]) -> str:
             "<figure><figcaption>Membership: can one tell who was in the data? The diagonal is guessing."
             f'</figcaption><ul class="legend">{items}</ul>{chart}</figure>'
         )
-    lead = "What attacks on these runs achieved. A failed attack proves nothing; a good one refutes."
+    lead = "What attacks on these runs achieved. A failed attack proves nothing; one that succeeds shows what leaks."
     return section("attacks", "Attacks", cards, roc, lead=lead)
 
 
 def _attack(setting: Setting, run: Run, attack: Attack) -> str:
-    scores = [fact for fact in attack.facts if _SCORE.match(fact[0]) and fact[1] != "none"]
+    told = ("labels", "known") in attack.facts  # then that they are right is no success
+    scores = [
+        fact
+        for fact in attack.facts
+        if _SCORE.match(fact[0]) and fact[1] != "none" and not (told and fact[0] == "labels right")
+    ]
     scores = scores or list(attack.facts)
     rest = [fact for fact in attack.facts if fact not in scores]
     ordered = sorted(
@@ -75,13 +80,36 @@ def _attack(setting: Setting, run: Run, attack: Attack) -> str:
         for item in ordered
     )
     shown = f"<div class=tiles>{shown}</div>" if shown else _texts(attack.texts)
-    where = f", {_place(attack.target)}" if attack.target else ""
+    where = f", {_in_words(attack.target)}" if attack.target else ""
     more = f"<details><summary>All facts</summary>{_facts(rest)}</details>" if rest else ""
     return (
         f'<article class="card{" broad" if wide or attack.texts else ""}"><h4>{named(setting)}</h4>'
         f'<p class="note">seed {run.seed}{escape(where)}</p>'
-        f"{shown}<div>{_facts(scores)}{more}</div></article>"
+        f"{shown}<div>{_meaning(attack)}{_facts([(_spelt(name), value) for name, value in scores])}{more}</div>"
+        "</article>"
     )
+
+
+def _meaning(attack: Attack) -> str:
+    """Whether the pictures say more than the mean of all images does, which anybody could answer."""
+    facts = dict(attack.facts)
+    try:
+        found, anyway = (float(facts[key]) for key in ("psnr (against x)", "mean image psnr"))
+    except (KeyError, ValueError):
+        return ""
+    numbers = f"{found:.1f} dB against {anyway:.1f} dB"
+    if found > anyway:
+        text = f"On average closer to the originals than the mean image is ({numbers}): it shows something of them."
+    else:
+        text = f"On average no closer to the originals than the mean image is ({numbers}): it shows nothing of them."
+    return f"<p>{text}</p>"
+
+
+def _spelt(name: str) -> str:
+    """`psnr (against x)` as `PSNR`."""
+    plain = name.removesuffix(" (against x)")
+    plain = re.sub(r"^mean image (\w+)", r"\1 of the mean image", plain)
+    return re.sub(r"^(psnr|ssim|mse|lpips|kl|auc|tpr|rouge)", lambda word: word[0].upper(), plain)
 
 
 def _texts(pairs: Sequence[TextPair]) -> str:
@@ -112,10 +140,10 @@ def _marked(pair: TextPair) -> str:
     return "".join(out)
 
 
-def _place(target: str) -> str:
-    """`round-1-client-46-50890df4` as words, without the hash of the attack's settings."""
-    plain = re.sub(r"-[0-9a-f]{8}$", "", target)
-    return re.sub(r"-(\d+)-?", r" \1, ", plain).removesuffix(", ")
+def _in_words(name: str) -> str:
+    """`dlg-round-1-client-46-50890df4` as `dlg, round 1, client 46`: no hash of the attack's settings."""
+    plain = re.sub(r"-[0-9a-f]{8}$", "", name)
+    return re.sub(r"(^|-)(round|exchange|client)-(\d+)", r", \2 \3", plain).removeprefix(", ")
 
 
 def _facts(facts: Sequence[tuple[str, str]]) -> str:
@@ -137,16 +165,21 @@ def pictures(settings: Sequence[Setting]) -> str:
             "Synthetic examples",
             "Made by the method in place of clients' data, and sent or shown.",
         ),
-        ("figures", "Spectra, smoothness and other figures", "Left in the result folder by the method."),
+        ("figures", "Figures of the methods", "What a method did, as it left it in the result folder."),
     ):
         parts = []
         for s in settings:
             for run in s.runs:
                 parts += [
-                    picture(item, f"{item.name}, {s.name}, seed {run.seed}", kind="plate", caption=True)
+                    picture(
+                        item,
+                        f"{_in_words(item.name)}, {s.name}, seed {run.seed}",
+                        kind="plate drawn" if anchor == "figures" else "plate",
+                        caption=True,
+                    )
                     for item in getattr(run, anchor)
                 ]
-        body = f'<div class="plates">{"".join(parts)}</div>' if parts else ""
+        body = f'<div class="plates {anchor}">{"".join(parts)}</div>' if parts else ""
         out.append(section(anchor, title, body, lead=lead))
     return "".join(out)
 

@@ -12,6 +12,7 @@ from fedveil.report.reading import Paper, number
 from fedveil.report.settings import WHO, WHOM, Setting, Spread
 
 Level = Literal["good", "fair", "weak", "bad"]
+_AGAINST = WHO | {"observer": "those who see only what is published"}
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,9 @@ def headline(settings: Sequence[Setting]) -> Verdict:
         assert row is not None
         text = (
             f"{pick.name} reaches {percent(pick.accuracy)} with epsilon {show(_epsilon(pick))} proven "
-            f"for {WHOM.get(row.unit, row.unit)} against {WHO['observer']}: {strength(row.epsilon)}."
+            f"for {WHOM.get(row.unit, row.unit)} against {_AGAINST['observer']}: {strength(row.epsilon)}."
         )
-        return Verdict(level(row.epsilon), text + _useless(pick) + _gap(best, pick))
+        return Verdict(level(row.epsilon), text + _server(pick, row.unit) + _useless(pick) + _gap(best, pick))
     if proven:
         pick = min(proven, key=_epsilon)
         text = (
@@ -83,7 +84,9 @@ def headline(settings: Sequence[Setting]) -> Verdict:
         return Verdict("weak", text + _useless(pick) + _gap(best, pick))
     other = [s for s in done if s.proof("server") or s.proof("client")]
     if other:
-        return Verdict("weak", f"Nothing is proven against {WHO['observer']}; see the privacy statement.")
+        return Verdict(
+            "weak", f"Nothing is proven against {_AGAINST['observer']}; see the privacy statement."
+        )
     name = f"{best.name} reaches {percent(best.accuracy)}"
     return Verdict("bad", f"{name}, and proves no privacy at all: nothing hides what clients send.")
 
@@ -111,13 +114,15 @@ def _line(setting: Setting) -> str:
     rows = [row for row in (setting.proof(adversary) for adversary in ("observer", "server")) if row]
     if not rows:
         return text + "Nothing is proven against anybody."
+    unit = rows[0].unit
     said = ", ".join(
-        f"epsilon {show(row.epsilon or 0)} against {WHO[row.adversary]} ({strength(row.epsilon)})"
+        f"epsilon {show(row.epsilon or 0)}{_other_unit(row.unit, unit)} against {_AGAINST[row.adversary]} "
+        f"({strength(row.epsilon)})"
         for row in rows
     )
-    whom = WHOM.get(rows[0].unit, rows[0].unit)
+    whom = WHOM.get(unit, unit)
     delta = "" if rows[0].delta is None else f" at delta {small(rows[0].delta)}"
-    missing = [WHO[a] for a in ("observer", "server") if setting.proof(a) is None]
+    missing = [_AGAINST[a] for a in ("observer", "server") if setting.proof(a) is None]
     nothing = f"; nothing against {' or '.join(missing)}" if missing else ""
     return text + f"Proven for {whom}{delta}: {said}{nothing}."
 
@@ -174,6 +179,19 @@ def contradictions(setting: Setting) -> list[str]:
         if p_value is not None and confidence is not None and p_value < 1 - confidence:
             found.append(f"BROKEN: an audit shows that noise is not as declared (p = {p_value:.1g}).")
     return found
+
+
+def _server(setting: Setting, unit: str) -> str:
+    """A limit against the public says nothing about who runs the federation."""
+    row = setting.proof("server")
+    if row is None:
+        return " Against the server nothing is proven."
+    other = _other_unit(row.unit, unit)
+    return f" Against the server: epsilon {show(row.epsilon or 0)}{other}, {strength(row.epsilon)}."
+
+
+def _other_unit(unit: str, than: str) -> str:
+    return "" if unit == than else f" for {WHOM.get(unit, unit)}"
 
 
 def _useless(setting: Setting) -> str:

@@ -116,6 +116,33 @@ def test_the_privacy_words_and_numbers_are_in_it(whole: str) -> None:
     assert "area 0.875" in text
 
 
+@pytest.mark.parametrize(
+    ("psnr", "words"),
+    [
+        (15.0, "On average closer to the originals than the mean image is (15.0 dB against 11.5 dB)"),
+        (8.0, "On average no closer to the originals than the mean image is (8.0 dB against 11.5 dB)"),
+    ],
+)
+def test_an_inversion_is_told_in_words(tmp_path: Path, psnr: float, words: str) -> None:
+    place = write_run(tmp_path) / "attacks" / "dlg-round-1-exchange-0-client-46-50890df4"
+    place.mkdir(parents=True)
+    found = {
+        "labels": "known",
+        "labels_right": 1.0,
+        "mean_image_psnr": 11.5,
+        "against_x": {"mean": {"psnr": psnr}},
+    }
+    (place / "finding.json").write_text(json.dumps(found))
+    text = write_report([tmp_path], tmp_path / "report.html").read_text()
+    assert "<h3>dlg, round 1, exchange 0, client 46</h3>" in text
+    assert words in text
+    card, facts = re.findall(r"<dl>(.*?)</dl>", text.split("<h3>dlg")[1])[:2]
+    assert "<dt>PSNR</dt>" in card
+    assert "<dt>PSNR of the mean image</dt>" in card
+    assert "labels right" not in card  # the attacker was told them
+    assert "labels right" in facts
+
+
 EVIL = """<img src=x onerror=alert(1)>"><script>alert('x')</script>&amp;' onload='y"""
 
 

@@ -75,7 +75,11 @@ def test_the_headline_picks_the_best_run_with_a_meaningful_proof(tmp_path: Path)
     said = headline(group(read_runs([write_everything(tmp_path)])))
     assert said.level == "fair"
     assert "udp-fedavg, noise multiplier 1 reaches 80.50" in said.text
-    assert "epsilon 4 proven for one client's whole data against published results" in said.text
+    assert (
+        "epsilon 4 proven for one client's whole data against those who see only what is published"
+        in said.text
+    )
+    assert "Against the server: epsilon 20, too large to be called protection." in said.text
     assert "fedavg reaches 91.00 ± 1.41 % without any proof" in said.text
 
 
@@ -88,6 +92,18 @@ def test_the_headline_never_calls_a_large_epsilon_or_no_proof_private(tmp_path: 
     assert "proves no privacy at all" in said.text
     write_run(tmp_path / "c", finished=False)
     assert "No run here is finished" in headline(group(read_runs([tmp_path / "c"]))).text
+
+
+def test_what_is_proven_for_another_unit_or_not_at_all_is_said_so(tmp_path: Path) -> None:
+    rows = [proof("observer", 4.0), proof("server", 2.0, "record")]
+    write_run(tmp_path / "a", "udp-fedavg", proven=rows)
+    (setting,) = group(read_runs([tmp_path / "a"]))
+    assert (
+        "Against the server: epsilon 2 for a single record, a meaningful limit." in headline([setting]).text
+    )
+    assert "epsilon 2 for a single record against the server" in lines(setting)[0].text
+    write_run(tmp_path / "b", "udp-fedavg", proven=[proof("observer", 4.0), proof("server", None)])
+    assert "Against the server nothing is proven." in headline(group(read_runs([tmp_path / "b"]))).text
 
 
 def test_private_because_it_knows_nothing_is_said(tmp_path: Path) -> None:
