@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import faulthandler
+import resource
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from fedveil.methods.method import METHODS
 from fedveil.models import registry
+
+_MOST_MEMORY = 3 << 30  # bytes that input may make the process grow by: room for torch, not for a bomb
+_MOST_SECONDS = 900  # of all tests of a module, on a machine that is busy with other work
+
+
+@pytest.fixture(scope="module")
+def bounded() -> Iterator[None]:
+    """Whatever the tests of this module read: a hang ends them, and memory without bound is refused."""
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (now + _MOST_MEMORY, hard))
+    faulthandler.dump_traceback_later(_MOST_SECONDS, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 @pytest.fixture

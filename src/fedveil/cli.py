@@ -16,7 +16,7 @@ from rich.table import Table
 
 from fedveil.config import Config, load_config
 from fedveil.errors import FedveilError
-from fedveil.experiment import load_examples, result_folder, split_clients
+from fedveil.experiment import client_names, load_examples, result_folder, split_clients
 from fedveil.flower_app.launch import run_seed
 from fedveil.plugins import load_plugins
 from fedveil.privacy.releases import Plan
@@ -216,12 +216,14 @@ def partition(
     dataset = load_examples(loaded, data)
     number = loaded.run.seeds[0] if seed is None else seed
     counts = split_clients(loaded, dataset, number).counts(dataset.labels, len(dataset.label_names))
+    names = client_names(loaded, dataset)
     if plot is not None:
         save_picture(counts, plot, dataset.label_names)
     if as_json:
-        print(json.dumps({"classes": list(dataset.label_names), "counts": counts.tolist()}))
+        known = {} if names is None else {"clients": names}
+        print(json.dumps({"classes": list(dataset.label_names), **known, "counts": counts.tolist()}))
         return
-    out.print(counts_table(counts, dataset.label_names))
+    out.print(counts_table(counts, dataset.label_names, names))
     if plot is not None:
         out.print(f"picture in {plot}", markup=False, highlight=False, soft_wrap=True)
 

@@ -339,9 +339,9 @@ def _apply(content: dict[str, Any], change: str) -> None:
     section[parts[-1]] = value
 
 
-def _other_method(section: Mapping[str, Any], name: Any) -> dict[str, Any]:
+def _other_method(section: Any, name: Any) -> dict[str, Any]:
     """Another method's defaults, with the fields that both methods share kept."""
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS or not isinstance(section, Mapping):
         return {"name": name}
     shared = set(field_names(METHODS[name]))
     return {"name": name} | {key: value for key, value in section.items() if key in shared}

@@ -173,6 +173,14 @@ def split_clients(config: Config, dataset: Dataset, seed: int) -> Partition:
     )
 
 
+def client_names(config: Config, dataset: Dataset) -> list[str] | None:
+    """What the data calls its clients; None where clients are not single users with a name."""
+    users = dataset.train.users
+    if config.partition.kind != "user" or config.partition.clients is not None or users is None:
+        return None
+    return [dataset.user_names[user] for user in users.unique().tolist()] if dataset.user_names else None
+
+
 def prepare(config: Config, seed: int, data_dir: Path | None = None) -> Prepared:
     """Load and check everything; nothing is written."""
     device = _device(config.run.device)

@@ -13,10 +13,18 @@ from hypothesis import strategies as st
 from fedveil.config import load_config
 from fedveil.errors import FedveilError
 
+pytestmark = pytest.mark.usefixtures("bounded")
+
 EXPERIMENTS = sorted((Path(__file__).parents[2] / "experiments").rglob("*.toml"))
 VALUES = st.sampled_from(
     ["0", "-1", "1e400", "nan", "inf", "true", '""', "[]", "[[]]", "{}", "99999999999999999999", '"\\u0000"',
      "2026-01-01", "'a' ", '"' + "x" * 300 + '"', "[1, 'a']", "{name = 1}"]
+)  # fmt: skip
+
+KEYS = st.sampled_from(
+    ["method", "method.name", "method.lr", "task", "task.dataset", "task.data_options", "partition.kind",
+     "partition.clients", "run.rounds", "run.seeds", "run.cohort", "run.transcript", "privacy.delta",
+     "privacy.budget", "wrap", "attack", "paper.expected", "version"]
 )  # fmt: skip
 
 
@@ -52,7 +60,7 @@ def test_a_published_configuration_with_damaged_bytes(source: Path, data: st.Dat
 @given(
     changes=st.lists(
         st.tuples(
-            st.text(alphabet="abcdmethodrunx._-[] \n\0é", max_size=20),
+            st.one_of(KEYS, st.text(alphabet="abcdmethodrunx._-[] \n\0é", max_size=20)),
             st.one_of(VALUES, st.text(max_size=20)),
         ),
         min_size=1,
@@ -60,8 +68,8 @@ def test_a_published_configuration_with_damaged_bytes(source: Path, data: st.Dat
     )
 )
 def test_changes_from_the_command_line(changes: list[tuple[str, str]]) -> None:
-    source = b'[task]\ndataset = "digits"\n[method]\nname = "fedavg"\n'
-    load(source, [f"{key}={value}" for key, value in changes])
+    for source in (b'[task]\ndataset = "digits"\n[method]\nname = "fedavg"\n', b"task = 3\nmethod = []\n"):
+        load(source, [f"{key}={value}" for key, value in changes])
 
 
 @pytest.mark.parametrize("depth", [500, 20_000])

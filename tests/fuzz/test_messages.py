@@ -19,6 +19,8 @@ from fedveil.messages import Message, MessageError
 from fedveil.methods.method import At
 from tests.contract.federation import make_clients, make_method, make_plan, make_task
 
+pytestmark = pytest.mark.usefixtures("bounded")
+
 
 @functools.cache
 def upload(name: str) -> Message:

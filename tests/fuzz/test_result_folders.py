@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from fedveil.report.html import write_report
 from tests.unit.report.makers import write_everything
 
+pytestmark = pytest.mark.usefixtures("bounded")
+
 _scalars = st.one_of(
     st.none(),
     st.booleans(),

@@ -122,6 +122,21 @@ def test_partition_shows_and_draws(fedveil: Command, config: Path, tmp_path: Pat
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_partition_names_the_users_of_a_table(fedveil: Command, tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    rows = [f"{'north' if k % 3 else 'south'},{k},{k % 2}" for k in range(30)]
+    table.write_text("\n".join(["who,a,y", *rows]) + "\n")
+    config = tmp_path / "c.toml"
+    config.write_text(
+        f'[task]\ndataset = "table"\nmodel = "logistic"\n[task.data_options]\npath = "{table}"\n'
+        f'test_path = "{table}"\nlabel = "y"\n'
+        'user = "who"\n[partition]\nkind = "user"\n[method]\nname = "fedavg"\n'
+    )
+    found = json.loads(fedveil("partition", config, "--json").stdout)
+    assert dict(zip(found["clients"], map(sum, found["counts"]), strict=True)) == {"north": 20, "south": 10}
+    assert "north" in fedveil("partition", config).stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

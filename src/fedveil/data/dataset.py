@@ -86,7 +86,8 @@ class Dataset:
     """A train and a test split with the same classes.
 
     `x * std + mean` (per channel, or per feature of a table) is the value before normalisation; for images
-    that is a brightness from 0 to 1, whichever normalisation was asked for.
+    that is a brightness from 0 to 1, whichever normalisation was asked for. `user_names` are those of the
+    users' ids, where the data has names for them.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Dataset:
     std: tuple[float, ...]
     summary: str = ""
     tokens: TokenFacts | None = None
+    user_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.train) == 0:

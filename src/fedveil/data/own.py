@@ -21,7 +21,7 @@ from torch import Tensor
 from fedveil.data.client_data import ArrayClients
 from fedveil.data.dataset import Examples, images_from_bytes, labels_from, require_labels_below
 from fedveil.data.pictures import class_folders, list_pictures, read_pictures
-from fedveil.data.table import RawTable, TableForm, class_names, fit_form, read_table
+from fedveil.data.table import RawTable, TableForm, class_names, fit_form, read_table, require_cells
 from fedveil.errors import DataError, InputError
 
 Array = np.ndarray | Tensor
@@ -214,6 +214,9 @@ def _from_tables(
         if set(table.columns) != set(tables[0].columns):
             raise DataError(f"{table.path}: has other columns than {tables[0].path}.")
     if form is None:
+        for table in tables:  # here an error can still name the file
+            for name in table.columns.keys() - set(drop):
+                require_cells(table, name)
         everything = RawTable(
             tables[0].path.parent,
             {name: [cell for table in tables for cell in table.columns[name]] for name in tables[0].columns},

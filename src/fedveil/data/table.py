@@ -28,13 +28,18 @@ _MOST_CATEGORIES = 1000
 
 @dataclass(frozen=True)
 class RawTable:
-    """Columns of cells as text, all of the same length."""
+    """Columns of cells as text, all of the same length; `rows` numbers those of a part as its file does."""
 
     path: Path
     columns: dict[str, list[str]]
+    rows: Sequence[int] | None = None
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
+
+    def row(self, place: int) -> int:
+        """What the file's reader counts this row as: from one, without the header."""
+        return (place if self.rows is None else self.rows[place]) + 1
 
     def column(self, name: str, role: str) -> list[str]:
         if not isinstance(name, str) or name not in self.columns:
@@ -79,7 +84,7 @@ class TableForm:
                 values = numbers(table, column.name)
                 features.append(((values - column.mean) / column.std)[:, None])
             else:
-                _require_cells(table, column.name)
+                require_cells(table, column.name)
                 place = {category: k for k, category in enumerate(column.categories)}
                 one_hot = np.zeros((len(cells), len(place)))
                 for row, cell in enumerate(cells):
@@ -92,9 +97,11 @@ class TableForm:
     def _labels(self, table: RawTable) -> Tensor:
         place = {name: k for k, name in enumerate(self.classes)}
         labels: list[int] = []
-        for row, cell in enumerate(map(_label, table.column(self.label, "label")), 1):
+        for row, cell in enumerate(map(_label, table.column(self.label, "label"))):
             if cell not in place:
-                raise DataError(f"{table.path}: row {row} has a label that is not one of the classes.")
+                raise DataError(
+                    f"{table.path}: row {table.row(row)} has a label that is not one of the classes."
+                )
             labels.append(place[cell])
         return torch.tensor(labels, dtype=torch.int64)
 
@@ -149,7 +156,14 @@ def load_table(
     summary = f"{source.name}: {len(examples)} training rows, {examples.x.shape[1]} features"
     test_examples = form.examples(test_table, users)
     return Dataset(
-        f"table:{source.stem}", examples, test_examples, form.classes, form.mean, form.std, summary
+        f"table:{source.stem}",
+        examples,
+        test_examples,
+        form.classes,
+        form.mean,
+        form.std,
+        summary,
+        user_names=tuple(users),
     )
 
 
@@ -176,7 +190,7 @@ def fit_form(
         if name in (label, user) or name in drop:
             continue
         if name in categorical or not all(_is_number(cell) or not cell.strip() for cell in cells):
-            _require_cells(table, name)
+            require_cells(table, name)
             categories = tuple(sorted(set(cells)))
             if len(categories) > _MOST_CATEGORIES:
                 raise DataError(
@@ -200,7 +214,7 @@ def class_names(tables: Sequence[RawTable], label: str) -> tuple[str, ...]:
     """The labels in these tables in rising order: as numbers if all are whole numbers, else as names."""
     found: set[str] = set()
     for table in tables:
-        _require_cells(table, label)
+        require_cells(table, label)
         found.update(map(_label, table.column(label, "label")))
     numeric = [cell for cell in found if _is_number(cell)]
     if len(numeric) == len(found):
@@ -231,21 +245,22 @@ def read_table(path: Path) -> RawTable:
 def rows_of(table: RawTable, index: Tensor) -> RawTable:
     """The table with these rows, in this order."""
     positions = index.tolist()
-    return RawTable(
-        table.path, {name: [cells[i] for i in positions] for name, cells in table.columns.items()}
-    )
+    columns = {name: [cells[i] for i in positions] for name, cells in table.columns.items()}
+    return RawTable(table.path, columns, positions)
 
 
 def numbers(table: RawTable, name: str) -> np.ndarray:
     """A column as finite float64 numbers."""
-    _require_cells(table, name)
+    require_cells(table, name)
     values = np.empty(len(table))
     for row, cell in enumerate(table.columns[name]):
         if not _is_number(cell):
-            raise DataError(f"{table.path}: row {row + 1}, column {name!r} is not a number.")
+            raise DataError(f"{table.path}: row {table.row(row)}, column {name!r} is not a number.")
         values[row] = float(cell)
         if not math.isfinite(values[row]) or abs(values[row]) > np.finfo(np.float32).max:
-            raise DataError(f"{table.path}: row {row + 1}, column {name!r} is NaN, infinite or too large.")
+            raise DataError(
+                f"{table.path}: row {table.row(row)}, column {name!r} is NaN, infinite or too large."
+            )
     return values
 
 
@@ -293,10 +308,13 @@ def _as_cell(value: object) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-def _require_cells(table: RawTable, name: str) -> None:
-    for row, cell in enumerate(table.column(name, "feature"), 1):
+def require_cells(table: RawTable, name: str) -> None:
+    """A missing value is the user's to fill in: a guess would be learnt from."""
+    for row, cell in enumerate(table.column(name, "feature")):
         if not cell.strip():
-            raise DataError(f"{table.path}: row {row}, column {name!r} is empty. Fill it in or drop the row.")
+            raise DataError(
+                f"{table.path}: row {table.row(row)}, column {name!r} is empty. Fill it in or drop the row."
+            )
 
 
 def _is_number(cell: str) -> bool:

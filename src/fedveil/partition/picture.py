@@ -21,6 +21,7 @@ from fedveil.errors import InputError
 _BUBBLES_UP_TO = 30  # more clients than this are easier to read as a heat map
 _COLUMNS_UP_TO = 12
 _TERMINAL = 80
+_LONGEST_NAME = 20
 _INK = "#1f3b57"
 _SOFT = "#8c959f"
 _SHADES = LinearSegmentedColormap.from_list("ink", ["#ffffff", "#9fb3c8", _INK, "#0b1622"])
@@ -29,6 +30,7 @@ _SHADES = LinearSegmentedColormap.from_list("ink", ["#ffffff", "#9fb3c8", _INK, 
 def counts_table(
     counts: Tensor,
     classes: Sequence[str] | None = None,
+    clients: Sequence[str] | None = None,
     *,
     title: str = "Examples per client and class",
     max_clients: int = 40,
@@ -41,12 +43,18 @@ def counts_table(
     names = _class_names(counts, classes)
     least = len(str(int(counts.sum(0).max())))
     total_width = len(str(int(counts.sum())))
-    wide = len(names) > _COLUMNS_UP_TO or 9 + len(names) * (least + 1) + total_width > _TERMINAL
+    shown = (list(map(str, range(len(counts)))) if clients is None else list(clients))[:max_clients]
+    first = min(max([6, *map(len, shown)]), _LONGEST_NAME)
+    wide = len(names) > _COLUMNS_UP_TO or first + 3 + len(names) * (least + 1) + total_width > _TERMINAL
     heads = ["classes", "largest class"] if wide else names
-    gap = 1 if 10 + len(heads) * (least + 2) + total_width <= _TERMINAL else 0
+    gap = 1 if first + 4 + len(heads) * (least + 2) + total_width <= _TERMINAL else 0
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 0, 0, gap), pad_edge=False)
-    table.add_column("client", justify="right", min_width=6)
-    room = (_TERMINAL - 10 - total_width) // len(heads) - 1 - gap  # long names give way, numbers never do
+    table.add_column(
+        "client", justify="right", min_width=6, max_width=first, overflow="ellipsis", no_wrap=True
+    )
+    room = (
+        (_TERMINAL - first - 4 - total_width) // len(heads) - 1 - gap
+    )  # long names give way, numbers never do
     for head in heads:
         table.add_column(
             head,
@@ -59,9 +67,9 @@ def counts_table(
     table.add_column("all", justify="right", style="bold", min_width=total_width)
     most = int(counts.max())
     rows = counts.tolist()
-    for client, row in enumerate(rows[:max_clients]):
+    for client, row in zip(shown, rows, strict=False):
         cells = _summary(row, names) if wide else [_cell(count, most) for count in row]
-        table.add_row(str(client), *cells, str(sum(row)))
+        table.add_row(Text(client), *cells, str(sum(row)))
     if len(rows) > max_clients:
         table.add_row("…", *([f"{len(rows) - max_clients} more"] + [""] * (len(heads) - 1)), "")
     table.add_section()

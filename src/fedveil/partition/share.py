@@ -11,9 +11,12 @@ from fedveil.streams import named_stream
 
 
 def share(
-    dataset: Dataset, clients: int, kind: Kind = "iid", *, seed: int = 0, **options: Any
+    dataset: Dataset, clients: int | None = None, kind: Kind = "iid", *, seed: int = 0, **options: Any
 ) -> ArrayClients:
-    """The dataset's training examples shared out among clients; `options` are those of `make_partition`."""
+    """The dataset's training examples shared out among clients; `options` are those of `make_partition`.
+
+    `clients` may be left out where the kind tells their number, as `"user"` does.
+    """
     stream = named_stream(seed, "partition")
     parts = make_partition(kind, dataset.labels, clients, stream, users=dataset.train.users, **options).parts
     return ArrayClients(dataset.train.x, dataset.train.y, parts)

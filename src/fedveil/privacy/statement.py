@@ -69,13 +69,15 @@ def _against(adversary: Adversary, rows: Sequence[Guarantee], releases: Sequence
     who = _WHO[adversary]
     seen = [r for r in releases if adversary in r.visible_to and not isinstance(r.protection, PostProcessing)]
     lines = [f"Against {who}:"]
+    told: dict[str, None] = {}  # a release may be declared for records and for clients; it is seen once
     for release in seen:
         times = f", {release.accesses} times in a participation" if release.accesses > 1 else ""
         how = f" with {release.protection.in_words()}{times}"
         if adversary == "client" and release.insider is not None:
             how += f" ({release.insider.in_words()} where it took part itself and knows its own share)"
         rounds = f" in every {release.every}th round" if release.every > 1 else ""
-        lines.append(f"  {who} sees {release.what}{how}{rounds}{_who_took_part(release)}.")
+        told[f"  {who} sees {release.what}{how}{rounds}{_who_took_part(release)}."] = None
+    lines += told
     for row in rows:
         whom = "one client's whole data" if row.unit == "client" else "a single record"
         if row.epsilon is None:

@@ -29,7 +29,7 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(title="Results", title_justify="left")
     table.add_column("method", no_wrap=True)
     of_texts = [name for name in ("mcc", "perplexity") if any(name in summary for summary in summaries)]
-    for column in ("seed", "accuracy", *of_texts, "ε observer", "ε server", "up", "down", "seconds"):
+    for column in ("seed", "accuracy", *of_texts, "ε observer", "ε server", "sent", "seconds"):
         table.add_column(column, justify="right")
     for summary in summaries:
         accuracy = summary["accuracy"]
@@ -40,8 +40,7 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
             *(f"{summary[name]:.4g}" if name in summary else "-" for name in of_texts),
             proven_epsilon(summary, "observer"),
             proven_epsilon(summary, "server"),
-            megabytes(summary["bytes_up"]),
-            megabytes(summary["bytes_down"]),
+            megabytes(summary["bytes_up"] + summary["bytes_down"]),
             f"{summary['seconds']:.1f}",
         )
     return table

@@ -31,6 +31,8 @@ from fedveil.errors import DataError
 
 from .makers import cifar_bytes, idx_bytes, tiles
 
+pytestmark = pytest.mark.usefixtures("bounded")
+
 
 def _png() -> bytes:
     stream = io.BytesIO()

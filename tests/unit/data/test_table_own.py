@@ -105,6 +105,18 @@ def test_wrong_tables_are_refused(tmp_path: Path, content: str, problem: str) ->
         load_table(path=path, label="y", test_fraction=0.0)
 
 
+def test_the_row_that_is_named_is_the_files_and_so_is_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("a,y\n" + "".join(f"{k if k != 29 else ''},{k % 2}\n" for k in range(1, 41)))
+    with pytest.raises(DataError, match="row 29, column 'a' is empty"):
+        load_table(path=path, label="y")
+    (tmp_path / "clients").mkdir()
+    (tmp_path / "clients" / "a.csv").write_text("a,y\n1,0\n2,1\n")
+    (tmp_path / "clients" / "b.csv").write_text("a,y\n1,0\n,1\n")
+    with pytest.raises(DataError, match=r"b\.csv: row 2, column 'a' is empty"):
+        clients_from_folder(tmp_path / "clients", label="y")
+
+
 def test_a_constant_column_becomes_zeros(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("a,b,y\n" + "7,1,0\n7,2,1\n" * 5)

@@ -22,6 +22,14 @@ def shown(counts: torch.Tensor, **options: int) -> str:
     return console.export_text()
 
 
+def test_clients_have_names_where_the_data_has() -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(counts_table(COUNTS, clients=["north [b]", "a clinic with a very long name"]))
+    text = console.export_text()
+    assert ["north", "[b]", "5", "·", "100", "105"] in [line.split() for line in text.splitlines()]
+    assert "a clinic with a ver…" in text
+
+
 def test_the_table_shows_every_count_and_the_sums() -> None:
     lines = [line.split() for line in shown(COUNTS).splitlines()]
     assert ["client", "0", "1", "2", "all"] in lines

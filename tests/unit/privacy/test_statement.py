@@ -5,6 +5,7 @@ import json
 import pytest
 from tests.unit.privacy import declarations as declared
 
+from fedveil.methods.method import unprotected
 from fedveil.privacy.accounting import account
 from fedveil.privacy.releases import Plan, Release
 from fedveil.privacy.statement import PrivacyStatement, show
@@ -38,6 +39,12 @@ def test_words_say_what_is_seen_and_what_it_costs() -> None:
     assert "too large to be called protection" in text
     assert "No audit has tested this run." in text
     assert "secure aggregation" in text
+
+
+def test_what_is_declared_for_records_and_clients_is_said_once() -> None:
+    lines = _statement([*unprotected("the trained model", "no noise is added")]).in_words().splitlines()
+    assert lines.count("  the server sees the trained model with no protection.") == 1
+    assert sum("Nothing is proven for" in line for line in lines) == 2 * 3
 
 
 def test_words_name_what_is_not_proven() -> None:
