@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,7 +16,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from fedveil.config import Config, load_config
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, InputError
 from fedveil.experiment import client_names, load_examples, result_folder, split_clients
 from fedveil.flower_app.launch import run_seed
 from fedveil.plugins import load_plugins
@@ -140,20 +141,40 @@ def _watch(
 @app.command("list")
 def list_(
     what: Annotated[Literal["methods", "wrappers", "datasets", "models", "attacks"], typer.Argument()],
+    name: Annotated[
+        str | None, typer.Argument(help="A method or wrapper: its fields and their defaults.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what fedveil knows by name."""
-    rows = _LISTS[what]()
+    """List what fedveil knows by name; or the fields of one method."""
+    rows = _LISTS[what]() if name is None else _fields(what, name)
     if as_json:
         print(json.dumps(rows))
         return
-    table = Table(title=what, title_justify="left")
+    table = Table(title=name or what, title_justify="left")
     columns = [key for key in rows[0] if key != "options"] if rows else ["name", "summary"]
     for column in columns:
         table.add_column(column.replace("_", " "))
     for row in rows:
         table.add_row(*(str(row[column]) for column in columns))
     out.print(table)
+
+
+def _fields(what: str, name: str) -> list[dict[str, Any]]:
+    """The keys that a method or wrapper takes in a configuration, with what they are if not given."""
+    from fedveil.methods import METHODS
+    from fedveil.methods.wrappers import WRAPPERS
+
+    known: dict[str, Mapping[str, type[Any]]] = {"methods": METHODS, "wrappers": WRAPPERS}
+    if what not in known:
+        raise InputError("name", name, f"{what} have no fields to list", "Leave it out.")
+    if name not in known[what]:
+        raise InputError("name", name, f"is none of the {what}", f"Known: {', '.join(sorted(known[what]))}.")
+    given = {field.name: field.default for field in fields(known[what][name])}
+    return [
+        {"name": key, "default": str(value) if value == float("inf") else value}  # JSON has no infinity
+        for key, value in given.items()
+    ]
 
 
 def _methods() -> list[dict[str, Any]]:

@@ -115,6 +115,14 @@ def test_lists_are_json_arrays_of_names(fedveil: Command, what: str) -> None:
         assert {"fedavg", "fedsgd", "fedprox", "scaffold", "udp-fedavg"} <= {row["name"] for row in rows}
 
 
+def test_a_methods_fields_are_listed_with_their_defaults(fedveil: Command) -> None:
+    rows = json.loads(fedveil("list", "methods", "udp-fedavg", "--json").stdout)
+    assert {"name": "noise_multiplier", "default": 1.0} in rows
+    assert "decay" in fedveil("list", "wrappers", "model-average").stdout
+    assert "Known: centaur" in fedveil("list", "methods", "udp").stderr
+    assert "have no fields" in fedveil("list", "models", "mlp-2").stderr
+
+
 def test_partition_shows_and_draws(fedveil: Command, config: Path, tmp_path: Path) -> None:
     done = fedveil("partition", config, "--json", "--plot", tmp_path / "p.png")
     counts = json.loads(done.stdout)["counts"]
