@@ -138,7 +138,10 @@ def test_without_noise_and_clip_it_is_its_baseline(name: str) -> None:
         assert name not in BASELINES
         return
     if name not in BASELINES:  # only personalised methods privatise something that has no name of its own
-        assert METHODS[name].personal_model is not Method.personal_model
+        unnamed = (
+            f"name in BASELINES (tests/contract/federation.py) what {name} is without noise and clipping"
+        )
+        assert METHODS[name].personal_model is not Method.personal_model, unnamed
         return
     baseline, changes = BASELINES[name]
     bare = train(make_method(name, noise_multiplier=0.0, clip=math.inf, **WHOLE_UPDATE.get(name, {})))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import tomllib
@@ -39,6 +40,16 @@ def test_code_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(("page", "link"), LINKS, ids=lambda value: str(value)[-40:])
 def test_links_lead_somewhere(page: Path, link: str) -> None:
     assert (page.parent / link).exists()
+
+
+def test_the_tutorials_method_can_move_into_the_package() -> None:
+    """Methods are imported while `fedveil` is: what they import from it is not there yet."""
+    text = (ROOT / "docs" / "tutorials" / "own-method.md").read_text()
+    code = re.search(r"write_text\(\'\'\'\n(.*?)\'\'\'\)", text, re.DOTALL)
+    assert code is not None
+    modules = {node.module for node in ast.walk(ast.parse(code[1])) if isinstance(node, ast.ImportFrom)}
+    assert "fedveil.methods.method" in modules
+    assert "fedveil" not in modules
 
 
 def test_the_readme_has_ten_lines_that_train() -> None:

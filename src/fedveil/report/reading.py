@@ -248,10 +248,12 @@ def _build(
     last = history[-1] if history else None
     seed = told.number("seed", required=False)
     match = re.search(r"seed-(\d+)$", name)
+    # <experiment>/<config>/seed-N, or a folder of the caller's own choice (fedveil.run)
+    place = "" if "/" not in name else name.split("/")[0 if match else -1]
     return Run(
         name=name,
         finished=found is not None,
-        experiment=told.text("experiment", required=False) or (name.split("/")[0] if "/" in name else ""),
+        experiment=told.text("experiment", required=False) or place,
         method=told.text("method") or str(method.get("name", "unknown method")),
         seed=int(seed) if seed is not None else int(match[1]) if match else None,
         dataset=told.text("dataset", required=False) or str(_section(config, "task").get("dataset", "")),

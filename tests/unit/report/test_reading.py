@@ -58,6 +58,15 @@ def test_each_damaged_file_is_named_and_the_others_are_kept(tmp_path: Path) -> N
     assert [picture.name for picture in run.figures] == ["real"]
 
 
+def test_a_run_from_python_is_called_after_its_folder(tmp_path: Path) -> None:
+    summary = summary_of("fedavg", 0, 0.9)
+    del summary["experiment"]
+    for folder in (tmp_path / "mine", tmp_path / "demo" / "1234" / "seed-0"):
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text(json.dumps(summary))
+    assert [run.experiment for run in read_runs([tmp_path])] == ["demo", "mine"]
+
+
 @pytest.mark.parametrize(
     "content", ["", "{", "[1]", '"text"', "\udcff", "{}", '{"privacy": 3, "partition": [[1], [1, 2]]}']
 )
