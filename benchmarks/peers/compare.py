@@ -5,7 +5,8 @@
 Every contender trains the same model on the same data from the same start with FedAvg: Apple's pfl, Flower's Ray
 simulation with one actor per core, and a plain PyTorch loop with the thread count that suits it best. Clipped
 per-example gradients stand beside Opacus, T-tSVD beside a complex SVD of every slice. A ratio is the peer's time over
-ours in the same turn; the table gives the median and the range over the turns.
+ours in the same turn; the table gives the median and the range over the turns. Start-up is everything from nothing to
+the end of the first round (processes, Ray, data, warming up), for the peer and for ours.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -44,27 +46,47 @@ def seconds(work: Round) -> float:
     return told if isinstance(told, float) else time.perf_counter() - began
 
 
-def table_row(what: str, peer: str, ours: list[float], theirs: list[float], start: float | None) -> None:
+def table_row(
+    what: str, peer: str, ours: list[float], theirs: list[float], starts: tuple[float, float]
+) -> None:
     ratios = sorted(t / o for o, t in zip(ours, theirs, strict=True))
     expected = EXPECTED.get((what, peer))
     print(
         f"| {what} | {peer} | {statistics.median(theirs):.3g} s | {statistics.median(ours):.3g} s "
         f"| {statistics.median(ratios):.1f} ({ratios[0]:.1f}-{ratios[-1]:.1f}) "
-        f"| {'' if expected is None else f'{expected}'} | {'' if start is None else f'{start:.1f} s'} |",
+        f"| {'' if expected is None else f'{expected}'} | {starts[0]:.1f} s | {starts[1]:.1f} s |",
         flush=True,
     )
 
 
-def interleaved(what: str, contenders: dict[str, Round], turns: int) -> None:
-    """One row for every contender but ours; the first call of each is its start-up."""
-    start = {name: seconds(work) for name, work in contenders.items()}
+@dataclass(frozen=True)
+class Contender:
+    round: Round
+    start_up: float
+
+    @classmethod
+    def started(cls, begin: Callable[[], Round]) -> Contender:
+        """What `begin` makes, after its first round; nothing else runs meanwhile."""
+        began = time.perf_counter()
+        work = begin()
+        work()
+        return cls(work, time.perf_counter() - began)
+
+
+def interleaved(what: str, contenders: dict[str, Contender], turns: int) -> None:
+    """One row for every contender but ours."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(turns):
-        for name, work in contenders.items():
-            times[name].append(seconds(work))
-    for name in contenders:
-        if name != "ours":
-            table_row(what, name, times["ours"], times[name], start[name])
+        for name, one in contenders.items():
+            times[name].append(seconds(one.round))
+    ours = contenders["ours"]
+    for name, peer in contenders.items():
+        if peer is not ours:
+            table_row(what, name, times["ours"], times[name], (peer.start_up, ours.start_up))
+    for one in contenders.values():
+        if isinstance(one.round, (OurRounds, FlowerRounds)):
+            one.round.close()
+    gc.collect()
 
 
 def plain_with(threads: int, work: Round) -> None:
@@ -83,43 +105,42 @@ def best_threads(work: Round) -> int:
 
 
 def simulate(name: str, peers: list[str], turns: int) -> None:
+    """Flower starts last: thread counts must not be tried while Ray is starting."""
     workload = WORKLOADS[name]
     clients = make_data(workload)
-    ours = OurRounds(workload, clients)
-    contenders: dict[str, Round] = {"ours": ours}
-    flower = FlowerRounds(name) if "flower" in peers else None
-    if flower is not None:
-        contenders["flower"] = flower
+    contenders = {"ours": Contender.started(lambda: OurRounds(workload, clients))}
     if "plain" in peers:
-        model = make_model(workload.model, workload.input_shape, workload.classes, seed=0)
-        loop = partial(plain_round, model, clients, workload.epochs)
-        threads = best_threads(loop)
-        contenders[f"plain, {threads} threads"] = partial(plain_with, threads, loop)
+
+        def plain() -> Round:
+            model = make_model(workload.model, workload.input_shape, workload.classes, seed=0)
+            return partial(plain_round, model, clients, workload.epochs)
+
+        threads = best_threads(plain())
+        started = Contender.started(lambda: partial(plain_with, threads, plain()))
+        contenders[f"plain, {threads} thread{'s' if threads > 1 else ''}"] = started
     if "pfl" in peers:
-        rounds = PflRounds(workload)
-        contenders["pfl"] = partial(plain_with, best_threads(rounds), rounds)
+        best = best_threads(PflRounds(workload))
+        contenders["pfl"] = Contender.started(lambda: partial(plain_with, best, PflRounds(workload)))
+    if "flower" in peers:
+        contenders["flower"] = Contender.started(lambda: FlowerRounds(name))
     interleaved(name, contenders, turns)
-    ours.close()
-    if flower is not None:
-        flower.close()
-    gc.collect()
 
 
 def per_example(turns: int) -> None:
     names = ["ours", "opacus hooks", "opacus ghost", "opacus ew"]
     for model in ("lenet-5", "convnet"):
-        work = {name: contender(name, model, 64) for name in names}
+        work = {name: Contender.started(partial(contender, name, model, 64)) for name in names}
         interleaved(f"per-example gradients, {model}", work, turns)
 
 
 def smoothing(turns: int) -> None:
     for d, h, clients in ((784, 64, 10), (512, 512, 10)):
         stack, thresholds = example(d, h, clients)
-        threshold = thresholds["edge"]
-        work: dict[str, Round] = {
-            "ours": partial(t_tsvd, stack, threshold),
-            "SVD of every slice": partial(by_svd, stack, threshold, full=True),
+        ways: dict[str, Round] = {
+            "ours": partial(t_tsvd, stack, thresholds["edge"]),
+            "SVD of every slice": partial(by_svd, stack, thresholds["edge"], full=True),
         }
+        work = {name: Contender(way, seconds(way)) for name, way in ways.items()}
         interleaved(f"T-tSVD {d}x{h}x{clients}", work, turns)
 
 
@@ -134,8 +155,10 @@ def main() -> None:
     names = [line.split(":")[1].strip() for line in described if line.startswith("model name")]
     processor = names[0] if names else platform.processor()
     print(f"{os.cpu_count()} cores of {processor}, torch {torch.__version__}, {arguments.turns} turns\n")
-    print("| what | peer | peer | ours | ratio: median (range) | expected at least | peer's start-up |")
-    print("|---|---|---|---|---|---|---|", flush=True)
+    print(
+        "| what | peer | peer | ours | ratio: median (range) | expected at least | peer's start-up | our start-up |"
+    )
+    print("|---|---|---|---|---|---|---|---|", flush=True)
     peers = {"W1": ["plain", "pfl", "flower"], "W5": ["plain", "pfl"], "W5-200": ["pfl", "flower"]}
     peers["W2"] = ["plain", "pfl", "flower"]
     for name, found in peers.items():

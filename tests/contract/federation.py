@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -58,9 +59,9 @@ def network() -> nn.Module:
 class Wrapped(nn.Module):
     """The same network in a form that no closed-form kernel recognises."""
 
-    def __init__(self) -> None:
+    def __init__(self, build: Callable[[], nn.Module] = network) -> None:
         super().__init__()
-        self.inner = network()
+        self.inner = build()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.inner(x)

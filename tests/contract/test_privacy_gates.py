@@ -149,17 +149,21 @@ def test_no_private_tensor_is_reachable_from_what_membership_inference_sees(
             seen.append(view)
             return torch.zeros(len(view.asked.y))  # type: ignore[attr-defined]
 
+    attacked: list[Prepared] = []
+
+    def prepare(*arguments: Any) -> Prepared:
+        attacked.append(module_prepare(*arguments))
+        return attacked[-1]
+
+    module_prepare = module.prepare
+    monkeypatch.setattr(module, "prepare", prepare)
     monkeypatch.setattr(module, "make_membership_attack", lambda *_: Watches())
-    folder = finished(tmp_path, quick("fedavg"))
-    module.attack_result(folder, "confidence", examples=20)
+    module.attack_result(finished(tmp_path, quick("fedavg")), "confidence", examples=20)
     (view,) = seen
     assert isinstance(view, MembershipView)
-    run = open_run(folder)
-    assert isinstance(run.prepared.clients, ArrayClients)
-    assert not any(
-        isinstance(item, (ArrayClients, LazyClients, ClientData, Dataset, Prepared))
-        for item in reachable(view)
-    )
+    clients = attacked[0].clients  # the very ones whose examples were at hand
+    assert isinstance(clients, ArrayClients)
+    assert not holds_private(view, clients)
 
 
 def test_the_search_finds_what_it_looks_for(tmp_path: Path) -> None:
