@@ -28,10 +28,18 @@ _MOST_CATEGORIES = 1000
 
 @dataclass(frozen=True)
 class RawTable:
-    """Columns of cells as text, all of the same length."""
+    """Columns of cells as text, all of the same length.
+
+    `places` says where in the user's files each row stands, for rows that were picked or put together.
+    """
 
     path: Path
     columns: dict[str, list[str]]
+    places: tuple[str, ...] | None = None
+
+    def place(self, index: int) -> str:
+        """The row at this index in the user's words; row 1 is the first below the header."""
+        return f"row {index + 1}" if self.places is None else self.places[index]
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -92,9 +100,11 @@ class TableForm:
     def _labels(self, table: RawTable) -> Tensor:
         place = {name: k for k, name in enumerate(self.classes)}
         labels: list[int] = []
-        for row, cell in enumerate(map(_label, table.column(self.label, "label")), 1):
+        for row, cell in enumerate(map(_label, table.column(self.label, "label"))):
             if cell not in place:
-                raise DataError(f"{table.path}: row {row} has a label that is not one of the classes.")
+                raise DataError(
+                    f"{table.path}: {table.place(row)} has a label that is not one of the classes."
+                )
             labels.append(place[cell])
         return torch.tensor(labels, dtype=torch.int64)
 
@@ -232,7 +242,9 @@ def rows_of(table: RawTable, index: Tensor) -> RawTable:
     """The table with these rows, in this order."""
     positions = index.tolist()
     return RawTable(
-        table.path, {name: [cells[i] for i in positions] for name, cells in table.columns.items()}
+        table.path,
+        {name: [cells[i] for i in positions] for name, cells in table.columns.items()},
+        tuple(map(table.place, positions)),
     )
 
 
@@ -242,10 +254,13 @@ def numbers(table: RawTable, name: str) -> np.ndarray:
     values = np.empty(len(table))
     for row, cell in enumerate(table.columns[name]):
         if not _is_number(cell):
-            raise DataError(f"{table.path}: row {row + 1}, column {name!r} is not a number.")
+            raise DataError(f"{table.path}: {table.place(row)}, column {name!r} is not a number.")
         values[row] = float(cell)
         if not math.isfinite(values[row]) or abs(values[row]) > np.finfo(np.float32).max:
-            raise DataError(f"{table.path}: row {row + 1}, column {name!r} is NaN, infinite or too large.")
+            raise DataError(
+                f"{table.path}: {table.place(row)}, column {name!r} is NaN, infinite or too large. "
+                "Mend it or drop the row."
+            )
     return values
 
 
@@ -294,9 +309,11 @@ def _as_cell(value: object) -> str:
 
 
 def _require_cells(table: RawTable, name: str) -> None:
-    for row, cell in enumerate(table.column(name, "feature"), 1):
+    for row, cell in enumerate(table.column(name, "feature")):
         if not cell.strip():
-            raise DataError(f"{table.path}: row {row}, column {name!r} is empty. Fill it in or drop the row.")
+            raise DataError(
+                f"{table.path}: {table.place(row)}, column {name!r} is empty. Fill it in or drop the row."
+            )
 
 
 def _is_number(cell: str) -> bool:
