@@ -10,17 +10,19 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
 
 from fedveil.checkpoint import Checkpoint
-from fedveil.data.client_data import ArrayClients, Clients
+from fedveil.data.client_data import Array, ArrayClients, Clients, first_not_finite, labels_of, tensor_of
 from fedveil.data.dataset import Examples
+from fedveil.data.own import examples_from_torch
 from fedveil.engines.engine import Engine
 from fedveil.engines.simulation import Execution, Simulation
-from fedveil.errors import DataError, InputError
+from fedveil.errors import LARGEST_SEED, DataError, InputError, known_name, whole_number
 from fedveil.evaluation.accuracy import EvaluateOnTest, evaluate_clients, evaluate_personal
 from fedveil.guard import PrivacyGuard, PrivacySettings
 from fedveil.methods.method import AnyMethod
@@ -40,10 +42,9 @@ def make_plan(
     """The public outline of a run; impossible ones are refused."""
     sizes = clients.sizes
     count = len(sizes)
-    cohort = count if cohort is None or sampler == "all" else cohort
-    if rounds < 1:
-        raise InputError("run.rounds", rounds, "there must be a round", "Use at least 1.")
-    if not 1 <= cohort <= count:
+    cohort = count if cohort is None or sampler == "all" else whole_number("run.cohort", cohort, 1)
+    rounds = whole_number("run.rounds", rounds, 1)
+    if cohort > count:
         raise InputError("run.cohort", cohort, f"there are {count} clients", f"Use 1 to {count}.")
     return Plan(count, cohort, sampler, rounds, max(1, min(sizes)), max(1, max(sizes)))
 
@@ -54,17 +55,51 @@ def check_fit(task: Task, clients: Clients) -> None:
     data = clients.load([largest])
     if not data.largest:
         raise DataError("no client has an example. Give at least one client some data.")
+    labels = clients.y if isinstance(clients, ArrayClients) else data.y[0]
+    _check_examples(task, data.x[0, :1], labels)
+
+
+def check_test(task: Task, test: Examples | tuple[Array, Array] | None) -> tuple[Tensor, Tensor] | None:
+    """The test examples as tensors, refused where they do not fit the model; None where there are none."""
+    if test is None:
+        return None
+    x, y = (test.x, test.y) if isinstance(test, Examples) else (tensor_of(test[0]), labels_of(test[1]))
+    if len(x) != len(y):
+        raise DataError(f"test: x has {len(x)} examples and y has {len(y)}; they must be as many.")
+    if not len(x):
+        return None
+    if (bad := first_not_finite(x)) is not None:
+        raise DataError(f"test: example {bad} holds NaN or infinity. Clean or drop it.")
+    try:
+        _check_examples(task, x[:1], y)
+    except DataError as error:
+        raise DataError(f"test: {error}") from error
+    return x, y
+
+
+def _pair(client: tuple[Array, Array] | Examples | TorchDataset[Any]) -> tuple[Array, Array]:
+    if isinstance(client, TorchDataset):
+        client = examples_from_torch(client)
+    return (client.x, client.y) if isinstance(client, Examples) else client
+
+
+def _check_examples(task: Task, x: Tensor, labels: Tensor) -> None:
     try:
         with torch.no_grad():
-            scores = task.outputs(with_axis(task.init(0)), data.x[:, :1].to(task.device))
+            scores = task.outputs(with_axis(task.init(0)), x[None].to(task.device))
     except (RuntimeError, IndexError) as error:  # a token beyond the embeddings is an IndexError
-        shape, kind = list(data.x.shape[2:]), str(data.x.dtype).removeprefix("torch.")
+        needed = {str(p.dtype).removeprefix("torch.") for p in task.module.parameters()}
         raise DataError(
-            f"the model cannot read examples of shape {shape} and type {kind}: {error}"
+            f"the model cannot read examples of shape {list(x.shape[1:])} and type "
+            f"{str(x.dtype).removeprefix('torch.')} (its parameters are {' and '.join(sorted(needed))}): {error}"
         ) from error
-    labels = clients.y if isinstance(clients, ArrayClients) else data.y
-    if task.example_loss is not cross_entropy or labels.is_floating_point():
+    if task.example_loss is not cross_entropy:
         return
+    if labels.is_floating_point() or labels.dim() != 1:
+        kind = f"{str(labels.dtype).removeprefix('torch.')} of shape {list(labels.shape[1:])}"
+        raise DataError(
+            f"each label is {kind}; cross-entropy needs one whole number. Use y.long().flatten()."
+        )
     low, high, outputs = int(labels.min()), int(labels.max()), int(scores.shape[-1])
     if low < 0 or high >= outputs:
         wrong = low if low < 0 else high
@@ -75,14 +110,14 @@ def check_fit(task: Task, clients: Clients) -> None:
 
 def run(
     task: Task,
-    clients: Clients | Sequence[tuple[Tensor, Tensor]],
+    clients: Clients | Sequence[tuple[Array, Array] | Examples | TorchDataset[Any]],
     method: AnyMethod,
     *,
     rounds: int,
     cohort: int | None = None,
     sampler: Sampler = "fixed",
     seed: int = 0,
-    test: Examples | tuple[Tensor, Tensor] | None = None,
+    test: Examples | tuple[Array, Array] | None = None,
     local_test: Clients | None = None,
     classes: int | None = None,
     privacy: PrivacySettings | None = None,
@@ -102,11 +137,19 @@ def run(
 ) -> Result:
     """Train over the clients' data and say how private that was.
 
+    Clients in a list are each a pair (x, y) of tensors or NumPy arrays, `Examples`, or a `torch.utils.data.Dataset`.
     With `results` (a folder) every round is recorded, an interrupted run goes on where it stopped, to the same
     result, and a finished one is read back. `config` is the text kept there as `config.toml`; `facts` are added
     to its summary. `score_clients` tests the final model on each client's own examples, or on `local_test`.
     """
-    source: Clients = ArrayClients.from_arrays(clients) if isinstance(clients, Sequence) else clients
+    source: Clients = (
+        ArrayClients.from_arrays([_pair(client) for client in clients])
+        if isinstance(clients, Sequence)
+        else clients
+    )
+    seed = whole_number("run.seed", seed, 0, LARGEST_SEED)
+    workers = whole_number("run.workers", workers, 0)
+    known_name("run.execution", "execution", execution, get_args(Execution))
     plan = make_plan(source, rounds=rounds, cohort=cohort, sampler=sampler)
     check_fit(task, source)
 
@@ -152,7 +195,7 @@ def run_on(
     plan: Plan,
     *,
     seed: int = 0,
-    test: Examples | tuple[Tensor, Tensor] | None = None,
+    test: Examples | tuple[Array, Array] | None = None,
     classes: int | None = None,
     scored_on: Clients | None = None,
     held_out: bool = False,
@@ -173,12 +216,14 @@ def run_on(
     With `noise_source` "entropy" a round that is repeated draws fresh noise, so it is charged again; cohorts are
     then drawn from entropy too, since the sampling that accounting counts on must be secret.
     """
+    evaluate_every = whole_number("run.evaluate_every", evaluate_every, 1)
+    checkpoint_every = whole_number("run.checkpoint_every", checkpoint_every, 1)
     if min_clients > plan.cohort:
         raise InputError(
             "run.min_clients", min_clients, f"a cohort has {plan.cohort}", f"Use 0 to {plan.cohort}."
         )
     settings = privacy or PrivacySettings()
-    tested = (test.x, test.y) if isinstance(test, Examples) else test
+    tested = check_test(task, test)
     folder = None if results is None else ResultFolder(Path(results))
     ledger = settings.ledger or (None if folder is None else folder.path / "ledger.jsonl")
     described = _describe(task, method, plan, seed)

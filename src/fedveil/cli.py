@@ -16,8 +16,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from fedveil.config import Config, load_config
-from fedveil.errors import FedveilError, InputError
-from fedveil.experiment import client_names, load_examples, result_folder, split_clients
+from fedveil.errors import LARGEST_SEED, FedveilError, InputError
+from fedveil.experiment import check_attacks, client_names, load_examples, result_folder, split_clients
 from fedveil.flower_app.launch import run_seed
 from fedveil.plugins import load_plugins
 from fedveil.privacy.releases import Plan
@@ -41,7 +41,7 @@ Changes = Annotated[
 DataDir = Annotated[Path | None, typer.Option("--data", help="Folder of data sets (else $FEDVEIL_DATA).")]
 Results = Annotated[Path, typer.Option(help="Where result folders go.")]
 AsJson = Annotated[bool, typer.Option("--json", help="End with one JSON object on stdout.")]
-Seed = Annotated[int | None, typer.Option(help="Run this seed only.", min=0)]
+Seed = Annotated[int | None, typer.Option(help="Run this seed only.", min=0, max=LARGEST_SEED)]
 
 SUMMARY_KEYS = ("accuracy", "loss", "rounds", "seconds", "bytes_up", "bytes_down", "privacy")
 TEXT_KEYS = ("mcc", "perplexity", "text")
@@ -86,6 +86,7 @@ def run(
 ) -> None:
     """Run an experiment: every seed of its configuration, or the one given."""
     loaded = load_config(config, changes or [])
+    check_attacks(loaded)
     with Watching(live=live, tensorboard=tensorboard, mlflow=mlflow) as watching:
         if watching.url is not None:
             notes.print(f"live at {watching.url}", markup=False, highlight=False, soft_wrap=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,8 +15,7 @@ from rich.text import Text
 from fedveil.attack_run import LabelMode, attack_exchange, describe, write_finding
 from fedveil.attack_texts import ScoredTexts
 from fedveil.attacks.membership.all import list_membership_attacks
-from fedveil.attacks.registry import make_attack
-from fedveil.attacks.view import Attack
+from fedveil.attacks.registry import configured_attacks, make_attack
 from fedveil.cli import AsJson, DataDir, app, notes, out
 from fedveil.cli_membership import attack_membership, parse_settings
 from fedveil.errors import InputError
@@ -129,28 +127,6 @@ def attack_command(
 def advance(progress: Progress, bar: TaskID, step: int, steps: int, loss: float) -> None:
     """Show an attack's step on its bar."""
     progress.update(bar, completed=step, total=steps, status=f"loss {loss:.3g}")
-
-
-def configured_attacks(
-    sections: Sequence[Mapping[str, Any]],
-    changes: Mapping[str, Any],
-    round_: int | None,
-    usual: str = "inverting-gradients",
-) -> list[tuple[Attack, int]]:
-    """The attacks that `[[attack]]` sections describe, each with its round; the usual one if there is none."""
-    planned = []
-    for section in sections or [{"name": usual}]:
-        fields = dict(section) | dict(changes)
-        name, number = fields.pop("name", None), fields.pop("round", 1)
-        if not isinstance(name, str) or not isinstance(number, int):
-            raise InputError(
-                "attack",
-                dict(section),
-                "needs a name, and a round that is a number",
-                "Mend the [[attack]] section.",
-            )
-        planned.append((make_attack(name, fields), round_ or number))
-    return planned
 
 
 def _table(content: dict[str, Any]) -> Table:

@@ -17,7 +17,8 @@ from fedveil.cli import SUMMARY_KEYS, AsJson, Changes, DataDir, Results, app, no
 from fedveil.cli_attack import advance
 from fedveil.cli_membership import parse_settings
 from fedveil.compare import Cell, plan_cells, run_cells, total_rounds
-from fedveil.errors import InputError, ResultError
+from fedveil.errors import LARGEST_SEED, InputError, ResultError
+from fedveil.experiment import check_attacks
 from fedveil.privacy.releases import Plan
 from fedveil.progress import ShowProgress, progress_bar
 from fedveil.results import ResultFolder
@@ -36,7 +37,8 @@ def compare(
         typer.Option(help="Try every value: --grid method.noise_multiplier=0.5,1.0. May be repeated."),
     ] = None,
     seeds: Annotated[
-        list[int] | None, typer.Option("--seed", help="Run this seed only. May be repeated.", min=0)
+        list[int] | None,
+        typer.Option("--seed", help="Run this seed only. May be repeated.", min=0, max=LARGEST_SEED),
     ] = None,
     jobs: Annotated[
         int | None, typer.Option(help="Runs at the same time; without it one per core.", min=1)
@@ -68,6 +70,8 @@ def compare(
     if methods is not None and not names:
         raise InputError("--methods", methods, "names no method", "Give names separated by commas.")
     cells = plan_cells(configs, methods=names, changes=changes or (), grid=grid or (), seeds=seeds or ())
+    for cell in cells:
+        check_attacks(cell.config)
     settings = parse_settings(attack_changes or [])
     if attack is not None:
         _require_attackable(cells, attack, settings)

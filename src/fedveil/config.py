@@ -16,7 +16,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedveil.engines.simulation import Execution
-from fedveil.errors import InputError, known_name
+from fedveil.errors import LARGEST_SEED, InputError, known_name
 from fedveil.methods import METHODS
 from fedveil.methods.method import AnyMethod, field_names
 from fedveil.methods.wrappers import WRAPPERS, Wrapper
@@ -44,6 +44,7 @@ _UNITS = {
 
 
 _DEEPEST_KEY = 8
+_SIZES = ("run.max_memory", "run.max_message")  # a number of bytes, or text with a unit
 
 
 class _Section(BaseModel):
@@ -104,7 +105,7 @@ class RunSection(_Section):
     rounds: Annotated[int, Field(ge=1)] = 20
     cohort: Annotated[int, Field(ge=1)] | None = None
     sampler: Sampler = "fixed"
-    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [0]
+    seeds: Annotated[list[Annotated[int, Field(ge=0, le=LARGEST_SEED)]], Field(min_length=1)] = [0]
     engine: Literal["simulation", "flower-simulation", "flower"] = "simulation"
     device: str = "cpu"
     workers: Annotated[int, Field(ge=0)] = 0
@@ -256,9 +257,11 @@ def build_rule(section: Mapping[str, Any]) -> Wrapper:
     name = known_name("wrap.name", "wrapper", section.get("name"), WRAPPERS)
     arguments = {key: value for key, value in section.items() if key != "name"}
     try:
-        return WRAPPERS[name](**arguments)
+        rule = WRAPPERS[name](**arguments)
     except ValidationError as error:
         raise _readable(error, "wrap", wrapper_fields(WRAPPERS[name])) from error
+    _require_types(arguments, rule, "wrap")
+    return rule
 
 
 def wrap_method(method: AnyMethod, sections: Sequence[Mapping[str, Any]]) -> AnyMethod:
@@ -273,9 +276,11 @@ def build_method(section: Mapping[str, Any]) -> AnyMethod:
     name = known_name("method.name", "method", section.get("name"), METHODS)
     arguments = {key: value for key, value in section.items() if key != "name"}
     try:
-        return METHODS[name](**arguments)
+        method = METHODS[name](**arguments)
     except ValidationError as error:
         raise _readable(error, "method", field_names(METHODS[name])) from error
+    _require_types(arguments, method, "method")
+    return method
 
 
 def load_config(path: Path, changes: Sequence[str] = ()) -> Config:
@@ -301,9 +306,32 @@ def make_config(raw: Mapping[str, Any], changes: Sequence[str] = ()) -> Config:
     for change in changes:
         _apply(content, change)
     try:
-        return Config.model_validate(content)
+        config = Config.model_validate(content)
     except ValidationError as error:
         raise _readable(error, "", _known_keys()) from error
+    _require_types(content, config, "")
+    return config
+
+
+_TYPE_NAMES = {bool: "true or false", str: "text", int: "a whole number", float: "a number"}
+
+
+def _require_types(given: Any, made: Any, place: str) -> None:
+    """Refuse what validation bends into another type: "2" and true are not numbers, though they can pass for some."""
+    if isinstance(given, Mapping):
+        for key, value in given.items():
+            inner = made[key] if isinstance(made, Mapping) else getattr(made, key)
+            _require_types(value, inner, f"{place}.{key}".lstrip("."))
+    elif isinstance(given, list):
+        for number, (value, inner) in enumerate(zip(given, made, strict=True)):
+            _require_types(value, inner, f"{place}.{number}")
+    elif type(given) is not type(made) and (type(given), type(made)) != (int, float):
+        if isinstance(given, str) and place in _SIZES:
+            return
+        needed = _TYPE_NAMES.get(type(made), type(made).__name__)
+        raise InputError(
+            place, given, f"is {_TYPE_NAMES.get(type(given), 'something else')}", f"Give {needed}."
+        )
 
 
 def _copy(value: Any) -> Any:
@@ -368,10 +396,12 @@ def _readable(error: ValidationError, prefix: str, known: Sequence[str]) -> Inpu
     place = ".".join(str(part) for part in first["loc"] if not str(part).startswith("function-"))
     field = f"{prefix}.{place}" if prefix and place else place or prefix
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        near = difflib.get_close_matches(place, known, n=1, cutoff=0.5)
-        choices = f"Did you mean {near[0].rpartition('.')[2]}?" if near else "Remove it."
-        if prefix and not near:
-            choices = f"Known: {', '.join(known)}."
+        section, _, key = place.rpartition(".")
+        beside = [
+            name for where, _, name in (known_key.rpartition(".") for known_key in known) if where == section
+        ]
+        near = difflib.get_close_matches(key, beside, n=1, cutoff=0.5)
+        choices = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(beside)}."
         return InputError(field, first["input"], "unknown key", choices)
     value = first["input"]
     if isinstance(value, float) and math.isnan(value):

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from operator import index
+
+LARGEST_SEED = 2**63 - 1  # what torch's generators take
 
 
 class FedveilError(Exception):
@@ -47,3 +51,27 @@ def known_name(field: str, kind: str, name: object, known: Collection[str]) -> s
     near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.4)
     remedy = f"Did you mean {' or '.join(near)}? " if near else ""
     raise InputError(field, name, f"no such {kind}", remedy + f"Known: {', '.join(sorted(known))}.")
+
+
+def whole_number(field: str, value: object, least: int, most: int | None = None) -> int:
+    """The value, if it is a whole number in this range."""
+    try:
+        number = index(value)  # type: ignore[arg-type]  # whatever counts as a whole number, NumPy's too
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise InputError(field, value, "is not a whole number", f"Use a whole number from {least} on.")
+    if number < least or (most is not None and number > most):
+        limit = f"from {least} on" if most is None else f"from {least} to {most}"
+        raise InputError(field, value, "is out of range", f"Use a whole number {limit}.")
+    return number
+
+
+@contextmanager
+def within(section: str) -> Iterator[None]:
+    """An error inside names its field as the user's file does: with the section it stands in."""
+    try:
+        yield
+    except InputError as error:
+        field = error.field if "." in error.field else f"{section}.{error.field}"
+        raise InputError(field, error.value, error.problem, error.remedy) from error

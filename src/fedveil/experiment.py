@@ -17,11 +17,11 @@ from fedveil.api import make_plan, run
 from fedveil.config import Config, TextSection
 from fedveil.data.client_data import ArrayClients, Clients
 from fedveil.data.dataset import Dataset, TextDataset
-from fedveil.data.registry import load_dataset
+from fedveil.data.registry import list_datasets, load_dataset
 from fedveil.data.tokens import tokenise
 from fedveil.data.transformers_folder import DEFAULT
 from fedveil.data.vocabulary import Vocabulary, make_vocabulary
-from fedveil.errors import InputError
+from fedveil.errors import InputError, known_name, within
 from fedveil.guard import PrivacySettings
 from fedveil.methods.method import AnyMethod
 from fedveil.models.registry import make_model, model_entry
@@ -52,7 +52,9 @@ class Prepared:
 def load_examples(config: Config, data_dir: Path | None) -> Dataset:
     """The data of a configuration as its model reads them: numbers with labels, or token ids."""
     options = json.dumps(config.task.data_options, sort_keys=True)
-    dataset = _load(config.task.dataset, data_dir, os.environ.get("FEDVEIL_DATA"), options)
+    known_name("task.dataset", "dataset", config.task.dataset, [known.name for known in list_datasets()])
+    with within("task.data_options"):
+        dataset = _load(config.task.dataset, data_dir, os.environ.get("FEDVEIL_DATA"), options)
     reads = model_entry(config.task.model).reads
     if isinstance(dataset, Dataset):
         if reads != "numbers":
@@ -158,19 +160,28 @@ def split_clients(config: Config, dataset: Dataset, seed: int) -> Partition:
         )
     if clients is None and section.kind not in ("user",) and section.groups is None:
         clients = 10
-    return make_partition(
-        section.kind,
-        dataset.labels,
-        clients,
-        named_stream(seed, "partition"),
-        alpha=1.0 if section.kind == "dirichlet" and section.alpha is None else section.alpha,
-        classes_per_client=section.classes_per_client,
-        shards_per_client=section.shards_per_client,
-        groups=section.groups,
-        users=dataset.train.users,
-        min_size=section.min_size,
-        allow_empty=section.allow_empty,
-    )
+    with within("partition"):
+        return make_partition(
+            section.kind,
+            dataset.labels,
+            clients,
+            named_stream(seed, "partition"),
+            alpha=1.0 if section.kind == "dirichlet" and section.alpha is None else section.alpha,
+            classes_per_client=section.classes_per_client,
+            shards_per_client=section.shards_per_client,
+            groups=section.groups,
+            users=dataset.train.users,
+            min_size=section.min_size,
+            allow_empty=section.allow_empty,
+        )
+
+
+def check_attacks(config: Config) -> None:
+    """Refuse `[[attack]]` sections that could not be carried out after the run."""
+    if config.attack:
+        from fedveil.attacks.registry import configured_attacks  # attacks take a while to import
+
+        configured_attacks(config.attack)
 
 
 def client_names(config: Config, dataset: Dataset) -> list[str] | None:
@@ -288,6 +299,8 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise InputError("run.device", name, "is not a device", 'Use "cpu" or "cuda".') from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError("run.device", name, "this machine has no CUDA device", 'Use "cpu".')
+    if device.type not in ("cpu", "cuda"):
+        raise InputError("run.device", name, "is not a device to train on", 'Use "cpu" or "cuda".')
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError("run.device", name, "this machine has no such CUDA device", 'Use "cpu".')
     return device

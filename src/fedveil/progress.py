@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, Self
+
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
+from fedveil.methods.method import At
 from fedveil.run import Observer, RoundEnd
 
 
+class _Bars(Progress):
+    """On the terminal from the first bar on: a command that is refused before shows its message alone."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def add_task(self, *args: Any, **fields: Any) -> TaskID:
+        self.start()
+        return super().add_task(*args, **fields)
+
+    def stop(self) -> None:
+        if self.live.is_started:
+            super().stop()
+
+
 def progress_bar(console: Console) -> Progress:
-    return Progress(
+    return _Bars(
         TextColumn("{task.description}"),
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
@@ -31,11 +51,20 @@ def progress_bar(console: Console) -> Progress:
 class ShowProgress(Observer):
     def __init__(self, progress: Progress, title: str, rounds: int) -> None:
         self._progress = progress
-        self._bar = progress.add_task(title, total=rounds, status="")
+        self._title, self._rounds = title, rounds
+        self._bar: TaskID | None = None  # shown once there is something to wait for: errors come before it
         self._accuracy = ""
         self._epsilon = ""
 
+    def round_starts(self, at: At, cohort: Sequence[int]) -> str | None:
+        if self._bar is None:
+            self._bar = self._progress.add_task(
+                self._title, total=self._rounds, completed=at.round - 1, status=""
+            )
+        return None
+
     def round_ends(self, end: RoundEnd) -> None:
+        assert self._bar is not None
         if end.metrics.get("accuracy") is not None:
             self._accuracy = f"accuracy {100 * end.metrics['accuracy']:5.2f} %"
         if end.metrics.get("epsilon") is not None:

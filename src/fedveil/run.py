@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedveil.engines.engine import Answers, Engine
 from fedveil.errors import DivergedError
@@ -99,6 +100,7 @@ def run_rounds(
             server = method.server_update(task, at, server, answers.clients, answers.up, streams)
             server = engine.own(server)
         end = RoundEnd(at, cohort, server, method.model(server), last=number == plan.rounds)
+        _require_finite_model(end.model, at)
         end.metrics.update(cohort=len(cohort), answered=answered, bytes_up=received, bytes_down=sent)
         end.metrics["seconds"] = time.perf_counter() - began
         for observer in observers:
@@ -108,8 +110,7 @@ def run_rounds(
 
 def _require_finite(up: Message, clients: Sequence[int], at: At) -> None:
     for name, leaf in up.tensors().items():
-        # The sum is finite unless an element is not, or the sum itself overflows: look closer only then.
-        if not leaf.is_floating_point() or bool(torch.isfinite(leaf.sum())):
+        if _surely_finite(leaf):
             continue
         bad = ~torch.isfinite(leaf).flatten(1).all(1)
         if bool(bad.any()):
@@ -118,3 +119,17 @@ def _require_finite(up: Message, clients: Sequence[int], at: At) -> None:
                 f"round {at.round}: the upload of client {client} is not finite in {name!r}. "
                 "Lower the learning rate, clip, or look at that client's data; the last checkpoint is kept."
             )
+
+
+def _require_finite_model(model: Params, at: At) -> None:
+    for name, leaf in model.items():
+        if not _surely_finite(leaf) and not bool(torch.isfinite(leaf).all()):
+            raise DivergedError(
+                f"round {at.round}: the server's update left the model not finite in {name!r}, though every "
+                "upload was finite. Lower the learning rate or the noise; the last checkpoint is kept."
+            )
+
+
+def _surely_finite(leaf: Tensor) -> bool:
+    """The sum is finite unless an element is not, or the sum itself overflows: look closer only then."""
+    return not leaf.is_floating_point() or bool(torch.isfinite(leaf.sum()))

@@ -95,6 +95,7 @@ class Task:
         """`frozen_statistics` accepts batch norm with its running statistics as constants: to attack, not to train."""
         self._make = None if isinstance(model, nn.Module) else model
         template = copy.deepcopy(model) if isinstance(model, nn.Module) else _build(model, seed=0)
+        _require_trainable(template)
         if not frozen_statistics:
             _refuse_batch_statistics(template)
         self.module = template.eval().requires_grad_(False).to(device)
@@ -395,9 +396,17 @@ def _kept(stream: np.random.Generator, count: int, p: float) -> npt.NDArray[np.u
 
 def _build(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     """The model of this seed, leaving the global generator as it was."""
+    if not callable(make):
+        raise InputError("model", make, "is no model", "Give an nn.Module, or a function that makes one.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()
+
+
+def _require_trainable(model: object) -> None:
+    if not isinstance(model, nn.Module) or not any(True for _ in model.parameters()):
+        what = type(model).__name__
+        raise InputError("model", what, "has no parameter to train", "Give an nn.Module that has some.")
 
 
 def _refuse_batch_statistics(model: nn.Module) -> None:

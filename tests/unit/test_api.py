@@ -13,8 +13,10 @@ import pytest
 import torch
 
 from fedveil import ArrayClients, LazyClients, PrivacySettings, Result, Task, run
+from fedveil.data.dataset import Examples
 from fedveil.errors import DataError, DivergedError, InputError, ResultError
 from fedveil.methods.fedavg import FedAvg
+from fedveil.methods.fedsgd import FedSGD
 from fedveil.methods.udp_fedavg import UDPFedAvg
 from fedveil.results import ResultFolder
 from fedveil.run import Observer, RoundEnd
@@ -156,10 +158,22 @@ def test_divergence_names_round_client_and_layer_and_keeps_the_checkpoint(tmp_pa
 
 @pytest.mark.parametrize(
     ("options", "field"),
-    [({"cohort": 6}, "run.cohort"), ({"cohort": 0}, "run.cohort"), ({"rounds": 0}, "run.rounds")],
+    [
+        ({"cohort": 6}, "run.cohort"),
+        ({"cohort": 0}, "run.cohort"),
+        ({"rounds": 0}, "run.rounds"),
+        ({"rounds": 1.5}, "run.rounds"),
+        ({"rounds": True}, "run.rounds"),
+        ({"seed": -1}, "run.seed"),
+        ({"seed": 2**63}, "run.seed"),
+        ({"evaluate_every": 0}, "run.evaluate_every"),
+        ({"checkpoint_every": 0}, "run.checkpoint_every"),
+        ({"workers": -1}, "run.workers"),
+        ({"execution": "both"}, "run.execution"),
+    ],
 )
 def test_impossible_plans_are_refused_before_anything_is_written(
-    tmp_path: Path, options: dict[str, int], field: str
+    tmp_path: Path, options: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(InputError, match=field):
         go(tmp_path / "r", **options)
@@ -182,6 +196,129 @@ def test_pairs_of_arrays_are_clients_too() -> None:
         )
         == 0
     )
+
+
+def as_pairs(clients: ArrayClients) -> list[tuple[Any, Any]]:
+    return [(clients.x[part], clients.y[part]) for part in clients.parts]
+
+
+class Listed(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
+        return self.x[place], int(self.y[place])
+
+
+def test_numpy_arrays_examples_and_torch_datasets_are_clients_too() -> None:
+    clients = make_clients()
+    clients.x = clients.x.float()
+    task = Task(lambda: torch.nn.Sequential(torch.nn.Linear(6, 3)))
+    forms: list[Callable[[Any, Any], Any]] = [
+        lambda x, y: (x, y),
+        lambda x, y: (x.double().numpy(), y.numpy().astype("uint8")),
+        lambda x, y: (x, y.to(torch.int32)),
+        Examples,
+        Listed,
+    ]
+    held_out = (clients.x.double().numpy(), clients.y.numpy())
+    results = [
+        run(
+            task,
+            [form(x, y) for x, y in as_pairs(clients)],
+            FedAvg(batch_size=4),
+            rounds=2,
+            workers=1,
+            test=held_out,
+        )
+        for form in forms
+    ]
+    assert all(distance(results[0].model, other.model) == 0 for other in results[1:])
+    assert len({result.accuracy for result in results}) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        # One label too few here and one too many there: no total shows that examples and labels are shifted.
+        (
+            lambda p: [(p[0][0], p[0][1][:-1]), (p[1][0], torch.cat([p[1][1], p[1][1][:1]])), *p[2:]],
+            "client 0: x has shape",
+        ),
+        (lambda p: [*p[:2], (p[2][0][:, :4], p[2][1]), *p[3:]], "client 2: x holds float64 of shape"),
+        (lambda p: [*p[:3], (p[3][0].float(), p[3][1]), *p[4:]], "client 3: x holds float32"),
+        (lambda p: [(x, y.double()) for x, y in p], "needs one whole number"),
+        (lambda p: [(x, y[:, None]) for x, y in p], "needs one whole number"),
+        (lambda p: [(x.numpy().astype(str), y) for x, y in p], "not numbers"),
+    ],
+)
+def test_pairs_that_do_not_fit_together_are_refused(change: Callable[[Any], Any], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        run(make_task(), change(as_pairs(make_clients())), METHOD, rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x, y: (x, y + 3), "test: label 5 has no output"),
+        (lambda x, y: (x * float("nan"), y), "test: example 0 holds NaN"),
+        (lambda x, y: (x[:, :4], y), "test: the model cannot read"),
+        (lambda x, y: (x, y[1:]), "test: x has 34 examples and y has 33"),
+    ],
+)
+def test_test_examples_are_checked_before_anything_is_written(
+    tmp_path: Path, change: Callable[[Any, Any], Any], words: str
+) -> None:
+    clients = make_clients()
+    with pytest.raises(DataError, match=words):
+        go(tmp_path / "r", test=change(clients.x, clients.y))
+    assert not (tmp_path / "r").exists()
+
+
+def test_without_a_test_example_there_is_no_accuracy() -> None:
+    clients = make_clients()
+    assert go(test=(clients.x[:0], clients.y[:0])).accuracy is None
+
+
+def test_a_client_made_with_another_number_of_examples_is_named() -> None:
+    clients = make_clients()
+    pairs = as_pairs(clients)
+    lazy = LazyClients([5, 9, 1, 11, 7], pairs.__getitem__)
+    with pytest.raises(DataError, match="client 3: 12 examples were made where sizes says 11"):
+        run(make_task(), lazy, METHOD, rounds=1, workers=1)
+
+
+def test_nan_of_a_client_made_on_demand_names_it() -> None:
+    pairs = as_pairs(make_clients())
+    pairs[1] = (pairs[1][0].clone().index_fill_(0, torch.tensor([4]), float("nan")), pairs[1][1])
+    lazy = LazyClients([5, 9, 1, 12, 7], pairs.__getitem__)
+    with pytest.raises(DataError, match="example 4 of client 1 holds NaN"):
+        run(make_task(), lazy, METHOD, rounds=1, workers=1)
+
+
+def test_a_server_step_that_overflows_stops_and_names_the_layer(tmp_path: Path) -> None:
+    clients = make_clients()
+    clients.x = 100 * clients.x.float()
+    task = Task(lambda: torch.nn.Sequential(torch.nn.Linear(6, 3)))
+    with pytest.raises(DivergedError, match=r"round 1: the server's update .* not finite in '0.weight'"):
+        run(task, clients, FedSGD(lr=3e38), rounds=1, workers=1, results=tmp_path / "r")
+    assert not (tmp_path / "r" / "summary.json").exists()
+
+
+def test_a_loss_that_overflows_is_still_json(tmp_path: Path) -> None:
+    clients = make_clients()
+    clients.x = clients.x.float()
+    task = Task(lambda: torch.nn.Sequential(torch.nn.Linear(6, 3)))
+    test = (clients.x * 1e37, clients.y)
+    result = run(task, clients, FedAvg(lr=1000.0), rounds=1, workers=1, test=test, results=tmp_path / "r")
+    assert result.summary["loss"] is None
+    for name in ("rounds.jsonl", "summary.json"):
+        text = (tmp_path / "r" / name).read_text()
+        assert "NaN" not in text
+        assert "Infinity" not in text
 
 
 def test_clients_made_on_demand_are_made_only_when_they_take_part() -> None:
@@ -253,7 +390,7 @@ def test_data_that_does_not_fit_the_model_is_refused(
 def test_nan_is_refused_where_it_enters() -> None:
     clients = make_clients()
     clients.x[3, 2] = float("nan")
-    with pytest.raises(DataError, match="example 3 holds NaN"):
+    with pytest.raises(DataError, match="example 3 of client 0 holds NaN"):
         ArrayClients(clients.x, clients.y, clients.parts)
 
 

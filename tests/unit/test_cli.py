@@ -154,7 +154,16 @@ def test_partition_names_the_users_of_a_table(fedveil: Command, tmp_path: Path) 
         (["--set", "task.dataset=nothing"], ["nothing", "no such dataset"]),
         (["--set", "task.model=nothing"], ["nothing", "is not a known model"]),
         (["--set", "run.device=cuda"], ["run.device", "cpu"]),
+        (["--set", "run.device=meta"], ["run.device", "cpu"]),
         (["--set", "privacy.budget=1", "--set", "method.noise_multiplier=0"], ["privacy.budget", "no noise"]),
+        (["--set", "privacy.ledger=."], ["privacy ledger cannot be opened"]),
+        (["--set", "partition.clients=2000"], ["partition.clients = 2000", "at most 1438"]),
+        (["--set", "partition.kind=user"], ["partition.kind", "names no users"]),
+        (["--set", "task.data_options.colour=1"], ["task.data_options.colour", "no such option"]),
+        (["--set", "attack=[{name='guess'}]"], ["attack.name = 'guess'", "no such attack"]),
+        (["--set", "attack=[{name='dlg', stepps=1}]"], ["attack.stepps", "steps"]),
+        (["--results", "small.toml"], ["cannot write results to small.toml"]),
+        (["--results", "x" * 300], ["File name too long"]),
     ],
 )
 def test_bad_input_is_one_line_exit_2_and_nothing_written(
@@ -163,9 +172,16 @@ def test_bad_input_is_one_line_exit_2_and_nothing_written(
     done = fedveil("run", config, *arguments)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-    assert any(line.startswith("fedveil: ") for line in done.stderr.splitlines())
+    assert done.stderr.startswith("fedveil: ")  # the message alone, without a progress bar before it
+    assert done.stdout == ""
     assert all(word in done.stderr for word in words), done.stderr
-    assert not list(tmp_path.glob("results/**/seed-*/rounds.jsonl"))
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_picture_that_cannot_be_written_is_refused(fedveil: Command, config: Path) -> None:
+    done = fedveil("partition", config, "--plot", config / "p.png")
+    assert done.returncode == 2
+    assert done.stderr.startswith("fedveil: path = ")
 
 
 def test_the_version_is_that_of_the_package(fedveil: Command) -> None:

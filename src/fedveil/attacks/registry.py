@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 
 from fedveil.attacks.view import Attack
-from fedveil.errors import InputError, known_name
+from fedveil.errors import InputError, known_name, within
 
 ATTACKS: dict[str, type[Attack]] = {}
 C = TypeVar("C")
@@ -49,7 +49,30 @@ def list_attacks() -> list[AttackInfo]:
 def make_attack(name: str, settings: Mapping[str, Any] | None = None) -> Attack:
     """The attack of this name with these settings, each checked."""
     list_attacks()
-    return with_settings(ATTACKS[known_name("attack", "attack", name, ATTACKS)], name, settings)
+    return with_settings(ATTACKS[known_name("attack.name", "attack", name, ATTACKS)], name, settings)
+
+
+def configured_attacks(
+    sections: Sequence[Mapping[str, Any]],
+    changes: Mapping[str, Any] | None = None,
+    round: int | None = None,
+    usual: str = "inverting-gradients",
+) -> list[tuple[Attack, int]]:
+    """The attacks that `[[attack]]` sections describe, each with its round; the usual one if there is none."""
+    planned = []
+    for section in sections or [{"name": usual}]:
+        fields = dict(section) | dict(changes or {})
+        name, number = fields.pop("name", None), fields.pop("round", 1)
+        if not isinstance(name, str) or not isinstance(number, int):
+            raise InputError(
+                "attack",
+                dict(section),
+                "needs a name, and a round that is a number",
+                "Mend the [[attack]] section.",
+            )
+        with within("attack"):
+            planned.append((make_attack(name, fields), round or number))
+    return planned
 
 
 def with_settings(kind: type[C], name: str, settings: Mapping[str, Any] | None) -> C:

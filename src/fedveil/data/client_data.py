@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedveil.errors import DataError, InputError
 from fedveil.task import Batch
+
+Array = Tensor | npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -65,14 +69,20 @@ class Clients(Protocol):
 
 
 class ArrayClients:
-    """Clients whose examples are rows of two arrays: `parts[k]` lists those of client k."""
+    """Clients whose examples are rows of two arrays: `parts[k]` lists those of client k.
 
-    def __init__(self, x: Tensor, y: Tensor, parts: Sequence[Tensor]) -> None:
+    `numbers` are the clients' numbers in error messages where they are not 0, 1, 2.
+    """
+
+    def __init__(
+        self, x: Tensor, y: Tensor, parts: Sequence[Tensor], *, numbers: Sequence[int] | None = None
+    ) -> None:
         if len(parts) == 0:
             raise InputError("clients", 0, "there is no client", "Give at least one client's examples.")
         if x.shape[0] != y.shape[0]:
             raise DataError(f"x has {x.shape[0]} examples and y has {y.shape[0]}; they must be as many.")
-        check_finite(x, "x")
+        if (bad := first_not_finite(x)) is not None:
+            raise DataError(_not_finite(bad, parts, numbers or range(len(parts))))
         self.x = x
         self.y = y
         self.parts = [part.to(torch.long) for part in parts]
@@ -80,13 +90,21 @@ class ArrayClients:
         self._starts = [_start_of_run(part) for part in self.parts]
 
     @classmethod
-    def from_arrays(cls, clients: Sequence[tuple[Tensor, Tensor]]) -> ArrayClients:
-        """One (x, y) pair per client."""
+    def from_arrays(
+        cls, clients: Sequence[tuple[Array, Array]], *, numbers: Sequence[int] | None = None
+    ) -> ArrayClients:
+        """One (x, y) pair of tensors or NumPy arrays per client, all of one shape and type.
+
+        NumPy's fractions become torch's default type, and whole labels int64.
+        """
         if not clients:
             raise InputError("clients", [], "there is no client", "Give at least one (x, y) pair.")
-        sizes = [len(x) for x, _ in clients]
+        pairs = [(tensor_of(x), labels_of(y)) for x, y in clients]
+        for number, (x, y) in zip(numbers or range(len(pairs)), pairs, strict=True):
+            _require_alike(number, x, y, *pairs[0])
+        sizes = [len(x) for x, _ in pairs]
         parts = list(torch.split(torch.arange(sum(sizes)), sizes))
-        return cls(torch.cat([x for x, _ in clients]), torch.cat([y for _, y in clients]), parts)
+        return cls(torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs]), parts, numbers=numbers)
 
     @property
     def sizes(self) -> Sequence[int]:
@@ -132,7 +150,7 @@ def _start_of_run(part: Tensor) -> int:
 class LazyClients:
     """Clients whose examples are made or read when they take part: memory does not grow with their number."""
 
-    def __init__(self, sizes: Sequence[int], make: Callable[[int], tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, sizes: Sequence[int], make: Callable[[int], tuple[Array, Array]]) -> None:
         self._sizes = sizes
         self._make = make
 
@@ -141,11 +159,59 @@ class LazyClients:
         return self._sizes
 
     def load(self, clients: Sequence[int]) -> ClientData:
-        made = ArrayClients.from_arrays([self._make(k) for k in clients])
+        made = ArrayClients.from_arrays([self._make(k) for k in clients], numbers=clients)
+        for client, size in zip(clients, made.sizes, strict=True):
+            if size != self._sizes[client]:  # batches and accounting go by the size that was announced
+                raise DataError(
+                    f"client {client}: {size} examples were made where sizes says {self._sizes[client]}. "
+                    "Give the same number."
+                )
         return made.load(range(len(clients)))
 
 
-def check_finite(x: Tensor, field: str) -> None:
-    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-        bad = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0]) if x.dim() > 1 else 0
-        raise DataError(f"{field}: example {bad} holds NaN or infinity. Clean or drop it before training.")
+def first_not_finite(x: Tensor) -> int | None:
+    """The first example that holds NaN or infinity."""
+    if not x.is_floating_point() or bool(torch.isfinite(x).all()):
+        return None
+    return int((~torch.isfinite(x)).reshape(len(x), -1).any(1).nonzero()[0])
+
+
+def _not_finite(example: int, parts: Sequence[Tensor], numbers: Sequence[int]) -> str:
+    problem = "holds NaN or infinity. Clean or drop it before training."
+    for number, part in zip(numbers, parts, strict=True):
+        if (place := (part == example).nonzero()).numel():
+            return f"x: example {int(place[0])} of client {number} {problem}"
+    return f"x: example {example} {problem}"
+
+
+def tensor_of(values: Array) -> Tensor:
+    """The values as a tensor; fractions that come from NumPy take torch's default type."""
+    if isinstance(values, Tensor):
+        return values
+    array = np.asarray(values)
+    if array.dtype.kind not in "fiub":
+        raise DataError(f"an array holds {array.dtype}, not numbers. Give numbers.")
+    made = torch.from_numpy(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False)))
+    return made.to(torch.get_default_dtype()) if made.is_floating_point() else made
+
+
+def labels_of(values: Array) -> Tensor:
+    """Labels as a tensor; whole numbers of any type become int64, fractions (for a loss of your own) stay."""
+    labels = tensor_of(values)
+    return labels if labels.is_floating_point() else labels.to(torch.int64)
+
+
+def _require_alike(client: int, x: Tensor, y: Tensor, first_x: Tensor, first_y: Tensor) -> None:
+    if not x.dim() or not y.dim() or len(x) != len(y):
+        shapes = f"x has shape {list(x.shape)} and y {list(y.shape)}"
+        raise DataError(f"client {client}: {shapes}; give a label for each example.")
+    for name, own, other in (("x", x, first_x), ("y", y, first_y)):
+        if own.shape[1:] != other.shape[1:] or own.dtype != other.dtype:
+            raise DataError(
+                f"client {client}: {name} holds {_described(own)} where the others have {_described(other)}; "
+                "clients must be alike."
+            )
+
+
+def _described(values: Tensor) -> str:
+    return f"{str(values.dtype).removeprefix('torch.')} of shape {list(values.shape[1:])}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,17 @@ import torch
 from torch import Tensor
 
 from fedveil.data.client_data import ArrayClients
-from fedveil.data.dataset import Examples, images_from_bytes, labels_from, require_labels_below
-from fedveil.data.pictures import class_folders, list_pictures, read_pictures
-from fedveil.data.table import RawTable, TableForm, class_names, fit_form, read_table, require_cells
+from fedveil.data.dataset import (
+    Dataset,
+    Examples,
+    check_fraction,
+    images_from_bytes,
+    labels_from,
+    require_labels_below,
+    stratified_split,
+)
+from fedveil.data.pictures import class_folders, given_folder, list_pictures, read_pictures
+from fedveil.data.table import RawTable, TableForm, class_names, fit_form, read_table
 from fedveil.errors import DataError, InputError
 
 Array = np.ndarray | Tensor
@@ -38,6 +46,9 @@ class OwnData:
     names: tuple[str, ...]
     classes: tuple[str, ...]
     test: Examples | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    """`x * std + mean` is the value in the file, per feature or channel; empty where x is that already."""
 
 
 def examples_from_arrays(
@@ -151,6 +162,35 @@ def clients_from_folder(
     return _from_tables(clients, held_out, names, label, categorical, drop, form)
 
 
+def load_client_folder(
+    *,
+    path: str | Path,
+    data_dir: Path | None = None,
+    label: str | None = None,
+    categorical: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    channels: int = 3,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+) -> Dataset:
+    """A folder of clients as a dataset whose users are the clients; `partition.kind = "user"` keeps them apart.
+
+    Without an entry named `test` each client gives `test_fraction` of its examples, fixed by the seed.
+    """
+    root = given_folder(path, data_dir)
+    check_fraction("test_fraction", test_fraction)
+    own = clients_from_folder(root, label=label, categorical=categorical, drop=drop, channels=channels)
+    users = torch.repeat_interleave(torch.tensor(own.clients.sizes))
+    train, test = Examples(own.clients.x, own.clients.y, users), own.test
+    if test is None:
+        kept, held = stratified_split(users.numpy(), test_fraction, seed, "client-folder")
+        train, test = train.take(kept.sort().values), train.take(held.sort().values)
+    width = train.x.shape[1] if train.x.dim() > 1 else 1
+    mean, std = own.mean or (0.0,) * width, own.std or (1.0,) * width
+    summary = f"{len(train)} + {len(test)} examples of {len(own.names)} clients: {', '.join(own.names)}"
+    return Dataset(f"client-folder:{root.name}", train, test, own.classes, mean, std, summary)
+
+
 def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Arrays x and y of an .npz file. Pickled objects are refused, and so is an array that its header
     declares larger than the file can hold, before memory is taken for it."""
@@ -196,7 +236,8 @@ def _from_pictures(
         pixels = read_pictures([picture for picture, _ in listed], channels)
         x, _, _ = images_from_bytes(pixels, half, half)
         made.append(Examples(x, labels_from(np.array([label for _, label in listed]))))
-    return _own(made[: len(clients)], names, classes, made[-1] if held_out else None)
+    own = _own(made[: len(clients)], names, classes, made[-1] if held_out else None)
+    return replace(own, mean=half, std=half)
 
 
 def _from_tables(
@@ -214,17 +255,16 @@ def _from_tables(
         if set(table.columns) != set(tables[0].columns):
             raise DataError(f"{table.path}: has other columns than {tables[0].path}.")
     if form is None:
-        for table in tables:  # here an error can still name the file
-            for name in table.columns.keys() - set(drop):
-                require_cells(table, name)
         everything = RawTable(
             tables[0].path.parent,
             {name: [cell for table in tables for cell in table.columns[name]] for name in tables[0].columns},
+            tuple(f"{table.path.name}, {table.place(row)}" for table in tables for row in range(len(table))),
         )
         classes = class_names([*tables, *([test] if test else [])], label)
         form = fit_form(everything, label=label, classes=classes, categorical=categorical, drop=drop)
     made = [form.examples(table) for table in tables]
-    return _own(made, names, form.classes, None if test is None else form.examples(test))
+    own = _own(made, names, form.classes, None if test is None else form.examples(test))
+    return replace(own, mean=form.mean, std=form.std)
 
 
 def _own(

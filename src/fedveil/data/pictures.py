@@ -92,7 +92,7 @@ def load_image_folder(
     `train/<class>/*` with `test/<class>/*` or `val/<class>/*`, and `<class>/*` alone, which is split here,
     stratified and fixed by the seed. "dataset" is mean 0.5 and std 0.5 in each channel.
     """
-    root = _given_folder(path, data_dir)
+    root = given_folder(path, data_dir)
     if channels not in (1, 3) or isinstance(channels, bool):
         raise InputError("channels", channels, "pictures are grey or coloured", "Use 1 or 3.")
     if max_per_class is not None:
@@ -186,9 +186,9 @@ def _list_annotated(
     return listed
 
 
-def _given_folder(path: object, data_dir: Path | None) -> Path:
+def given_folder(path: object, data_dir: Path | None) -> Path:
     if not isinstance(path, (str, Path)):
-        raise InputError("path", path, "not a path", "Give the folder that holds the pictures.")
+        raise InputError("path", path, "not a path", "Give the path of a folder.")
     asked = Path(path).expanduser()
     tried = [asked] if asked.is_absolute() else [asked, *(place / asked for place in places(data_dir))]
     for folder in tried:

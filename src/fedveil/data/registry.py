@@ -13,6 +13,7 @@ from fedveil.data.cifar import load_cifar10, load_cifar100
 from fedveil.data.dataset import Dataset, TextDataset, check_count
 from fedveil.data.digits import load_digits, load_fashion_mnist, load_mnist, load_mnist5k
 from fedveil.data.emnist import load_emnist
+from fedveil.data.own import load_client_folder
 from fedveil.data.pictures import load_image_folder
 from fedveil.data.table import load_table
 from fedveil.data.text import (
@@ -113,6 +114,12 @@ _ENTRIES: dict[str, _Entry] = {
         "image",
         "Give path.",
         load_image_folder,
+    ),
+    "client-folder": _Entry(
+        "your clients, one folder of pictures or one file (.csv, .parquet, .npz) each",
+        "table",
+        'Give path, and label for tables; keep clients apart with partition.kind = "user".',
+        load_client_folder,
     ),
     "table": _Entry(
         "your CSV or Parquet table",

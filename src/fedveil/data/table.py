@@ -28,18 +28,21 @@ _MOST_CATEGORIES = 1000
 
 @dataclass(frozen=True)
 class RawTable:
-    """Columns of cells as text, all of the same length; `rows` numbers those of a part as its file does."""
+    """Columns of cells as text, all of the same length.
+
+    `places` says where in the user's files each row stands, for rows that were picked or put together.
+    """
 
     path: Path
     columns: dict[str, list[str]]
-    rows: Sequence[int] | None = None
+    places: tuple[str, ...] | None = None
+
+    def place(self, index: int) -> str:
+        """The row at this index in the user's words; row 1 is the first below the header."""
+        return f"row {index + 1}" if self.places is None else self.places[index]
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
-
-    def row(self, place: int) -> int:
-        """What the file's reader counts this row as: from one, without the header."""
-        return (place if self.rows is None else self.rows[place]) + 1
 
     def column(self, name: str, role: str) -> list[str]:
         if not isinstance(name, str) or name not in self.columns:
@@ -84,7 +87,7 @@ class TableForm:
                 values = numbers(table, column.name)
                 features.append(((values - column.mean) / column.std)[:, None])
             else:
-                require_cells(table, column.name)
+                _require_cells(table, column.name)
                 place = {category: k for k, category in enumerate(column.categories)}
                 one_hot = np.zeros((len(cells), len(place)))
                 for row, cell in enumerate(cells):
@@ -100,7 +103,7 @@ class TableForm:
         for row, cell in enumerate(map(_label, table.column(self.label, "label"))):
             if cell not in place:
                 raise DataError(
-                    f"{table.path}: row {table.row(row)} has a label that is not one of the classes."
+                    f"{table.path}: {table.place(row)} has a label that is not one of the classes."
                 )
             labels.append(place[cell])
         return torch.tensor(labels, dtype=torch.int64)
@@ -190,7 +193,7 @@ def fit_form(
         if name in (label, user) or name in drop:
             continue
         if name in categorical or not all(_is_number(cell) or not cell.strip() for cell in cells):
-            require_cells(table, name)
+            _require_cells(table, name)
             categories = tuple(sorted(set(cells)))
             if len(categories) > _MOST_CATEGORIES:
                 raise DataError(
@@ -214,7 +217,7 @@ def class_names(tables: Sequence[RawTable], label: str) -> tuple[str, ...]:
     """The labels in these tables in rising order: as numbers if all are whole numbers, else as names."""
     found: set[str] = set()
     for table in tables:
-        require_cells(table, label)
+        _require_cells(table, label)
         found.update(map(_label, table.column(label, "label")))
     numeric = [cell for cell in found if _is_number(cell)]
     if len(numeric) == len(found):
@@ -245,21 +248,25 @@ def read_table(path: Path) -> RawTable:
 def rows_of(table: RawTable, index: Tensor) -> RawTable:
     """The table with these rows, in this order."""
     positions = index.tolist()
-    columns = {name: [cells[i] for i in positions] for name, cells in table.columns.items()}
-    return RawTable(table.path, columns, positions)
+    return RawTable(
+        table.path,
+        {name: [cells[i] for i in positions] for name, cells in table.columns.items()},
+        tuple(map(table.place, positions)),
+    )
 
 
 def numbers(table: RawTable, name: str) -> np.ndarray:
     """A column as finite float64 numbers."""
-    require_cells(table, name)
+    _require_cells(table, name)
     values = np.empty(len(table))
     for row, cell in enumerate(table.columns[name]):
         if not _is_number(cell):
-            raise DataError(f"{table.path}: row {table.row(row)}, column {name!r} is not a number.")
+            raise DataError(f"{table.path}: {table.place(row)}, column {name!r} is not a number.")
         values[row] = float(cell)
         if not math.isfinite(values[row]) or abs(values[row]) > np.finfo(np.float32).max:
             raise DataError(
-                f"{table.path}: row {table.row(row)}, column {name!r} is NaN, infinite or too large."
+                f"{table.path}: {table.place(row)}, column {name!r} is NaN, infinite or too large. "
+                "Mend it or drop the row."
             )
     return values
 
@@ -308,12 +315,12 @@ def _as_cell(value: object) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-def require_cells(table: RawTable, name: str) -> None:
+def _require_cells(table: RawTable, name: str) -> None:
     """A missing value is the user's to fill in: a guess would be learnt from."""
     for row, cell in enumerate(table.column(name, "feature")):
         if not cell.strip():
             raise DataError(
-                f"{table.path}: row {table.row(row)}, column {name!r} is empty. Fill it in or drop the row."
+                f"{table.path}: {table.place(row)}, column {name!r} is empty. Fill it in or drop the row."
             )
 
 

@@ -33,10 +33,14 @@ class Score:
     """Of a language model, per token."""
 
     def metrics(self) -> dict[str, Any]:
-        """What a round's record holds."""
-        found = {"accuracy": self.accuracy, "loss": self.loss, "per_class": self.per_class}
+        """What a round's record holds; a loss that overflowed is None, since JSON has no infinity."""
+        found = {"accuracy": self.accuracy, "loss": _finite(self.loss), "per_class": self.per_class}
         extra = {"mcc": self.mcc, "perplexity": self.perplexity}
-        return found | {name: value for name, value in extra.items() if value is not None}
+        return found | {name: _finite(value) for name, value in extra.items() if value is not None}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def evaluate(

@@ -17,15 +17,17 @@ from fedveil.tree import Params
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=True)
 
-LearningRate = Annotated[float, Field(gt=0, description="step size of SGD")]
+LearningRate = Annotated[float, Field(gt=0, allow_inf_nan=False, description="step size of SGD")]
 Epochs = Annotated[int, Field(ge=1, description="passes over a client's examples per round")]
 BatchSize = Annotated[int, Field(ge=1, description="examples per local step")]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-NonNegative = Annotated[float, Field(ge=0)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Clip = Annotated[
     float, Field(gt=0, description="largest L2 norm of what a unit contributes; inf turns it off")
 ]
-NoiseMultiplier = Annotated[float, Field(ge=0, description="standard deviation of the noise over the clip")]
+NoiseMultiplier = Annotated[
+    float, Field(ge=0, allow_inf_nan=False, description="standard deviation of the noise over the clip")
+]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -71,7 +71,7 @@ def counts_table(
         cells = _summary(row, names) if wide else [_cell(count, most) for count in row]
         table.add_row(Text(client), *cells, str(sum(row)))
     if len(rows) > max_clients:
-        table.add_row("…", *([f"{len(rows) - max_clients} more"] + [""] * (len(heads) - 1)), "")
+        table.caption = f"{len(rows) - max_clients} more clients are not shown"
     table.add_section()
     total = counts.sum(0).tolist()
     table.add_row(
@@ -130,8 +130,14 @@ def save_picture(
     target = Path(path)
     if target.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise InputError("path", str(path), "no such kind of picture", "Use .png, .pdf or .svg.")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    counts_figure(counts, classes, title=title).savefig(target)
+    figure = counts_figure(counts, classes, title=title)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(target)
+    except OSError as error:
+        raise InputError(
+            "path", str(path), f"cannot be written: {error.strerror}", "Choose another place."
+        ) from error
     return target
 
 

@@ -64,7 +64,7 @@ def make_partition(
             )
     if kind == "user":
         if users is None:
-            raise InputError("users", None, "this data names no users", "Use another kind of partition.")
+            raise InputError("kind", kind, "this data names no users", "Use another kind of partition.")
         if len(users) != len(y):
             raise InputError("users", len(users), f"there are {len(y)} labels", "Give one id per example.")
         return by_user(users, clients)

@@ -130,16 +130,21 @@ class Ledger:
 
     def refresh(self) -> None:
         """Read and verify what other processes have appended."""
-        if not self.path.exists():
-            if self._entries or self._head()[0]:
-                raise LedgerError(f"{self.path}: the privacy ledger has disappeared")
-            return
-        with self.path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            if size < self._offset:
-                raise LedgerError(f"{self.path}: the privacy ledger has become shorter")
-            file.seek(self._offset)
-            data = file.read()
+        try:
+            if not self.path.exists():
+                if self._entries or self._head()[0]:
+                    raise LedgerError(f"{self.path}: the privacy ledger has disappeared")
+                return
+            with self.path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                if size < self._offset:
+                    raise LedgerError(f"{self.path}: the privacy ledger has become shorter")
+                file.seek(self._offset)
+                data = file.read()
+        except OSError as error:
+            raise LedgerError(
+                f"{self.path}: the privacy ledger cannot be opened: {error.strerror}. Choose another place."
+            ) from error
         complete = data.rfind(b"\n") + 1
         for line in data[:complete].splitlines():
             self._keep(Entry.read(line, len(self._entries), self._last_hash()))

@@ -16,6 +16,7 @@ from fedveil.data.own import (
     clients_from_folder,
     examples_from_arrays,
     examples_from_torch,
+    load_client_folder,
     read_npz,
 )
 from fedveil.data.table import Column, TableForm, load_table
@@ -113,7 +114,7 @@ def test_the_row_that_is_named_is_the_files_and_so_is_the_file(tmp_path: Path) -
     (tmp_path / "clients").mkdir()
     (tmp_path / "clients" / "a.csv").write_text("a,y\n1,0\n2,1\n")
     (tmp_path / "clients" / "b.csv").write_text("a,y\n1,0\n,1\n")
-    with pytest.raises(DataError, match=r"b\.csv: row 2, column 'a' is empty"):
+    with pytest.raises(DataError, match=r"b\.csv, row 2, column 'a' is empty"):
         clients_from_folder(tmp_path / "clients", label="y")
 
 
@@ -308,3 +309,58 @@ def test_whole_numbers_with_decimals_are_the_same_classes(tmp_path: Path) -> Non
     data = load_table(path=tmp_path / "t.csv", label="y", test_fraction=0.34)
     assert data.classes == ("0", "1")
     assert sorted([*data.train.y.tolist(), *data.test.y.tolist()]) == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_bad_cell_is_named_by_its_row_in_the_file(tmp_path: Path) -> None:
+    """Also where the rows were split, or put together from several files, before they are looked at."""
+    rows = [f"{k},{k % 2}" for k in range(40)]
+    path = tmp_path / "t.csv"
+    for bad in (3, 17, 38):
+        path.write_text("\n".join(["a,y", *(f"nan,{k % 2}" if k == bad else rows[k] for k in range(40))]))
+        with pytest.raises(DataError, match=rf"row {bad + 1}, column 'a'"):
+            load_table(path=path, label="y")
+    folder = tmp_path / "clients"
+    folder.mkdir()
+    (folder / "north.csv").write_text("\n".join(["a,y", *rows]))
+    (folder / "south.csv").write_text("a,y\n1,0\ninf,1\n")
+    with pytest.raises(DataError, match=r"south.csv, row 2, column 'a'"):
+        clients_from_folder(folder, label="y")
+
+
+def write_clients(folder: Path, *, test: bool) -> None:
+    folder.mkdir()
+    for number, name in enumerate(["north", "south", "west", *(["test"] if test else [])]):
+        cells = [f"{10 * number + k},{k % 2}" for k in range(10)]
+        (folder / f"{name}.csv").write_text("\n".join(["a,y", *cells]))
+
+
+def test_a_folder_of_clients_has_a_name_and_its_users_are_the_clients(tmp_path: Path) -> None:
+    write_clients(tmp_path / "split", test=False)
+    dataset = load_client_folder(path=tmp_path / "split", label="y")
+    assert dataset.train.users is not None
+    assert dataset.train.users.tolist() == [0] * 8 + [1] * 8 + [2] * 8
+    written = (dataset.train.x[:, 0].double() * dataset.std[0] + dataset.mean[0]).round().long()
+    assert torch.equal(written // 10, dataset.train.users)
+    assert len(dataset.test) == 6
+    write_clients(tmp_path / "given", test=True)
+    given = load_client_folder(path="given", data_dir=tmp_path, label="y")
+    assert (len(given.train), len(given.test)) == (30, 10)
+
+
+def test_a_folder_of_arrays_or_pictures_is_a_dataset_too(tmp_path: Path) -> None:
+    (tmp_path / "arrays").mkdir()
+    for name in ("a", "b"):
+        np.savez(tmp_path / "arrays" / f"{name}.npz", x=np.ones((5, 1, 4, 4)), y=np.arange(5) % 2)
+    arrays = load_client_folder(path=tmp_path / "arrays")
+    assert arrays.input_shape == (1, 4, 4)
+    assert (arrays.mean, arrays.std) == ((0.0,), (1.0,))
+    for client in ("a", "b"):
+        for label in ("cat", "dog"):
+            (tmp_path / "pictures" / client / label).mkdir(parents=True)
+            for k in range(3):
+                Image.new("RGB", (4, 4)).save(tmp_path / "pictures" / client / label / f"{k}.png")
+    pictures = load_client_folder(path=tmp_path / "pictures")
+    assert pictures.classes == ("cat", "dog")
+    assert pictures.mean == (0.5, 0.5, 0.5)
+    with pytest.raises(DataError, match="was not found as a folder"):
+        load_client_folder(path=tmp_path / "nowhere")

@@ -218,7 +218,7 @@ def test_dirichlet_keeps_the_smallest_size_or_says_what_would_do() -> None:
         ("classes", 6, {"groups": [*PAIRS, (77,)]}, "clients"),
         ("shards", 2, {}, "shards_per_client"),
         ("shards", 2, {"shards_per_client": 501}, "shards_per_client"),
-        ("user", None, {}, "users"),
+        ("user", None, {}, "kind"),
         ("user", None, {"users": torch.zeros(3, dtype=torch.int64)}, "users"),
     ],
 )
