@@ -128,8 +128,7 @@ def write_connection(config: ServerConfig, folder: Path) -> Path:
 
 def _dialled(config: ServerConfig) -> str:
     """How the server reaches itself: over loopback unless it listens elsewhere only."""
-    everywhere = config.listen in ("0.0.0.0", "::", "")
-    return "127.0.0.1" if everywhere or is_loopback(config.listen) else config.listen
+    return "127.0.0.1" if config.listen == "0.0.0.0" or is_loopback(config.listen) else config.listen
 
 
 def flower(folder: Path, *arguments: str) -> str:
