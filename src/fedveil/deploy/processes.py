@@ -11,6 +11,7 @@ import http.client
 import importlib.util
 import json
 import os
+import random
 import signal
 import socket
 import ssl
@@ -34,6 +35,7 @@ START_SECONDS = 300.0
 STOP_SECONDS = 60.0
 ANSWER_SECONDS = 300.0
 _PAUSE = 0.2
+_PORTS = range(10240, 32768)
 
 
 class ProcessError(FedveilError):
@@ -110,9 +112,18 @@ def own_program(name: str) -> list[str]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of this machine that is free, and not one of those that systems give to outgoing connections.
+
+    Such a port would often be taken again before a program that starts slowly comes to listen on it.
+    """
+    for port in random.SystemRandom().sample(_PORTS, 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise ProcessError(f"no free port was found between {_PORTS[0]} and {_PORTS[-1]}.")
 
 
 def write_connection(config: ServerConfig, folder: Path) -> Path:

@@ -71,7 +71,7 @@ runs `rm node.key node.pub; ssh-keygen -t ecdsa -b 384 -N "" -f node.key` in the
 
 ## Each node's operator
 
-1. Install: `pip install "fedveil[flower]"`, the same version everywhere.
+1. Install fedveil with its extra `flower`, the same version everywhere: `pip install ".[flower]"` in a clone of it.
 2. Put the data at `{data}`, or change `[data]` in `node.toml`.
 3. Read `policy.toml` and change it until you can answer for it: methods, minimum cohort, limits on epsilon.
 4. `./start.sh` in the node's folder (or install the `.service` file). No port has to be opened: the node calls.
