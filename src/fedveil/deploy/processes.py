@@ -275,13 +275,16 @@ def stop(state: Path) -> bool:
 
 
 def supervise(command: Sequence[str], env: dict[str, str], started: Callable[[], bool]) -> int:
-    """Run a program until it ends; a signal to stop is passed on to it and to all that it started.
+    """Run a program until it ends; a signal to stop is passed on to it and to all that it started, and ends it with 0.
 
     `started` is asked again and again until it says that the program is up and whatever had to follow is done.
     """
     child = subprocess.Popen(command, env=env, start_new_session=True)
+    asked = False
 
     def forward(_number: int, _frame: object) -> None:
+        nonlocal asked
+        asked = True
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGTERM)
 
@@ -292,7 +295,8 @@ def supervise(command: Sequence[str], env: dict[str, str], started: Callable[[],
             if time.monotonic() > end:
                 raise ProcessError(f"{Path(command[2]).stem} was not up within {START_SECONDS:g} s.")
             time.sleep(_PAUSE)
-        return child.wait()
+        code = child.wait()
+        return 0 if asked else code  # else a service manager would start again what was stopped
     finally:
         _end_group(child)
         for number, handler in before.items():

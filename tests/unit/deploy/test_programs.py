@@ -8,6 +8,7 @@ import inspect
 import io
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -251,6 +252,16 @@ def test_a_supervised_program_ends_with_all_that_it_started(tmp_path: Path) -> N
     orphan = int((tmp_path / "child").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(orphan, 0)
+
+
+def test_a_supervised_program_that_is_asked_to_stop_has_not_failed() -> None:
+    """Else a service manager that restarts what failed would restart what an operator has stopped."""
+
+    def stopped() -> bool:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return True
+
+    assert supervise(["sleep", "60"], dict(os.environ), stopped) == 0
 
 
 def test_a_nodes_status_tells_what_is_spent(tmp_path: Path) -> None:
