@@ -243,6 +243,8 @@ FOREIGN = """
 [project]
 name = "foreign"
 version = "1.0.0"
+description = "Brings code of its own."
+license = "Apache-2.0"
 dependencies = []
 [tool.flwr.app]
 publisher = "stranger"
@@ -254,7 +256,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-server, client = ServerApp(), ClientApp()
+server = ServerApp()
+client = ClientApp()
 
 @server.main()
 def ask(grid, context):
