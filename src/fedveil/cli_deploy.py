@@ -102,6 +102,24 @@ def form_command(
     )
 
 
+@deploy.command("certificate")
+def certificate_command(
+    authority: Annotated[Path, typer.Argument(help="The authority's folder (with ca.key).")],
+    folder: ServerFolder,
+) -> None:
+    """Make the server a new key and certificate, for the names in server.toml; restart the server afterwards."""
+    from fedveil.deploy.certificates import SERVER_DAYS, renew_server_certificate
+
+    names = read_toml(folder / SERVER_FILE, ServerConfig).names
+    renew_server_certificate(authority, folder, names)
+    out.print(
+        f"valid for {SERVER_DAYS} days as {', '.join(names)}; restart the server",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
 @deploy.command("server")
 def server_command(folder: ServerFolder) -> None:
     """Run the server in the foreground; the nodes whose keys are in keys/ may connect."""

@@ -28,7 +28,7 @@ from fedveil.cli import app
 from fedveil.data.table import read_table
 from fedveil.deploy.certificates import make_node_key
 from fedveil.deploy.form import read_form
-from fedveil.deploy.processes import free_port
+from fedveil.deploy.processes import CONNECTION, flower, free_port
 from fedveil.errors import InputError
 from fedveil.models.registry import make_model
 from fedveil.task import Task
@@ -126,8 +126,11 @@ class Federation:
         path = self.place / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
+    def said(self, name: str, words: str) -> bool:
+        return words in self.log(name)
+
     def connected(self, name: str) -> bool:
-        return "SuperNode ID" in self.log(name)
+        return self.said(name, "SuperNode ID")
 
     def online(self) -> int:
         return sum(node["status"] == "online" for node in status(self.server)["nodes"])
@@ -234,6 +237,50 @@ def test_strangers_are_not_let_in_and_false_servers_not_believed(federation: Fed
     with program(federation.place / "fooled.log", "deploy", "node", stranger):
         wait_for(lambda: "certificate" in federation.log("fooled").lower(), "the complaint")
     assert not federation.connected("fooled")
+
+
+FOREIGN = """
+[project]
+name = "foreign"
+version = "1.0.0"
+description = "Brings code of its own."
+license = "Apache-2.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "stranger"
+components = { serverapp = "foreign.apps:server", clientapp = "foreign.apps:client" }
+"""
+
+FOREIGN_CODE = """
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+server = ServerApp()
+client = ClientApp()
+
+@server.main()
+def ask(grid, context):
+    content = RecordDict({"any": ConfigRecord({"thing": 1})})
+    grid.send_and_receive([Message(content, node, "query") for node in grid.get_node_ids()], timeout=600)
+"""
+
+
+@pytest.mark.slow
+def test_an_application_with_code_of_its_own_is_refused_by_every_node(federation: Federation) -> None:
+    """Though the server itself submits it, with Flower's own command."""
+    app_folder = federation.place / "foreign"
+    (app_folder / "foreign").mkdir(parents=True)
+    (app_folder / "pyproject.toml").write_text(FOREIGN)
+    (app_folder / "foreign" / "__init__.py").touch()
+    (app_folder / "foreign" / "apps.py").write_text(FOREIGN_CODE)
+    answer = flower(federation.server, "run", str(app_folder), CONNECTION, "--format", "json")
+    number = json.loads(answer[answer.index("{") :])["run-id"]
+    for name in ("node-0", "node-1"):
+        said = f"node {name} refuses run {number}: the application brings 'foreign/"
+        wait_for(partial(federation.said, name, said), said)
+    flower(federation.server, "stop", str(number), CONNECTION)
+    assert federation.online() == 2, "they go on"
 
 
 @pytest.mark.slow

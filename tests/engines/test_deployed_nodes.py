@@ -19,7 +19,16 @@ from fedveil.config import Config, make_config
 from fedveil.data.dataset import TextExamples
 from fedveil.data.registry import load_dataset
 from fedveil.deploy.node import open_node
-from fedveil.engines.flower.wire import HELLO, RefusalError, read_introduction
+from fedveil.engines.flower.wire import (
+    HELLO,
+    VERSION,
+    Order,
+    RefusalError,
+    fingerprint,
+    pack_order,
+    read_introduction,
+    read_reply,
+)
 from fedveil.errors import FedveilError, InputError
 from fedveil.experiment import prepare, run_seed
 from fedveil.flower_app.client import app as client_app
@@ -27,10 +36,15 @@ from fedveil.flower_app.client import node_of
 from fedveil.flower_app.launch import with_shape
 from fedveil.flower_app.server import app as server_app
 from fedveil.flower_app.settings import LOG, RunSettings
+from fedveil.messages import Message as Downlink
 from fedveil.methods import METHODS
+from fedveil.methods.method import AnyMethod, At
+from fedveil.methods.user_level import CohortModel
 from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.releases import Plan
 from fedveil.results import Result, ResultFolder
 from fedveil.streams import NoiseSource
+from fedveil.tree import Params
 from tests.contract.federation import distance
 from tests.engines.configs import COMPARED, quick_config
 from tests.engines.grid import Fault, InMemoryNodes
@@ -110,6 +124,59 @@ def test_a_seed_from_the_server_does_not_make_a_nodes_noise_predictable(tmp_path
         for i in range(2)
     ]
     assert distance(*models) > 1e-3
+
+
+ASKED = At(Plan(NODES, NODES, "all", 9, 1, 240), 1)
+
+
+def asked(folder: Path, config: Config, make: Callable[[AnyMethod, Params], Downlink]) -> RecordDict:
+    """The answer of this folder's node to a message that its server has made up, from the method and a model."""
+    given = RunSettings(with_shape(config, None), 0, "test", folder).to_run_config()
+    node = node_of(Context(1, 1, {"fedveil-node": str(folder)}, RecordDict(), dict(given)))
+    task, method = node.worker.task, node.worker.method
+    down = make(method, task.init(0)).to_bytes()
+    mark = fingerprint(task, method)
+    return node.answer(pack_order(Order("run", node.client, ASKED, VERSION, mark, None, (), down)))
+
+
+@pytest.mark.parametrize(
+    ("change", "cohort", "said"),
+    [
+        (lambda leaf: leaf[None], 3.99, "'cohort' of a CohortModel is not of type int"),
+        (lambda leaf: torch.stack([leaf, leaf]), NODES, "not one row"),
+        (lambda leaf: leaf[None].half(), NODES, "the model's is float32"),
+        (lambda leaf: leaf[None, ..., :-1], NODES, "the model's is float32"),
+        (lambda leaf: leaf[None] / 0, NODES, "is not finite"),
+    ],
+)
+def test_a_message_that_would_thin_the_noise_is_refused_and_charges_nothing(
+    change: Callable[[torch.Tensor], torch.Tensor], cohort: int, said: str, tmp_path: Path
+) -> None:
+    folder = write_nodes(tmp_path, seeded=False)[0]
+    reply = asked(
+        folder,
+        federated("udp-fedavg"),
+        lambda _, model: CohortModel({name: change(leaf) for name, leaf in model.items()}, cohort),
+    )
+    with pytest.raises(RefusalError, match=said):
+        read_reply(reply)
+    assert len(open_node(folder).guard.ledger) == 0
+
+
+@pytest.mark.parametrize("name", ["udp-fedavg", "dp-fedprox"])
+def test_a_model_that_overflows_on_the_data_is_answered_all_the_same(name: str, tmp_path: Path) -> None:
+    """An error would tell the server something of the data, and no noise hides an error."""
+
+    def overflowing(method: AnyMethod, model: Params) -> Downlink:
+        huge = {key: torch.full_like(leaf, 1e38) for key, leaf in model.items()}
+        down: Downlink = method.broadcast(ASKED, method.init_server(huge, ASKED.plan), range(NODES))
+        return down.rows([0])
+
+    folder = write_nodes(tmp_path, seeded=False)[0]
+    reply = read_reply(asked(folder, federated(name), overflowing))
+    up = METHODS[name].up_type.from_bytes(reply.up)
+    assert all(bool(torch.isfinite(leaf).all()) for leaf in up.tensors().values())
+    assert len(open_node(folder).guard.ledger) > 0
 
 
 def test_a_node_whose_policy_says_no_is_named_and_the_others_go_on(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedveil import METHODS, Task
-from fedveil.config import Config
+from fedveil.config import Config, make_config
 from fedveil.engines.flower import node as node_module
 from fedveil.engines.flower import roster as roster_module
 from fedveil.engines.flower.engine import FlowerEngine, Limits
@@ -62,6 +62,26 @@ def test_the_apps_give_the_simulators_bits(name: str, tmp_path: Path) -> None:
     assert [line["answered"] for line in there.history] == [line["answered"] for line in here.history]
     for key in ("privacy", "per_client", "personal", "bytes_up", "bytes_down"):
         assert there.summary[key] == here.summary[key]
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("fedceo", {"unit": "record"}),
+        ("dsc", {"labels": "own"}),
+        ("fedlap-dp", {"labels": [[0, 1], [2], [3, 4], [5]]}),
+        ("dp-fedags-proven", {"variant": "sparse-vector", "upload_epsilon": 4.0}),
+    ],
+)
+def test_variants_of_methods_too(name: str, fields: dict[str, object], tmp_path: Path) -> None:
+    """Whose uploads have padding, or repeat less of what they were sent."""
+    content = quick_config(name, cohort=4).model_dump(exclude_none=True)
+    content["method"] |= fields
+    here = run_seed(make_config(content), 0, experiment="test", results=tmp_path)
+    content["run"]["engine"] = "flower-simulation"
+    there = on_flower(make_config(content), tmp_path)
+    assert [line["answered"] for line in there.history] == [4, 4]
+    assert distance(here.model, there.model) == 0
 
 
 def own_nodes(method: AnyMethod, task: Task, place: Path) -> ClientApp:

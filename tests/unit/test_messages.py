@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from dataclasses import dataclass
 
 import pytest
@@ -31,6 +32,14 @@ def test_bytes_bring_everything_back_in_order() -> None:
     assert (got.step, got.note) == (4, None)
     assert got.params["a/b"].dtype == torch.float16
     assert torch.equal(got.size, sent.size)
+
+
+@pytest.mark.parametrize("step", [4.5, True, "4", None])
+def test_a_number_of_another_type_is_refused(step: object) -> None:
+    """Who rounds it and who does not would disagree, about the size of a cohort for instance."""
+    sent = dataclasses.replace(letter(), step=step)  # type: ignore[arg-type]  # a stranger may send anything
+    with pytest.raises(MessageError, match=r"'step' of a Letter is not of type int"):
+        Letter.from_bytes(sent.to_bytes())
 
 
 def test_an_empty_dictionary_survives() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -74,6 +75,29 @@ def make_server_certificate(
     )
     write_private(folder / "server.key", key)
     write_new(folder / "server.crt", certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def renew_server_certificate(authority: Path, server: Path, names: Sequence[str]) -> None:
+    """A new `server.key` and `server.crt` in the folder `server`, from the authority that its nodes believe."""
+    try:
+        ca_key = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), None)
+        ca = x509.load_pem_x509_certificate((authority / "ca.crt").read_bytes())
+        believed = x509.load_pem_x509_certificate((server / "ca.crt").read_bytes())
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(
+            "authority",
+            str(authority),
+            f"cannot be used: {error}",
+            "Give the folder that `deploy init` made.",
+        ) from error
+    if ca != believed or not isinstance(ca_key, ec.EllipticCurvePrivateKey):
+        raise InputError(
+            "authority", str(authority), f"is not that of {server}", "Give the one it was made with."
+        )
+    with tempfile.TemporaryDirectory(prefix="new-", dir=server) as place:
+        make_server_certificate(Path(place), names, ca_key, ca)
+        for name in ("server.key", "server.crt"):
+            (Path(place) / name).replace(server / name)
 
 
 def make_node_key(folder: Path) -> bytes:

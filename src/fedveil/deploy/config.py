@@ -15,6 +15,7 @@ from fedveil.errors import InputError
 NODE_FILE = "node.toml"
 POLICY_FILE = "policy.toml"
 SERVER_FILE = "server.toml"
+HOST = r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?"  # a name or an IPv4 address
 
 Reader = Literal["npz", "pictures", "table", "texts"]
 M = TypeVar("M", bound=BaseModel)
@@ -62,14 +63,14 @@ class TestingSection(Section):
 class ConnectionSection(Section):
     """How a node reaches the server and proves who it is."""
 
-    address: Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$")]
+    address: Annotated[str, Field(pattern=rf"^{HOST}:[0-9]{{1,5}}$")]
     ca: Path = Path("ca.crt")
     key: Path = Path("node.key")
     insecure: bool = False
 
     @property
     def host(self) -> str:
-        return self.address.rpartition(":")[0].strip("[]")
+        return self.address.rpartition(":")[0]
 
     @model_validator(mode="after")
     def _safe(self) -> ConnectionSection:
@@ -80,7 +81,7 @@ class ConnectionSection(Section):
 class ServerConfig(Section):
     """`server.toml`."""
 
-    listen: str = "127.0.0.1"
+    listen: Annotated[str, Field(pattern=r"^(localhost|[0-9]{1,3}(\.[0-9]{1,3}){3})$")] = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8443
     names: Annotated[tuple[str, ...], Field(min_length=1)] = ("127.0.0.1",)
     """Under which names and addresses the nodes know it; its certificate holds them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +13,15 @@ import tomli_w
 
 from fedveil.config import build_method
 from fedveil.deploy import templates
-from fedveil.deploy.certificates import make_authority, make_node_key, make_server_certificate, write_new
+from fedveil.deploy.certificates import (
+    SERVER_DAYS,
+    make_authority,
+    make_node_key,
+    make_server_certificate,
+    write_new,
+)
 from fedveil.deploy.config import (
+    HOST,
     NODE_FILE,
     POLICY_FILE,
     SERVER_FILE,
@@ -91,6 +99,11 @@ def init(folder: Path, federation: Federation) -> list[Path]:
         raise InputError(
             "DIR", str(folder), "is not empty", "Choose another folder; keys are never overwritten."
         )
+    for name in federation.names:
+        if not re.fullmatch(HOST, name):
+            raise InputError(
+                "--server", name, "is neither a host name nor an IPv4 address", "Use such as fl.example.org."
+            )
     units = limited_units(federation)
     if federation.form is not None:
         read_form(federation.form)
@@ -114,7 +127,10 @@ def init(folder: Path, federation: Federation) -> list[Path]:
     ca_key, ca = make_authority(authority)
     make_server_certificate(place, federation.names, ca_key, ca)
     shutil.copyfile(authority / "ca.crt", place / "ca.crt")
-    write_new(place / SERVER_FILE, templates.SERVER.encode() + tomli_w.dumps(server).encode())
+    write_new(
+        place / SERVER_FILE,
+        templates.SERVER.format(days=SERVER_DAYS).encode() + tomli_w.dumps(server).encode(),
+    )
     _scripts(place, "server", "fedveil-server")
     nodes = []
     for content in contents:
@@ -132,6 +148,8 @@ def init(folder: Path, federation: Federation) -> list[Path]:
         nodes.append(own)
     readme = templates.README.format(
         nodes=federation.nodes,
+        warning=templates.INSECURE if federation.insecure else "",
+        days=SERVER_DAYS,
         address=f"{federation.names[0]}:{federation.port}",
         last=nodes[-1].name,
         data=contents[0]["data"]["path"],

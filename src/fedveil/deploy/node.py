@@ -100,6 +100,8 @@ def open_node(directory: Path | str) -> Node:
 def read_held(data: DataSection, folder: Path) -> Examples | TextExamples:
     """The examples that `[data]` describes."""
     path = folder / data.path
+    if not path.exists():
+        raise DataError(f"{path}: is not there. Put this node's data there, or change [data] in {NODE_FILE}.")
     if data.reader == "npz":
         return examples_from_arrays(*read_npz(path), field=str(path))
     classes = data.classes or ()

@@ -11,6 +11,7 @@ import http.client
 import importlib.util
 import json
 import os
+import random
 import signal
 import socket
 import ssl
@@ -34,6 +35,7 @@ START_SECONDS = 300.0
 STOP_SECONDS = 60.0
 ANSWER_SECONDS = 300.0
 _PAUSE = 0.2
+_PORTS = range(10240, 32768)
 
 
 class ProcessError(FedveilError):
@@ -110,9 +112,18 @@ def own_program(name: str) -> list[str]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of this machine that is free, and not one of those that systems give to outgoing connections.
+
+    Such a port would often be taken again before a program that starts slowly comes to listen on it.
+    """
+    for port in random.SystemRandom().sample(_PORTS, 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise ProcessError(f"no free port was found between {_PORTS[0]} and {_PORTS[-1]}.")
 
 
 def write_connection(config: ServerConfig, folder: Path) -> Path:
@@ -128,8 +139,7 @@ def write_connection(config: ServerConfig, folder: Path) -> Path:
 
 def _dialled(config: ServerConfig) -> str:
     """How the server reaches itself: over loopback unless it listens elsewhere only."""
-    everywhere = config.listen in ("0.0.0.0", "::", "")
-    return "127.0.0.1" if everywhere or is_loopback(config.listen) else config.listen
+    return "127.0.0.1" if config.listen == "0.0.0.0" or is_loopback(config.listen) else config.listen
 
 
 def flower(folder: Path, *arguments: str) -> str:
@@ -265,13 +275,16 @@ def stop(state: Path) -> bool:
 
 
 def supervise(command: Sequence[str], env: dict[str, str], started: Callable[[], bool]) -> int:
-    """Run a program until it ends; a signal to stop is passed on to it and to all that it started.
+    """Run a program until it ends; a signal to stop is passed on to it and to all that it started, and ends it with 0.
 
     `started` is asked again and again until it says that the program is up and whatever had to follow is done.
     """
     child = subprocess.Popen(command, env=env, start_new_session=True)
+    asked = False
 
     def forward(_number: int, _frame: object) -> None:
+        nonlocal asked
+        asked = True
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGTERM)
 
@@ -282,7 +295,8 @@ def supervise(command: Sequence[str], env: dict[str, str], started: Callable[[],
             if time.monotonic() > end:
                 raise ProcessError(f"{Path(command[2]).stem} was not up within {START_SECONDS:g} s.")
             time.sleep(_PAUSE)
-        return child.wait()
+        code = child.wait()
+        return 0 if asked else code  # else a service manager would start again what was stopped
     finally:
         _end_group(child)
         for number, handler in before.items():

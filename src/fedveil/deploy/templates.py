@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 SERVER = """\
-# The server. `names` are in its certificate: to change them, make a new certificate.
+# The server. `names` are in its certificate, which ends after {days} days: to change or renew it, see README.md.
 # Nodes may connect from anywhere; runs are submitted on this machine only.
 """
 
@@ -51,9 +51,14 @@ ReadWritePaths=/opt/fedveil/{name}
 WantedBy=multi-user.target
 """
 
+INSECURE = """
+**Without TLS and node keys (`--insecure`): on this machine only, for trying things out. The keys and certificates in
+these folders are not used.**
+"""
+
 README = """\
 # A federation of {nodes} nodes
-
+{warning}
 | folder | goes to | secret in it |
 |---|---|---|
 | `authority/` | a safe place, offline: it is only needed for a new server certificate | `ca.key` |
@@ -66,7 +71,7 @@ runs `rm node.key node.pub; ssh-keygen -t ecdsa -b 384 -N "" -f node.key` in the
 
 ## Each node's operator
 
-1. Install: `pip install "fedveil[flower]"`, the same version everywhere.
+1. Install fedveil with its extra `flower`, the same version everywhere: `pip install ".[flower]"` in a clone of it.
 2. Put the data at `{data}`, or change `[data]` in `node.toml`.
 3. Read `policy.toml` and change it until you can answer for it: methods, minimum cohort, limits on epsilon.
 4. `./start.sh` in the node's folder (or install the `.service` file). No port has to be opened: the node calls.
@@ -85,6 +90,9 @@ Keep `state/` and back it up: it is the memory of what was released. A node whos
    server's own log, by address and key (compare `ssh-keygen -lf node.pub`).
 5. `fedveil deploy status server` lists nodes and runs; `fedveil deploy stop server` ends it. A run that was interrupted
    goes on when it is submitted again.
+
+The server's certificate ends after {days} days. Before that, or after a change of `names` in `server.toml`:
+`fedveil deploy certificate authority server`, where both folders are, then restart the server. Nodes need nothing new.
 
 To add a node later, make its folder like another node's, with a key, a name and a `client` number of its own, add its
 public key to `server/keys/` as NAME.pub and restart the server.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -10,9 +11,12 @@ import torch
 from fedveil.data.client_data import ClientData, Clients
 from fedveil.messages import Message
 from fedveil.methods.method import AnyMethod, At
+from fedveil.privacy.clipping import hidden_divergence
 from fedveil.streams import ClientStreams, NoiseSource
 from fedveil.task import Task
 from fedveil.tree import State
+
+log = logging.getLogger("flwr.fedveil")
 
 
 class ClientWorker:
@@ -37,7 +41,15 @@ class ClientWorker:
         data = _on(self.clients.load(ids), self.task.device)
         rng = ClientStreams(self.seed, at.round, tuple(ids), at.exchange, self.noise_source)
         state = self._states(ids, data, known)
-        up, after = self.method.client_update(self.task, at, down, data, state, rng)
+        if self.noise_source == "seeded":
+            up, after = self.method.client_update(self.task, at, down, data, state, rng)
+            return up, after
+        with hidden_divergence() as happened:
+            up, after = self.method.client_update(self.task, at, down, data, state, rng)
+        if happened:
+            log.warning(
+                "round %d: %d contributions were not finite and count as zero", at.round, sum(happened)
+            )
         return up, after
 
     def _states(self, ids: Sequence[int], data: ClientData, known: Mapping[int, State]) -> State:

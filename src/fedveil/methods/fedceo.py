@@ -132,7 +132,7 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
                 clip=self.clip,
                 multiplier=self.noise_multiplier,
             )
-            return NoisyModel(add(start, sub(trained, start), scale=self.server_lr), slot), state
+            return NoisyModel(add(start, sub(trained, start), scale=self.server_lr), slot, down.cohort), state
         delta = sub(self.train(task, at, start, data, rng).params, start)
         multiplier = upload_multiplier(self.noise_multiplier, self.noise_scope, at.plan, down.cohort)
         noisy = clip_and_noise(delta, self.clip, multiplier, rng.noise())  # Algorithm 1, lines 8-10

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +19,50 @@ from fedveil.tree import Params
 # Rounding a scaled row to float32 may lengthen it by 2^-23 of its length; this much is taken off beforehand.
 _MARGIN = {torch.float64: 2.0**-50, torch.float32: 2.0**-22, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
 _SMALLEST_FACTOR = 1e-30
+_HIDDEN: ContextVar[list[int] | None] = ContextVar("hidden divergence", default=None)
+
+
+@contextmanager
+def hidden_divergence() -> Iterator[list[int]]:
+    """Within, a contribution that is not finite counts as zero instead of raising `DivergedError`.
+
+    Whoever asked would learn from the error something of the data that no noise hides, and a server can choose a model
+    that makes it happen. Zero is within every clip. The list tells the owner of the data how often it happened.
+    """
+    happened: list[int] = []
+    token = _HIDDEN.set(happened)
+    try:
+        yield happened
+    finally:
+        _HIDDEN.reset(token)
+
+
+def hide(not_finite: int) -> bool:
+    """Whether so many contributions that are not finite shall count as zero; false: they are an error."""
+    happened = _HIDDEN.get()
+    if happened is None:
+        return False
+    happened.append(not_finite)
+    return True
+
+
+def _finite(params: Params, axes: int = 1) -> Params:
+    """`params`, its rows (all but the first `axes` axes of all leaves together) zero where they must count as zero."""
+    if _HIDDEN.get() is None:
+        return params
+    whole = torch.stack(
+        [
+            leaf.isfinite().flatten(axes).all(-1) if leaf.dim() > axes else leaf.isfinite()
+            for leaf in params.values()
+        ]
+    ).all(0)
+    if bool(whole.all()):
+        return params
+    hide(int((~whole).sum()))
+    return {
+        name: leaf.where(whole.reshape(whole.shape + (1,) * (leaf.dim() - axes)), 0)
+        for name, leaf in params.items()
+    }
 
 
 def check_clip(clip: float) -> float:
@@ -60,6 +106,7 @@ def clip_rows(params: Params, clip: float) -> Params:
 
     Rows within the bound are returned bit by bit; the others end within a millionth below it, never above.
     """
+    params = _finite(params)
     norm = row_norms(list(params.values()))
     return {name: _shrink(leaf, norm, check_clip(clip)) for name, leaf in params.items()}
 
@@ -67,17 +114,20 @@ def clip_rows(params: Params, clip: float) -> Params:
 def clip_layers(params: Params, clip: float) -> Params:
     """Each layer of each client to `clip` / sqrt(number of layers), so the whole stays within `clip`."""
     share = check_clip(clip) / math.sqrt(len(params))
+    params = _finite(params)
     return {name: _shrink(leaf, row_norms([leaf]), share) for name, leaf in params.items()}
 
 
 def clip_examples(params: Params, clip: float) -> Params:
     """Each example's gradient `[K, B, ...]`, taken as one vector, to an L2 norm of at most `clip`."""
+    params = _finite(params, axes=2)
     norm = row_norms(list(params.values()), axes=2)
     return {name: _shrink(leaf, norm, check_clip(clip)) for name, leaf in params.items()}
 
 
 def clip_rows_l1(params: Params, clip: float) -> Params:
     """Each client's parameters, taken as one vector, to an L1 norm of at most `clip`."""
+    params = _finite(params)
     flat = [leaf.detach().flatten(1).double() for leaf in params.values()]
     norm = torch.stack([part.abs().sum(1) for part in flat]).sum(0)
     if not bool(torch.isfinite(norm).all()):

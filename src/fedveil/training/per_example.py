@@ -22,6 +22,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedveil.errors import DivergedError, InputError
+from fedveil.privacy.clipping import hide
 from fedveil.streams import Stream
 from fedveil.tree import Params
 
@@ -57,7 +58,7 @@ def clipped_gradient_sum(
     `clip * (1 + 1e-6)`. Examples where `mask` is false add nothing and have norm 0. `micro_batch`, the
     number of examples worked on at a time, changes the result by rounding only. Dropout masks come from the
     stream `dropout`; without it there is no dropout. The module is left as it was. A gradient that is not
-    finite raises `DivergedError`.
+    finite raises `DivergedError`, or counts as zero (`hidden_divergence`).
     """
     if isinstance(clip, bool) or not clip > 0:
         raise InputError("clip", clip, "must be above 0", "Use a positive norm, or infinity for no clipping.")
@@ -74,9 +75,13 @@ def clipped_gradient_sum(
     for rows, parts in _parts(module, params, x, y, loss, micro_batch, dropout):
         squares = torch.stack([part.squares() for part in parts]).sum(0)
         part_norms = squares.sqrt()
-        if not bool(torch.isfinite(part_norms).all()):
-            bad = chosen[rows][~torch.isfinite(part_norms)].tolist()
-            raise DivergedError(f"the gradients of examples {bad[:5]} of the batch are not finite")
+        finite = torch.isfinite(part_norms)
+        if not bool(finite.all()):
+            bad = chosen[rows][~finite].tolist()
+            if not hide(len(bad)):
+                raise DivergedError(f"the gradients of examples {bad[:5]} of the batch are not finite")
+            part_norms = part_norms.where(finite, 0)
+            parts = [part.only(finite) for part in parts]
         norms[chosen[rows]] = part_norms
         factors = (clip / part_norms).clamp_max(1.0)  # a zero norm gives infinity, hence 1
         for part in parts:
@@ -120,6 +125,15 @@ class _Part(ABC):
     @abstractmethod
     def gradients(self) -> Params:
         """All of them, `[b, ...]`."""
+
+    def only(self, chosen: Tensor) -> _Part:
+        """Those of the chosen examples `[b]`; the others are zero."""
+        return _Explicit(
+            {
+                name: leaf.where(chosen.reshape(-1, *([1] * (leaf.dim() - 1))), 0)
+                for name, leaf in self.gradients().items()
+            }
+        )
 
 
 @dataclass

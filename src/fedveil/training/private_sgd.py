@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from fedveil.chain import cross_entropy_gradient, example_norms, mean_gradient
 from fedveil.data.client_data import ClientData
+from fedveil.privacy.clipping import hide
 from fedveil.streams import ClientStreams, Stream, normal
 from fedveil.task import Batch, Task
 from fedveil.training.per_example import clipped_gradient_sum
@@ -132,6 +134,13 @@ def clipped_sum(
         scores, tape = task.chain.forward(w, batch.x, drop)
         factors = task.chain.backward(w, batch.x, tape, cross_entropy_gradient(scores, batch.y), drop)
         norms = example_norms(factors)
+        finite = norms.isfinite()
+        if not bool(finite.all()) and hide(int((~finite).sum())):
+            factors = [
+                replace(f, a=f.a.where(finite[..., None], 0), g=f.g.where(finite[..., None], 0))
+                for f in factors
+            ]
+            norms = norms.where(finite, 0)
         short = (clip / norms) * (1 - _MARGIN * torch.finfo(scores.dtype).eps)
         weights = torch.where(norms > clip, short, torch.ones_like(norms)) * batch.mask
         gradient = mean_gradient(factors, weights.to(scores.dtype))

@@ -14,6 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 pytest.importorskip("flwr")
+from cryptography import x509
+
 from fedveil.cli import app
 from fedveil.cli_deploy import deploy
 from fedveil.config import make_config
@@ -112,6 +114,7 @@ def test_insecure_is_for_loopback_only(tmp_path: Path) -> None:
     words = node_command(read_toml(folder / "node.toml", NodeConfig), folder, 1234)
     assert "--insecure" in words
     assert "--root-certificates" not in words
+    assert "Without TLS" in (tmp_path / "local" / "README.md").read_text()
     with pytest.raises(InputError, match="without TLS"):
         init(tmp_path / "far", Federation(nodes=2, names=("fl.example.org",), insecure=True))
     assert not (tmp_path / "far").exists(), "nothing is written if anything is refused"
@@ -145,7 +148,8 @@ def test_a_method_that_proves_nothing_needs_the_word_for_it(tmp_path: Path) -> N
         (["--nodes", "2", "--delta", "2"], "delta"),
         (["--nodes", "2", "--epsilon", "-1"], "epsilon"),
         (["--nodes", "2", "--reader", "pictures"], r"data\.classes"),
-        (["--nodes", "2", "--server", "not a name"], "address"),
+        (["--nodes", "2", "--server", "not a name"], "neither a host name nor"),
+        (["--nodes", "2", "--server", "[2001:db8::1]"], "neither a host name nor an IPv4 address"),
         (["--nodes", "2", "--method", "udp-fedavg", "--method", "fedlap-dp"], "different units"),
         (["--nodes", "2", "--reader", "table", "--form", "nowhere.toml"], "is not there"),
     ],
@@ -187,12 +191,42 @@ def test_scripts_and_units_are_well_formed(tmp_path: Path) -> None:
     assert "ReadWritePaths=/opt/fedveil/node-0" in unit
     readme = (tmp_path / "f" / "README.md").read_text()
     assert "127.0.0.1:8443" in readme
+    assert "Without TLS" not in readme
     assert len(readme.splitlines()) < 50, "one page"
     named = {
-        word for word in ("init", "server", "node", "submit", "status", "stop") if f"deploy {word}" in readme
+        word
+        for word in ("init", "server", "node", "submit", "status", "stop", "certificate")
+        if f"deploy {word}" in readme
     }
+    assert "certificate" in named
     known = {entry.name for entry in deploy.registered_commands}
     assert named <= known
+
+
+def test_a_certificate_is_renewed_for_the_names_of_the_file_by_its_own_authority(tmp_path: Path) -> None:
+    init(tmp_path / "f", Federation(nodes=2, names=("fl.example.org",)))
+    init(tmp_path / "other", Federation(nodes=2))
+    server = tmp_path / "f" / "server"
+    before = {name: (server / name).read_bytes() for name in ("server.key", "server.crt")}
+    with pytest.raises(InputError, match="is not that of"):
+        command("certificate", str(tmp_path / "other" / "authority"), str(server))
+    with pytest.raises(InputError, match="cannot be used"):
+        command("certificate", str(tmp_path), str(server))
+    assert before == {name: (server / name).read_bytes() for name in before}
+    (server / SERVER_FILE).write_text(
+        (server / SERVER_FILE).read_text().replace("fl.example.org", "new.example.org")
+    )
+    said = command("certificate", str(tmp_path / "f" / "authority"), str(server))
+    assert "new.example.org" in said
+    made = x509.load_pem_x509_certificate((server / "server.crt").read_bytes())
+    made.verify_directly_issued_by(
+        x509.load_pem_x509_certificate((tmp_path / "f" / "nodes" / "node-0" / "ca.crt").read_bytes())
+    )
+    names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["new.example.org", "localhost"]
+    assert (server / "server.key").read_bytes() != before["server.key"]
+    assert stat.S_IMODE((server / "server.key").stat().st_mode) == 0o600
+    assert not list(server.glob("new-*"))
 
 
 def test_the_experiment_on_the_page_is_one_that_new_policies_admit(tmp_path: Path) -> None:

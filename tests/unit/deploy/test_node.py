@@ -104,7 +104,7 @@ def test_a_folder_that_is_no_node_and_data_that_is_missing(tmp_path: Path) -> No
         open_node(tmp_path)
     folder = node_folder(tmp_path)
     (folder / "data.npz").unlink()
-    with pytest.raises(DataError, match=r"data\.npz"):
+    with pytest.raises(DataError, match=r"data\.npz: is not there.*node\.toml"):
         open_node(folder)
 
 

@@ -8,6 +8,8 @@ import inspect
 import io
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import zipfile
@@ -34,11 +36,13 @@ from flwr.supernode import start_client_internal
 
 import fedveil.cli_deploy  # noqa: F401  its commands register themselves on the app
 from fedveil.cli import app
+from fedveil.deploy import processes
 from fedveil.deploy.certificates import make_node_key
 from fedveil.deploy.init import Federation, init
 from fedveil.deploy.patience import START_SECONDS, wait_longer
 from fedveil.deploy.processes import (
     ProcessError,
+    free_port,
     mark_running,
     running_process,
     stop,
@@ -202,6 +206,24 @@ time.sleep(60)
 """
 
 
+def test_a_free_port_is_none_that_outgoing_connections_are_given() -> None:
+    given = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    lowest = int(given.read_text().split()[0]) if given.exists() else 32768
+    found = {free_port() for _ in range(20)}
+    assert len(found) > 10
+    assert all(1024 <= port < max(lowest, 32768) for port in found)
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", found.pop()))
+
+
+def test_a_free_port_is_not_one_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        taken = held.getsockname()[1]
+        monkeypatch.setattr(processes, "_PORTS", range(taken - 99, taken + 1))
+        assert free_port() != taken
+
+
 def test_a_running_folder_is_known_and_stopped_and_a_stale_number_is_not_believed(tmp_path: Path) -> None:
     assert running_process(tmp_path) is None
     assert not stop(tmp_path)
@@ -230,6 +252,16 @@ def test_a_supervised_program_ends_with_all_that_it_started(tmp_path: Path) -> N
     orphan = int((tmp_path / "child").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(orphan, 0)
+
+
+def test_a_supervised_program_that_is_asked_to_stop_has_not_failed() -> None:
+    """Else a service manager that restarts what failed would restart what an operator has stopped."""
+
+    def stopped() -> bool:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return True
+
+    assert supervise(["sleep", "60"], dict(os.environ), stopped) == 0
 
 
 def test_a_nodes_status_tells_what_is_spent(tmp_path: Path) -> None:

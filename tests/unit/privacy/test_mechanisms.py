@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedveil.errors import DivergedError, InputError
 from fedveil.privacy.accounting import account
+from fedveil.privacy.clipping import hidden_divergence
 from fedveil.privacy.integers import (
     bernoulli_exp,
     centred_binomial,
@@ -90,6 +91,21 @@ def test_what_is_not_finite_is_not_released(bad: float) -> None:
     for clip in (clip_rows, clip_rows_l1):
         with pytest.raises(DivergedError):
             clip({"w": torch.tensor([[1.0, bad]])}, 1.0)
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_what_is_not_finite_counts_as_zero_where_an_error_would_tell_of_it(bad: float) -> None:
+    rows = {"w": torch.tensor([[1.0, bad], [0.3, 0.4]]), "b": torch.tensor([0.1, 0.2])}
+    with hidden_divergence() as happened:
+        for clip in (clip_rows, clip_rows_l1, clip_layers):
+            clipped = clip({"w": rows["w"]}, 10.0)
+            assert torch.equal(clipped["w"], torch.tensor([[0.0, 0.0], [0.3, 0.4]]))
+        assert torch.equal(clip_rows(rows, 10.0)["b"], torch.tensor([0.0, 0.2]))
+        examples = clip_examples({"w": torch.tensor([[[1.0, 2.0], [1.0, bad]]])}, 10.0)
+    assert torch.equal(examples["w"], torch.tensor([[[1.0, 2.0], [0.0, 0.0]]]))
+    assert happened == [1] * 5
+    with pytest.raises(DivergedError):
+        clip_rows(rows, 10.0)
 
 
 @pytest.mark.parametrize("clip", [0.0, -1.0, math.inf, math.nan])

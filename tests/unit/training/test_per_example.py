@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from fedveil.errors import DivergedError, InputError
 from fedveil.models.registry import make_model
+from fedveil.privacy.clipping import hidden_divergence
 from fedveil.streams import named_stream
 from fedveil.task import Task
 from fedveil.training import per_example
@@ -277,6 +278,20 @@ def test_a_gradient_that_is_not_finite_is_named(name: str) -> None:
     x[4] = math.nan
     with pytest.raises(DivergedError, match=r"examples \[4\]"):
         clipped_gradient_sum(module, params, x, y, 1.0)
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet-5", "layer norm"])
+def test_a_gradient_that_is_not_finite_adds_nothing_where_an_error_would_tell_of_it(name: str) -> None:
+    module, params, x, y = case(name)
+    others = torch.arange(6) != 4
+    expected, norms = clipped_gradient_sum(module, params, x[others], y[others], 0.3)
+    x[4] = math.nan
+    with hidden_divergence() as happened:
+        total, found = clipped_gradient_sum(module, params, x, y, 0.3)
+    close(total, expected)
+    torch.testing.assert_close(found[others], norms)
+    assert float(found[4]) == 0
+    assert happened == [1]
 
 
 @pytest.mark.parametrize("name", ["mlp", "lenet-5", "layer norm"])

@@ -1,4 +1,4 @@
-"""Which uploads of an exchange fit together and fit the model; the rest is left out, each with its reason."""
+"""Which messages fit the model: what a node was sent, and the uploads of an exchange. The rest is refused, and why."""
 
 from __future__ import annotations
 
@@ -6,14 +6,32 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedveil.engines.flower.wire import RefusalError
 from fedveil.messages import Message
 from fedveil.privacy.releases import Plan
 from fedveil.task import Task
+from fedveil.training.surrogate import PADDING
 
 Signature = tuple[Any, ...]
+
+
+def require_downlink(task: Task, down: Message) -> None:
+    """Refuse what a node was sent if it is not one row, finite, and of the model's shapes and type.
+
+    Rows and types decide how much noise an upload carries, so a node does not take the server's word for them.
+    """
+    params = dict(task.module.named_parameters())
+    for name, leaf in down.tensors().items():
+        if leaf.dim() < 1 or leaf.shape[0] != 1:
+            raise RefusalError("message", f"{name!r} has shape {list(leaf.shape)}, not one row")
+        if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+            raise RefusalError("message", f"{name!r} is not finite")
+        like = params.get(name.partition("/")[2])
+        if like is not None and (leaf.shape[1:] != like.shape or leaf.dtype != like.dtype):
+            raise RefusalError("message", f"{name!r} is {_shown(leaf[0])}, the model's is {_shown(like)}")
 
 
 class UploadChecks:
@@ -44,7 +62,7 @@ class UploadChecks:
                 raise RefusalError("message", f"{name!r} is not what it was sent")
         self._require_range(back, "size", 0, self._plan.largest_client)
         if self._classes is not None:
-            self._require_range(back, "labels", 0, self._classes - 1)
+            self._require_range(back, "labels", PADDING, self._classes - 1)
 
     def _require_range(self, leaves: Mapping[str, Tensor], name: str, low: int, high: int) -> None:
         leaf = leaves.get(name)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from flwr.app import RecordDict
 
+from fedveil.engines.flower.checks import require_downlink
 from fedveil.engines.flower.states import StateStore
 from fedveil.engines.flower.wire import (
     LARGEST_MESSAGE,
@@ -103,9 +103,7 @@ class Node:
             down = self.worker.method.down_type.from_bytes(order.down)
         except MessageError as error:
             raise RefusalError("message", str(error)) from error
-        for name, leaf in down.tensors().items():
-            if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
-                raise RefusalError("message", f"{name!r} is not finite")
+        require_downlink(self.worker.task, down)
         return down
 
 
