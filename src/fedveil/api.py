@@ -109,6 +109,7 @@ def run(
     source: Clients = ArrayClients.from_arrays(clients) if isinstance(clients, Sequence) else clients
     plan = make_plan(source, rounds=rounds, cohort=cohort, sampler=sampler)
     check_fit(task, source)
+    method.check_clients(task, source)
 
     def simulate(_run: str) -> Engine:
         return Simulation(
