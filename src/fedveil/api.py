@@ -152,6 +152,7 @@ def run(
     known_name("run.execution", "execution", execution, get_args(Execution))
     plan = make_plan(source, rounds=rounds, cohort=cohort, sampler=sampler)
     check_fit(task, source)
+    method.check_clients(task, source)
 
     def simulate(_run: str) -> Engine:
         return Simulation(

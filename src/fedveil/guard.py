@@ -29,11 +29,13 @@ class PrivacySettings:
 
 
 def unit_of(method: AnyMethod, plan: Plan) -> Unit:
-    """The unit that this method protects; clients where it protects none."""
-    for release in method.releases(plan):
+    """The unit that this method protects; where it protects none, records if it speaks of nothing else."""
+    releases = method.releases(plan)
+    for release in releases:
         if not isinstance(release.protection, Unprotected) and release.costs:
             return release.unit
-    return "client"
+    stated = {release.unit for release in releases}
+    return "record" if stated == {"record"} else "client"
 
 
 def privacy_statement(method: AnyMethod, plan: Plan, delta: float) -> PrivacyStatement:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
-from fedveil.data.client_data import ClientData
+from fedveil.data.client_data import ClientData, Clients
 from fedveil.errors import InputError
 from fedveil.messages import Message, Record
 from fedveil.privacy.releases import ADVERSARIES, UNITS, Plan, Release, Unprotected
@@ -45,6 +45,10 @@ class Method(ABC, Generic[S, Down, Up]):
     def exchanges(self, plan: Plan) -> int:
         """How often server and cohort talk in one round."""
         return 1
+
+    def check_clients(self, task: Task, clients: Clients) -> None:
+        """Refuse data that this configuration does not fit, before a simulated run starts; a node checks its own."""
+        return
 
     @abstractmethod
     def init_server(self, params: Params, plan: Plan) -> S:

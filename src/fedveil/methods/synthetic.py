@@ -11,7 +11,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedveil.data.client_data import ClientData
+from fedveil.data.client_data import ClientData, Clients
 from fedveil.errors import InputError
 from fedveil.messages import Message
 from fedveil.methods.fields import (
@@ -122,6 +122,16 @@ class SyntheticImages:
 
     def first_images(self, data: ClientData, slots: int, rng: ClientStreams) -> Tensor:
         return noise_images(rng.of_exchange("images"), slots * self.ipc, data)
+
+    def check_clients(self, task: Task, clients: Clients) -> None:
+        """Label sets are looked at for all clients at once: the last one's must not be refused after hours."""
+        if self.labels == "all" or task.text is not None:
+            return
+        first = clients.load([0])
+        shown = ClientData(first.x.to(task.device), first.y, first.sizes)
+        classes = class_count(task, with_axis(task.init(0)), shown)
+        for client in range(len(clients.sizes)):
+            self.label_sets(classes, clients.load([client]), [client])
 
     def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
         """What a client remembers: its images, where they are not made anew in every round."""

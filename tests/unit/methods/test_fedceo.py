@@ -16,6 +16,7 @@ from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.fedceo import FedCEO, NoisyModel, Server
 from fedveil.methods.udp_fedavg import UDPFedAvg
 from fedveil.privacy.accounting import account
+from fedveil.privacy.releases import Sampler
 from fedveil.run import run_rounds
 from fedveil.streams import ServerStreams
 from fedveil.tree import Params, mean
@@ -98,6 +99,15 @@ def test_the_threshold_follows_the_geometric_schedule(theta: float) -> None:
     for t in (3, 6, 12):
         expected = theta ** (t / 3) / (2 * 4.0)
         assert method.threshold(t, 0.0, 4, 5, 6) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_threshold_beyond_all_numbers_leaves_nothing() -> None:
+    """theta^(t/I) overflows in long runs; without noise "auto" still smooths nothing."""
+    up = stack(3)
+    smooth = FedCEO(lam=0.1, theta=10.0, interval=1).smooth(up, 1000, 0.0)
+    assert torch.count_nonzero(smooth["fc.weight"]) == 0
+    kept = FedCEO(theta=10.0, interval=1).smooth(up, 1000, 0.0)
+    assert torch.equal(kept["fc.weight"], up["fc.weight"])
 
 
 def test_smoothing_is_the_closed_form_layer_by_layer() -> None:
@@ -331,19 +341,32 @@ def test_without_personal_models_others_see_the_mean_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sigma", "interval", "others"), [(1.0, 15, 72.450), (1.5, 10, 44.337), (2.0, 10, 28.301)]
+    ("sampler", "sigma", "interval", "server", "observer", "client"),
+    [
+        ("poisson", 1.0, 15, 349.96, 72.450, 74.23),
+        ("poisson", 1.5, 10, 168.34, 44.337, 45.20),
+        ("poisson", 2.0, 10, 102.86, 28.301, 28.86),
+        ("fixed", 1.0, 15, 300.83, 79.01, 79.22),
+        ("fixed", 1.5, 10, 146.05, 46.78, 46.88),
+        ("fixed", 2.0, 10, 89.92, 30.14, 30.20),
+    ],
 )
 def test_the_server_learns_as_much_as_from_averaging_and_others_learn_more(
-    sigma: float, interval: int, others: float
+    sampler: Sampler, sigma: float, interval: int, server: float, observer: float, client: float
 ) -> None:
-    plan = Plan(100, 10, "poisson", 300)
+    """The table of docs/methods/fedceo.md; members of a cohort know their own share of the mean's noise."""
+    plan = Plan(100, 10, sampler, 300)
     ours = account(FedCEO(noise_multiplier=sigma, interval=interval).releases(plan), plan, 1e-5)
     plain = account(UDPFedAvg(noise_multiplier=sigma).releases(plan), plan, 1e-5)
     epsilon = {row.adversary: row.epsilon for row in ours}
-    assert epsilon["server"] == next(row.epsilon for row in plain if row.adversary == "server")
-    assert epsilon["observer"] == pytest.approx(others, abs=2e-3)
-    assert epsilon["client"] is not None
-    assert epsilon["client"] > others  # members know their own share of the mean's noise
+    averaging = {row.adversary: row.epsilon for row in plain}
+    assert epsilon["server"] == averaging["server"]
+    assert epsilon == pytest.approx({"server": server, "observer": observer, "client": client}, abs=6e-3)
+    for adversary in ("observer", "client"):
+        less, more = averaging[adversary], epsilon[adversary]
+        assert less is not None
+        assert more is not None
+        assert less < more
 
 
 def test_record_level_releases_count_the_noisy_batches() -> None:

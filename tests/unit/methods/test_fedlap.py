@@ -20,6 +20,8 @@ from fedveil.guard import PrivacySettings
 from fedveil.methods.fedlap import FedLAP, FedLAPDP, MeasuredSet, Server, global_radius
 from fedveil.methods.method import AnyMethod, field_names
 from fedveil.methods.psg import PSG
+from fedveil.methods.wrappers import WrappedMethod
+from fedveil.methods.wrappers.averaging import ModelAverage
 from fedveil.models.registry import make_model
 from fedveil.privacy.accounting import account
 from fedveil.streams import ServerStreams
@@ -96,7 +98,7 @@ def test_without_noise_or_clip_nothing_is_proven() -> None:
 
 def test_a_budget_without_noise_is_refused(tmp_path: Path) -> None:
     method = FedLAPDP(**QUICK, noise_multiplier=0.0)
-    with pytest.raises(InputError, match="proves no epsilon"):
+    with pytest.raises(InputError, match=r"proves no epsilon.*no noise is added \(noise_multiplier = 0\)"):
         run(
             task(), clients(), method, rounds=1, privacy=PrivacySettings(budget=1.0), results=tmp_path / "run"
         )
@@ -145,6 +147,27 @@ def test_labels_that_cannot_be_are_refused() -> None:
         uploads(FedLAPDP(**QUICK, labels=((0, 0), (2,))))
     with pytest.raises(InputError, match="holds 2 classes"):
         uploads(FedLAP(**QUICK, labels="own", classes_per_client=1))
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (FedLAPDP(**QUICK, labels=((0, 1), (1, 2))), "client 1 holds no example of class 1"),
+        (FedLAPDP(**QUICK, labels=((0, 1),)), "declares nothing for client 1"),
+        (FedLAPDP(**QUICK, labels=((0, 1), (7,))), "not a set of classes for client 1"),
+        (
+            WrappedMethod(FedLAP(**QUICK, labels="own", classes_per_client=1), ModelAverage()),
+            "client 0 holds 2 classes",
+        ),
+    ],
+)
+def test_the_labels_of_all_clients_are_checked_before_anybody_works(
+    method: AnyMethod, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ClientWorker, "update", lambda *_: pytest.fail("a client was asked"))
+    with pytest.raises(InputError, match=words):
+        run(task(), clients(), method, rounds=1, sampler="all", results=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar, cast
 
 from torch import Tensor
 
-from fedveil.data.client_data import ClientData
+from fedveil.data.client_data import ClientData, Clients
 from fedveil.messages import Message, Record
 from fedveil.methods.method import AnyMethod, At, Method, S
 from fedveil.privacy.releases import Plan, Release
@@ -92,6 +92,9 @@ class Around(Method[S, Message, Message]):
 
     def exchanges(self, plan: Plan) -> int:
         return self.inner.exchanges(plan)
+
+    def check_clients(self, task: Task, clients: Clients) -> None:
+        self.inner.check_clients(task, clients)
 
     def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
         return self.inner.init_client(task, data, rng)
