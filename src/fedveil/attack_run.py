@@ -77,6 +77,13 @@ def attack_exchange(
         )
     recorded = read_exchange(run, round, exchange)
     held = truth(run, recorded, clients)
+    if examples is not None and examples != held.x.shape[1]:
+        raise InputError(
+            "examples",
+            examples,
+            f"each of these uploads stands for {held.x.shape[1]}, and a finding is scored example by example",
+            f"Use {held.x.shape[1]}.",
+        )
     view = server_view(
         run,
         recorded,

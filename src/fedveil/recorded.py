@@ -188,6 +188,7 @@ def truth(run: RecordedRun, exchange: Exchange, clients: Sequence[int]) -> Truth
 
 
 def _client_truth(run: RecordedRun, exchange: Exchange, client: int) -> Truth:
+    _place(exchange, client)  # refuses one who did not answer
     method = innermost(run.prepared.method)
     data = run.prepared.clients.load([client])
     at = exchange.at

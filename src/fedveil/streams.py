@@ -100,6 +100,12 @@ class ClientStreams:
             named_stream(self.seed, self.round, self.exchange, client, purpose) for client in self.clients
         ]
 
+    def unknown_to_server(self, seeded: list[np.random.Generator]) -> list[np.random.Generator]:
+        """`seeded`; on a deployed node fresh streams, since the server knows the seed and could draw these again."""
+        if self.noise_source == "seeded":
+            return seeded
+        return [np.random.default_rng(int.from_bytes(os.urandom(32))) for _ in self.clients]
+
     def noise(self, purpose: str = "noise") -> list[Stream]:
         """One stream of privacy noise per client."""
         if self.noise_source == "entropy":

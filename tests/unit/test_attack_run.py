@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 import fedveil.cli_attack
-from fedveil.attack_run import Scored, attack_exchange
+from fedveil.attack_run import LabelMode, Scored, attack_exchange
 from fedveil.attacks.knowledge import adaptation_to
 from fedveil.attacks.registry import make_attack
 from fedveil.attacks.uploads import as_gradient
@@ -89,8 +89,24 @@ def test_rounds_exchanges_and_clients_that_were_not_recorded_are_refused(fedem: 
     with pytest.raises(InputError, match="exchanges 0 to"):
         read_exchange(fedem, 1, 99)
     absent = next(k for k in range(300) if k not in read_exchange(fedem, 1).clients)
-    with pytest.raises(InputError, match="did not answer"):
-        attack_exchange(fedem, make_attack("inverting-gradients", QUICK), round=1, clients=[absent])
+    for client in (absent, 300):
+        with pytest.raises(InputError, match="did not answer"):
+            attack_exchange(fedem, make_attack("inverting-gradients", QUICK), round=1, clients=[client])
+
+
+@pytest.mark.parametrize("labels", ["known", "inferred"])
+def test_another_number_of_examples_than_was_sent_is_refused_before_the_attack(
+    fedem: RecordedRun, labels: LabelMode
+) -> None:
+    with pytest.raises(InputError, match="stands for 2"):
+        attack_exchange(
+            fedem,
+            make_attack("inverting-gradients", QUICK),
+            round=1,
+            clients=read_exchange(fedem, 1).clients[:1],
+            labels=labels,
+            examples=3,
+        )
 
 
 def test_a_trained_model_is_attacked_through_its_local_steps(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import math
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -208,7 +207,7 @@ def match_images(found: Tensor, truth: Tensor) -> Tensor:
 
     _same_shape(found, truth)
     distance = (truth[:, None].double() - found[None].double()).square().flatten(2).mean(2)
-    _, columns = linear_sum_assignment(torch.nan_to_num(distance, nan=math.inf, posinf=1e30).numpy())
+    _, columns = linear_sum_assignment(torch.nan_to_num(distance, nan=1e30, posinf=1e30).numpy())
     return torch.as_tensor(columns)
 
 

@@ -156,10 +156,9 @@ class FedEM(AggregatedModel[Gradient]):
 
     def _first_delta(self, like: Tensor, rng: ClientStreams) -> Tensor:
         """A random point of the shell for each place in a batch."""
-        drawn = normal(rng.of_round("perturbation"), like.shape[1:], like)
-        radius = torch.stack(
-            [torch.from_numpy(s.random(self.batch_size)) for s in rng.of_round("perturbation radius")]
-        ).to(like)
+        drawn = normal(rng.unknown_to_server(rng.of_round("perturbation")), like.shape[1:], like)
+        radii = rng.unknown_to_server(rng.of_round("perturbation radius"))
+        radius = torch.stack([torch.from_numpy(s.random(self.batch_size)) for s in radii]).to(like)
         wanted = self.rho_min + (self.rho_max - self.rho_min) * radius
         unit = wanted / example_norm(drawn, self.norm).to(like).clamp(min=1e-12)
         return self._project(drawn * _per_example(unit, drawn), rng)
@@ -185,7 +184,8 @@ class FedEM(AggregatedModel[Gradient]):
     ) -> Tensor:
         def directions() -> Tensor:
             full = (self.batch_size, *delta.shape[2:])
-            return within(normal(rng.of_exchange("direction"), full, delta)[:, : delta.shape[1]])
+            streams = rng.unknown_to_server(rng.of_exchange("direction"))
+            return within(normal(streams, full, delta)[:, : delta.shape[1]])
 
         return project_to_shell(delta, self.rho_min, self.rho_max, self.norm, directions)
 

@@ -150,6 +150,19 @@ def test_adam_keeps_the_box_and_takes_pictures() -> None:
     assert [step for step, _ in found.path] == [0, 10, 20, 30, 40, 50]
 
 
+@pytest.mark.parametrize("signed", [True, False])
+def test_adam_survives_a_row_that_leaves_the_numbers(signed: bool) -> None:
+    found = stacked_adam(
+        [torch.ones(2, 1)],
+        lambda variables: torch.stack([(variables[0][0, 0] - 3).square(), torch.log(variables[0][1, 0] * 0)]),
+        steps=100,
+        lr=0.1,
+        signed=signed,
+    )
+    assert float(found.variables[0][0]) == pytest.approx(3.0, abs=0.5)
+    assert float(found.variables[0][1]) == 1.0
+
+
 def test_total_variation_by_hand() -> None:
     x = torch.tensor([[[[0.0, 1.0], [2.0, 5.0]]]])
     assert total_variation(x).tolist() == [(2 + 4) / 2 + (1 + 3) / 2]

@@ -91,6 +91,12 @@ def test_matching_undoes_a_permutation() -> None:
     assert torch.equal(found[match_images(found, truth)], truth + 0.01)
 
 
+def test_images_that_are_not_numbers_are_matched_last() -> None:
+    truth = torch.randn(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    found = torch.stack([torch.full_like(truth[0], torch.nan), truth[0], truth[1]])
+    assert match_images(found, truth).tolist() == [1, 2, 0]
+
+
 def test_divergence_is_zero_for_equal_images_and_positive_else() -> None:
     task = Task(lambda: make_model("logistic", (1, 4, 4), 3))
     a, b = pair((1, 4, 4))

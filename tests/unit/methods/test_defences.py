@@ -133,6 +133,16 @@ def test_ldpm_keeps_a_subspace_and_the_expectation() -> None:
     assert float((mean - flat).norm() / flat.norm()) < 0.1
 
 
+def test_the_server_cannot_draw_a_deployed_clients_subspace_again() -> None:
+    defence = LDPM(std=0)
+    deployed = [
+        flatten(defence.defend(PLAIN, ClientStreams(0, 1, (0, 1), noise_source="entropy"))) for _ in range(2)
+    ]
+    simulated = flatten(defence.defend(PLAIN, ClientStreams(0, 1, (0, 1))))
+    assert not torch.equal(*deployed)
+    assert not torch.equal(deployed[0], simulated)
+
+
 def test_masking_pruning_and_signs_by_hand() -> None:
     generator = torch.Generator().manual_seed(0)
     gradient = {

@@ -16,7 +16,7 @@ from fedveil.methods.method import AnyMethod, At
 from fedveil.methods.shared_model import Model
 from fedveil.models.registry import make_model
 from fedveil.privacy.releases import Plan
-from fedveil.streams import ClientStreams, ServerStreams
+from fedveil.streams import ClientStreams, NoiseSource, ServerStreams
 from fedveil.task import Batch, Task
 from fedveil.tree import Params, expand, with_axis
 
@@ -103,6 +103,66 @@ def test_one_client_whole_batch_is_one_gradient_step_on_the_perturbed_data() -> 
     gradient = task.grad(with_axis(start(task)), seen)
     for name, leaf in start(task).items():
         torch.testing.assert_close(found[name], leaf - 0.2 * gradient[name][0], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("norm", "low", "high"), [("l2", 0.0, 0.6), ("l2", 0.5, 5.0), ("linf", 0.0, 0.15), ("linf", 0.3, 0.4)]
+)
+def test_two_batches_equal_algorithm_1_written_out(norm: Norm, low: float, high: float) -> None:
+    """Lines 8 to 16 with a plain module and autograd; the start is the one that no perturbation steps leave."""
+    task, data = make_task(), make_data([8])
+    steps, inner_lr, lr = 4, 0.05, 0.2
+    first = FedEM(batch_size=4, perturbation_steps=0, rho_min=low, rho_max=high, norm=norm)
+    _, start_delta = one_round(first, task, data)
+    found, delta = one_round(
+        FedEM(
+            batch_size=4,
+            perturbation_steps=steps,
+            perturbation_lr=inner_lr,
+            lr=lr,
+            rho_min=low,
+            rho_max=high,
+            norm=norm,
+        ),
+        task,
+        data,
+    )
+    assert delta is not None
+    assert start_delta is not None
+
+    def loss_of(w: Params, x: Tensor, y: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(torch.func.functional_call(task.module, w, (x,)), y)
+
+    def step_of(w: Params, x: Tensor, y: Tensor) -> Params:
+        leaves = {name: leaf.detach().requires_grad_() for name, leaf in w.items()}
+        loss_of(leaves, x, y).backward()
+        return {
+            name: (leaf - lr * leaf.grad).detach() for name, leaf in leaves.items() if leaf.grad is not None
+        }
+
+    theta, own = start(task), start_delta[0].clone()
+    for index in range(2):
+        batch = batch_in_step(data, 4, index, ClientStreams(0, 1, (0,)))
+        x, y = batch.x[0], batch.y[0]
+        theta_u = theta
+        for _ in range(steps):
+            moving = own.detach().requires_grad_()
+            loss_of(theta_u, x + moving, y).backward()
+            assert moving.grad is not None
+            own = own - inner_lr * moving.grad.sign()
+            for example in own:
+                size = float(example.norm()) if norm == "l2" else float(example.abs().max())
+                if norm == "linf":
+                    example.clamp_(-high, high)
+                elif size > high:
+                    example.mul_(high / size)
+                if size < low:
+                    example.mul_(low / size)
+            theta_u = step_of(theta_u, x + own, y)
+        theta = step_of(theta, x + own, y)
+    torch.testing.assert_close(delta[0], own, rtol=1e-8, atol=1e-10)
+    for name, leaf in theta.items():
+        torch.testing.assert_close(found[name], leaf, rtol=1e-8, atol=1e-11)
 
 
 @pytest.mark.parametrize("model", ["lenet-zhu", "mlp-2", "logistic"])
@@ -200,6 +260,23 @@ def test_perturbation_is_kept_between_batches_and_drawn_anew_in_a_round() -> Non
     assert not torch.equal(first["delta"], second["delta"])
     assert torch.equal(second["delta"], third["delta"])
     assert not torch.equal(third["delta"], fourth["delta"])
+
+
+def test_a_deployed_client_starts_where_the_seed_does_not_tell() -> None:
+    """The server knows the seed; from it alone it could draw the simulated start again."""
+    task, data = make_task(), make_data([4])
+    method = FedEM(batch_size=4, perturbation_steps=0, rho_max=0.5)
+    down, at = Model(with_axis(start(task))), At(Plan(1, 1, "all", 1, 4, 4), 1)
+
+    def first_delta(source: NoiseSource) -> Tensor:
+        streams = ClientStreams(0, 1, (0,), noise_source=source)
+        state = method.init_client(task, data, streams)
+        return method.client_update(task, at, down, data, state, streams)[1]["delta"]
+
+    assert torch.equal(first_delta("seeded"), first_delta("seeded"))
+    drawn = [first_delta("entropy") for _ in range(2)]
+    assert not torch.equal(*drawn)
+    assert all(float(example_norm(delta, "l2").max()) <= 0.5 + 1e-9 for delta in drawn)
 
 
 def test_rho_min_above_rho_max_is_refused() -> None:

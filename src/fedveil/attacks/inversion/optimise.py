@@ -39,7 +39,10 @@ def stacked_adam(
     decay: bool = True,
     watch: Watch | None = None,
 ) -> Optimised:
-    """Adam on every row; `signed` keeps only the signs of gradients; `box` bounds the first variable."""
+    """Adam on every row; `signed` keeps only the signs of gradients; `box` bounds the first variable.
+
+    A gradient that is not a finite number counts as zero: candidates that are trained may leave the finite numbers.
+    """
     leaves = [variable.detach().clone().requires_grad_() for variable in variables]
     optimiser = torch.optim.Adam(leaves, lr=lr)
     milestones = [int(steps * part) for part in _DECAYS] if decay else []
@@ -52,7 +55,8 @@ def stacked_adam(
         # Rows do not share variables, so the gradient of the sum is each row's own.
         found = torch.autograd.grad(loss.sum(), leaves)
         for leaf, g in zip(leaves, found, strict=True):
-            leaf.grad = g.sign() if signed else g
+            finite = torch.nan_to_num(g, nan=0.0, posinf=0.0, neginf=0.0)
+            leaf.grad = finite.sign() if signed else finite
         optimiser.step()
         schedule.step()
         if box is not None:

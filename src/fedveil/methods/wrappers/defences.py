@@ -208,7 +208,7 @@ class LDPM(GradientDefence):
     def defend(self, gradient: Params, rng: ClientStreams) -> Params:
         flat = flatten(gradient)
         size = flat.shape[1]
-        streams = rng.of_exchange("privacy/subspace")
+        streams = rng.unknown_to_server(rng.of_exchange("privacy/subspace"))
         signs = torch.stack([torch.from_numpy(2.0 * s.integers(0, 2, size) - 1) for s in streams]).to(flat)
         mask = _random_mask(streams, size, max(1, round(self.kept * size))).to(flat)
         noise = self.std * normal(rng.noise(), (size,), flat)
