@@ -146,10 +146,11 @@ class Dataset:
 
 @dataclass(frozen=True)
 class TextExamples:
-    """Texts, each with a label or all without."""
+    """Texts, each with a label or all without; `lines` says where in its file each stands, where a split mixed them."""
 
     texts: tuple[str, ...]
     labels: Tensor | None = None
+    lines: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.labels is not None and tuple(self.labels.shape) != (len(self.texts),):
@@ -162,7 +163,11 @@ class TextExamples:
         """The first `count` texts; all of them for None."""
         if count is None or count >= len(self):
             return self
-        return TextExamples(self.texts[:count], None if self.labels is None else self.labels[:count].clone())
+        return TextExamples(
+            self.texts[:count],
+            None if self.labels is None else self.labels[:count].clone(),
+            None if self.lines is None else self.lines[:count],
+        )
 
 
 @dataclass(frozen=True)

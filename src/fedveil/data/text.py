@@ -132,7 +132,11 @@ def load_labelled_text(
     classes = tuple(sorted({label for _, label in rows}))
     y = np.array([classes.index(label) for _, label in rows], dtype=np.int64)
     made = [
-        TextExamples(tuple(rows[i][0] for i in index.tolist()), torch.from_numpy(y[index.numpy()]))
+        TextExamples(
+            tuple(rows[i][0] for i in index.tolist()),
+            torch.from_numpy(y[index.numpy()]),
+            tuple(i + 1 for i in index.tolist()),
+        )
         for index in stratified_split(y, test_fraction, seed, "labelled-text")
     ]
     return TextDataset(f"labelled-text:{source.stem}", made[0], made[1], classes, source.name)

@@ -99,9 +99,12 @@ def _without_empty(
     kept = [place for place, ids in enumerate(encoded) if ids]
     missing = len(encoded) - len(kept)
     if missing and empty == "refuse":
-        first = next(place for place, ids in enumerate(encoded) if not ids)
+        places = [place for place, ids in enumerate(encoded) if not ids]
+        first = (
+            f"text {places[0] + 1}" if texts.lines is None else f"line {min(texts.lines[p] for p in places)}"
+        )
         raise DataError(
-            f"{name}: {missing} of {len(encoded)} texts are empty, the first is text {first + 1}. "
+            f"{name}: {missing} of {len(encoded)} texts are empty, the first is {first}. "
             'Remove them, or set task.text.empty = "drop".'
         )
     labels = None if texts.labels is None else texts.labels[torch.tensor(kept, dtype=torch.long)]

@@ -2,13 +2,14 @@
 
 The default is the MiniLM package. Dropout is off unless asked for, and attention is the plain one, so that outputs
 repeat exactly and gradients can be differentiated once more. Parts that are not trained are constants: neither sent
-nor noised.
+nor noised. A folder is refused if its weights are not all there, or if its model, read from embeddings and with our
+masks, does not compute what the library's own does.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -43,11 +44,15 @@ class PretrainedClassifier(TextModel):
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.output = nn.Linear(encoder.config.hidden_size, classes)
 
+    def states(self, embedded: Tensor, ids: Tensor) -> Tensor:
+        """The encoder's last states `[B, L, H]`."""
+        mask = _additive(self.mask(ids), embedded)
+        found: Tensor = self.encoder(inputs_embeds=embedded, attention_mask=mask).last_hidden_state
+        return found
+
     def from_embeddings(self, embedded: Tensor, ids: Tensor) -> Tensor:
         mask = self.mask(ids)
-        states = self.encoder(
-            inputs_embeds=embedded, attention_mask=_additive(mask.unsqueeze(1), embedded)
-        ).last_hidden_state
+        states = self.states(embedded, ids)
         if self.pooling == "first":
             summary = states[:, 0]
         else:
@@ -70,18 +75,16 @@ class PretrainedLM(TextModel):
         self.model = model
 
     def from_embeddings(self, embedded: Tensor, ids: Tensor) -> Tensor:
-        length = ids.shape[1]
-        earlier = torch.ones(1, length, length, dtype=torch.bool, device=ids.device).tril()
-        mask = _additive(earlier.expand(ids.shape[0], -1, -1), embedded)
-        scores: Tensor = self.model(inputs_embeds=embedded, attention_mask=mask, use_cache=False).logits
+        # No token sees a later one, so padding on the right needs no mask.
+        scores: Tensor = self.model(inputs_embeds=embedded, use_cache=False).logits
         return scores
 
 
 def _additive(seen: Tensor, like: Tensor) -> Tensor:
-    """`seen [B, 1 or L, L]` as what is added to attention scores, `[B, 1, L, L]`."""
+    """`seen [B, L]` as what is added to attention scores, `[B, 1, L, L]`."""
     lowest = torch.finfo(like.dtype).min
     added = torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill(~seen, lowest)
-    return added.expand(-1, seen.shape[-1], -1).unsqueeze(1)
+    return added.unsqueeze(1).expand(-1, seen.shape[-1], -1).unsqueeze(1)
 
 
 def bert(
@@ -111,6 +114,9 @@ def bert(
     if getattr(encoder, "pooler", None) is not None:
         encoder.pooler = None  # its output is not read
     model = PretrainedClassifier(encoder, table, pad, classes, pooling, dropout)
+    _check_reading(
+        model, model.states, lambda ids: encoder(input_ids=ids).last_hidden_state, path, length, vocabulary
+    )
     _freeze_below(model, trained_layers, frozen_embedding, ("output.",))
     return model
 
@@ -134,6 +140,14 @@ def gpt(
     _check_limits(folder, path, length, vocabulary)
     library_model, table = _load(folder, "AutoModelForCausalLM", dropout)
     model = PretrainedLM(library_model, table, pad, length)
+    _check_reading(
+        model,
+        model.from_embeddings,
+        lambda ids: library_model(input_ids=ids).logits,
+        path,
+        length,
+        vocabulary,
+    )
     _freeze_below(model, trained_layers, frozen_embedding, ("model.lm_head.",))
     return model
 
@@ -158,22 +172,73 @@ def _check_limits(folder: Path, path: str, length: int, vocabulary: int) -> None
         )
 
 
+def _check_reading(
+    model: TextModel,
+    ours: Callable[[Tensor, Tensor], Tensor],
+    library: Callable[[Tensor], Tensor],
+    path: str,
+    length: int,
+    vocabulary: int,
+) -> None:
+    """Refuse a model that reads a long and a padded short text otherwise than the library reads each alone."""
+    ids = torch.arange(2 * length).remainder(max(1, vocabulary - 1)).reshape(2, length)
+    ids += ids >= model.pad  # no token is padding
+    ids[1, (length + 1) // 2 :] = model.pad
+    read = model.mask(ids)
+    model.eval()  # where dropout is asked for, a task draws it
+    try:
+        with torch.no_grad():
+            found = ours(model.embed(ids), ids)[read]
+            wanted = torch.cat(
+                [library(text[kept].unsqueeze(0))[0] for text, kept in zip(ids, read, strict=True)]
+            )
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        raise InputError(
+            "path",
+            path,
+            f"its model cannot read {length} tokens given as embeddings ({_reason(error)})",
+            "Use a folder like BERT's or GPT-2's, or a smaller task.text.length.",
+        ) from error
+    if not float((found - wanted).abs().max()) <= 1e-4 * float(wanted.abs().max()):
+        raise InputError(
+            "path",
+            path,
+            f"given {length} tokens as embeddings, its model does not answer as the library's own does",
+            "Use an encoder for model bert, a causal language model for gpt, or a smaller task.text.length.",
+        )
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
 def _load(folder: Path, kind: str, dropout: float) -> tuple[Any, str]:
     """The library's model in float32, and the name of its table of token embeddings."""
     library = transformers()
     try:
-        model = getattr(library, kind).from_pretrained(
+        model, told = getattr(library, kind).from_pretrained(
             str(folder),
             local_files_only=True,
             use_safetensors=True,
             attn_implementation="eager",
             dtype=torch.float32,
+            output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(
-            "path", str(folder), f"cannot be loaded ({reason})", "Save the model again with save_pretrained."
+            "path",
+            str(folder),
+            f"cannot be loaded ({_reason(error)})",
+            "Save the model again with save_pretrained.",
         ) from error
+    missing = sorted(name for name in told["missing_keys"] if "pooler." not in name)
+    if missing:  # the library would draw them at random
+        raise InputError(
+            "path",
+            str(folder),
+            f"lacks {len(missing)} of its model's weights, among them {missing[0]}",
+            "Save the whole model with save_pretrained; gpt needs a language model with its output layer.",
+        )
     model.requires_grad_(True).eval()
     for layer in list(model.modules()):
         for name, child in list(layer.named_children()):

@@ -90,6 +90,17 @@ def test_empty_texts_are_refused_without_quoting_or_left_out() -> None:
         tokenise(labelled("", " "), WORDS, length=4, empty="drop")
 
 
+def test_an_empty_text_of_a_file_that_is_split_here_is_named_by_its_line(tmp_path: Path) -> None:
+    rows = [f"{'' if number in (7, 23) else 'a b'}\t{number % 2}" for number in range(1, 41)]
+    (tmp_path / "mine.tsv").write_text("\n".join(rows) + "\n")
+    data = load_dataset("labelled-text", path=tmp_path / "mine.tsv", test_fraction=0.1)
+    assert isinstance(data, TextDataset)
+    with pytest.raises(DataError, match=r"mine train: 2 of \d+ texts are empty, the first is line 7\."):
+        tokenise(data, WORDS, length=4)
+    limited = data.limited(5, None).train
+    assert limited.lines == (data.train.lines or ())[:5]
+
+
 def test_texts_without_labels_cannot_be_classified() -> None:
     with pytest.raises(InputError, match="no labels to classify"):
         tokenise(plain("a"), WORDS, length=4)

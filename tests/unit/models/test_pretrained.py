@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from fedveil.data import transformers_folder
@@ -198,6 +199,77 @@ def test_folders_that_cannot_be_used(bert_folder: Path, tmp_path: Path) -> None:
     (damaged / "model.safetensors").write_bytes(b"not weights")
     with pytest.raises(InputError, match="cannot be loaded"):
         bert((6,), 2, vocabulary=5, path=str(damaged))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("family", ["Roberta", "DistilBert", "Electra", "Llama", "OPT", "Bloom"])
+def test_other_families_score_as_the_library_does(family: str, dropout: float, tmp_path: Path) -> None:
+    """Padded and all at once, as each text is scored alone."""
+    sizes = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 16, "max_position_embeddings": 12, "pad_token_id": 1}
+    own = {
+        "DistilBert": {"dim": 8, "n_layers": 2, "n_heads": 2, "hidden_dim": 16},
+        "Electra": {"embedding_size": 4},
+        "OPT": {"ffn_dim": 16, "word_embed_proj_dim": 8},
+        "Bloom": {"n_layer": 2, "n_head": 2},
+    }
+    config = getattr(transformers, f"{family}Config")(**sizes | own.get(family, {}))
+    causal = family in ("Llama", "OPT", "Bloom")
+    torch.manual_seed(0)
+    kind = "CausalLM" if causal else "MaskedLM"
+    getattr(transformers, f"{family}For{kind}")(config).save_pretrained(tmp_path)
+    options: dict[str, Any] = {"vocabulary": 20, "pad": 1, "path": str(tmp_path), "dropout": dropout}
+    model: Any = gpt((6,), 20, **options) if causal else bert((6,), 2, pooling="first", **options)
+    library = getattr(transformers, "AutoModelForCausalLM" if causal else "AutoModel")
+    plain = library.from_pretrained(tmp_path).eval()
+    ids = torch.tensor([[2, 5, 6, 7, 8, 3], [2, 9, 3, 1, 1, 1]])
+    with torch.no_grad():
+        found = model(ids)
+        for text, length, scores in zip(ids, (6, 3), found, strict=True):
+            alone = plain(input_ids=text[None, :length])
+            wanted = alone.logits[0] if causal else model.output(alone.last_hidden_state[0, 0])
+            torch.testing.assert_close(scores[:length] if causal else scores, wanted)
+
+
+def test_a_folder_whose_weights_are_not_all_there_is_refused(bert_folder: Path, tmp_path: Path) -> None:
+    """The library would draw the rest at random and say nothing."""
+    weights = safetensors.torch.load_file(bert_folder / "model.safetensors")
+    part = copy_without(bert_folder, tmp_path / "part", "model.safetensors")
+    kept = {name: leaf for name, leaf in weights.items() if "layer.2." not in name}
+    safetensors.torch.save_file(kept, part / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"lacks 16 of its model's weights, among them encoder\.layer\.2"):
+        bert((6,), 2, vocabulary=len(WORDS), path=str(part))
+    kept = {name: leaf for name, leaf in weights.items() if "pooler" not in name}
+    safetensors.torch.save_file(kept, part / "model.safetensors", metadata={"format": "pt"})
+    bert((6,), 2, vocabulary=len(WORDS), path=str(part))  # the pooler is not read
+    with pytest.raises(InputError, match=r"lacks \d+ of its model's weights.*with its output layer"):
+        gpt((6,), len(WORDS), vocabulary=len(WORDS), path=str(bert_folder))
+
+
+def test_a_model_of_the_other_kind_is_refused(bert_folder: Path, gpt_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not answer as the library's own does"):
+        bert((6,), 2, vocabulary=20, path=str(gpt_folder))
+    config = transformers.BertConfig.from_pretrained(bert_folder)
+    torch.manual_seed(0)
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="a causal language model for gpt"):
+        gpt((6,), len(WORDS), vocabulary=len(WORDS), path=str(tmp_path))
+
+
+def test_a_model_that_cannot_read_so_many_tokens_is_refused(tmp_path: Path) -> None:
+    """RoBERTa counts its positions from 2, so it reads two tokens less than its configuration says."""
+    config = transformers.RobertaConfig(
+        vocab_size=20,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=10,
+    )
+    transformers.RobertaModel(config).save_pretrained(tmp_path)
+    bert((8,), 2, vocabulary=20, pad=1, path=str(tmp_path))
+    with pytest.raises(InputError, match=r"cannot read 9 tokens.*a smaller task\.text\.length"):
+        bert((9,), 2, vocabulary=20, pad=1, path=str(tmp_path))
 
 
 def test_limits_of_the_model_are_kept(bert_folder: Path) -> None:
