@@ -222,7 +222,11 @@ class Config(_Section):
         return wrap_method(build_method(self.method), self.wrap)
 
     def identity(self) -> str:
-        """A short hash of everything that changes the result; the seed and the number of workers do not."""
+        """A short hash of everything that changes the result; the seed stands beside it in a result's path.
+
+        The number of workers changes no bit. `max_memory` groups the clients otherwise, which moves the last digits
+        of sums: a run that ran out of memory must be able to go on with less.
+        """
         content = self.resolved()
         for key in ("seeds", "workers", "max_memory", "checkpoint_every", "federation"):
             content["run"].pop(key)

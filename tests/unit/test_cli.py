@@ -105,6 +105,17 @@ def test_a_person_gets_a_statement_and_a_table(fedveil: Command, config: Path) -
     assert "results in results/small/" in done.stdout
 
 
+def test_rounds_that_nobody_took_part_in_are_told(fedveil: Command, config: Path) -> None:
+    poisson = ["--set", "run.sampler=poisson", "--set", "run.cohort=1", "--set", "run.rounds=10"]
+    done = fedveil("run", config, *poisson, "--json")
+    folder = Path(json.loads(done.stdout)["result"])
+    rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    empty = sum(line["cohort"] == 0 for line in rounds)
+    assert empty > 0
+    assert f"in {empty} of 10 rounds nobody took part" in " ".join(done.stderr.split())
+    assert "nobody" not in fedveil("run", config, "--json").stderr
+
+
 @pytest.mark.parametrize("what", ["methods", "datasets", "models", "attacks"])
 def test_lists_are_json_arrays_of_names(fedveil: Command, what: str) -> None:
     done = fedveil("list", what, "--json")
