@@ -30,6 +30,7 @@ _NEWER_KEYS = (
     ("task", "classes", None),
     ("run", "max_message", None),
     ("method", "block", 1),
+    ("method", "local_steps", None),
 )
 _UNITS = {
     "": 1,

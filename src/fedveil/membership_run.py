@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any, Literal
 
@@ -148,7 +149,10 @@ def _recipe(prepared: Prepared, target: Target, examples: int) -> Recipe:
     if not isinstance(method, LocalTraining):
         return Recipe(float(getattr(method, "lr", 0.1)), int(getattr(method, "batch_size", 64)), 20, examples)
     participations = max(1, round(plan.rounds * plan.rate)) if target == "model" else 1
-    recipe = Recipe(method.lr, method.batch_size, method.epochs * participations, examples)
+    epochs = method.epochs
+    if method.local_steps is not None:
+        epochs = ceil(method.local_steps / ceil(plan.records_per_client / method.batch_size))
+    recipe = Recipe(method.lr, method.batch_size, epochs * participations, examples)
     return replace(
         recipe,
         epochs=min(_MOST_EPOCHS, recipe.epochs),

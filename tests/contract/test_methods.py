@@ -64,6 +64,15 @@ def test_any_network_gives_what_the_closed_form_gives(name: str) -> None:
     assert distance(closed, {key.removeprefix("inner."): leaf for key, leaf in generic.items()}) < 1e-9
 
 
+def test_steps_may_be_counted_in_place_of_epochs(name: str) -> None:
+    if "local_steps" not in field_names(METHODS[name]):
+        pytest.skip("does not train locally by SGD")
+    sizes = (12, 12, 12)
+    by_epochs = train(make_method(name, epochs=2), sizes=sizes, cohort=2)  # of three batches each
+    assert distance(by_epochs, train(make_method(name, local_steps=6), sizes=sizes, cohort=2)) == 0
+    assert distance(by_epochs, train(make_method(name, local_steps=4), sizes=sizes, cohort=2)) > 0
+
+
 def test_workers_change_no_bit(name: str) -> None:
     method = make_method(name)
     assert distance(train(method), train(method, workers=2)) == 0

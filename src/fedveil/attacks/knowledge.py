@@ -61,10 +61,18 @@ def local_steps(method: AnyMethod, at: At) -> LocalSteps | None:
     inner = innermost(method)
     if isinstance(inner, (DPFedProx, Scaffold)):
         lr = scheduled_lr(inner.lr, inner.lr_schedule, at.round, at.plan.rounds)
-        return LocalSteps(lr, inner.batch_size, inner.epochs)
+        steps = inner.local_steps if isinstance(inner, Scaffold) else None
+        return LocalSteps(lr, inner.batch_size, inner.epochs, steps=steps)
     if not isinstance(inner, LocalTraining):
         return None
-    return LocalSteps(inner.lr_at(at), inner.batch_size, inner.epochs, inner.momentum, inner.weight_decay)
+    return LocalSteps(
+        inner.lr_at(at),
+        inner.batch_size,
+        inner.epochs,
+        inner.momentum,
+        inner.weight_decay,
+        inner.local_steps,
+    )
 
 
 def adaptation_to(method: AnyMethod, at: At, dimension: int, examples: int) -> Adaptation:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -32,6 +33,12 @@ class LocalSteps:
     epochs: int = 1
     momentum: float = 0.0
     weight_decay: float = 0.0
+    steps: int | None = None
+    """How many steps were taken, where that is not said in epochs."""
+
+    def count(self, examples: int) -> int:
+        """The steps of a client with so many examples."""
+        return self.epochs * ceil(examples / self.batch_size) if self.steps is None else self.steps
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,8 @@ class DPFedAvg(LocalTraining, SharedModel[Update]):
                 "DP-SGD here is plain SGD",
                 "Use 0 for both, or unit = client.",
             )
+        if self.unit == "record":
+            self.refuse_local_steps()
         return self
 
     def steps(self) -> int:

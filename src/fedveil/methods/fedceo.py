@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -101,6 +101,12 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
     unit: Literal["client", "record"] = "client"
     server_lr: Annotated[float, Field(gt=0)] = 1.0
     personal: bool = True
+
+    @model_validator(mode="after")
+    def _possible(self) -> FedCEO:
+        if self.unit == "record":
+            self.refuse_local_steps()
+        return self
 
     def init_server(self, params: Params, plan: Plan) -> Server:
         self.smoothed_layers(params)  # refuses unknown names before anything starts

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from fedveil.data.client_data import ClientData
+from fedveil.errors import InputError
 from fedveil.methods.method import At
 from fedveil.streams import ClientStreams
 from fedveil.task import Task
@@ -19,6 +20,7 @@ STRICT = ConfigDict(extra="forbid", allow_inf_nan=True)
 
 LearningRate = Annotated[float, Field(gt=0, allow_inf_nan=False, description="step size of SGD")]
 Epochs = Annotated[int, Field(ge=1, description="passes over a client's examples per round")]
+LocalStepCount = Annotated[int, Field(ge=1, description="local steps per round, in place of epochs")]
 BatchSize = Annotated[int, Field(ge=1, description="examples per local step")]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -40,9 +42,20 @@ class LocalTraining:
     momentum: Fraction = 0.0
     weight_decay: NonNegative = 0.0
     lr_schedule: Schedule = "constant"
+    local_steps: LocalStepCount | None = None
 
     def lr_at(self, at: At) -> float:
         return scheduled_lr(self.lr, self.lr_schedule, at.round, at.plan.rounds)
+
+    def refuse_local_steps(self) -> None:
+        """For units whose accounting counts epochs."""
+        if self.local_steps is not None:
+            raise InputError(
+                "method.local_steps",
+                self.local_steps,
+                "record-level noise is priced by epochs",
+                "Use epochs.",
+            )
 
     def train(
         self,
@@ -58,7 +71,7 @@ class LocalTraining:
         epochs: int | None = None,
         trainable: Collection[str] | None = None,
     ) -> Trained:
-        """Local SGD from `w` with these fields; `epochs` in place of theirs, if given."""
+        """Local SGD from `w` with these fields; `epochs` in place of their epochs or steps, if given."""
         return local_sgd(
             task,
             w,
@@ -67,6 +80,7 @@ class LocalTraining:
             lr=self.lr_at(at),
             batch_size=self.batch_size,
             epochs=self.epochs if epochs is None else epochs,
+            steps=self.local_steps if epochs is None else None,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
             proximal=proximal,

@@ -20,7 +20,7 @@ from pydantic.dataclasses import dataclass
 
 from fedveil.data.client_data import ClientData
 from fedveil.messages import Message, Record
-from fedveil.methods.fields import STRICT, BatchSize, Epochs, LearningRate
+from fedveil.methods.fields import STRICT, BatchSize, Epochs, LearningRate, LocalStepCount
 from fedveil.methods.method import At, Method, register, unprotected
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
@@ -56,6 +56,7 @@ class Scaffold(Method[Server, ModelAndControl, Changes]):
     epochs: Epochs = 1
     batch_size: BatchSize = 64
     lr_schedule: Schedule = "constant"
+    local_steps: LocalStepCount | None = None
     server_lr: Annotated[float, Field(gt=0)] = 1.0
 
     def init_server(self, params: Params, plan: Plan) -> Server:
@@ -81,6 +82,7 @@ class Scaffold(Method[Server, ModelAndControl, Changes]):
             lr=lr,
             batch_size=self.batch_size,
             epochs=self.epochs,
+            steps=self.local_steps,
             correction=drift,
         )
         moved = sub(trained.params, down.params)

@@ -92,6 +92,19 @@ def test_simulated_local_steps_equal_local_training() -> None:
         torch.testing.assert_close(found[name][0].detach(), expected, rtol=1e-7, atol=1e-10)
 
 
+def test_simulated_local_steps_may_end_within_an_epoch() -> None:
+    view = make_view(examples=4, targets=1)
+    x, y = random_images(1, 4), torch.tensor([[0, 1, 2, 3]])
+    steps = LocalSteps(lr=0.3, batch_size=2, epochs=7, steps=3)
+    found = candidate_gradients(replace(view, local=steps), x, y)
+    w = dict(view.params)
+    for batch in (slice(0, 2), slice(2, 4), slice(0, 2)):
+        g = view.task.grad(with_axis(w), Batch(x[:, batch], y[:, batch]))
+        w = {name: leaf - 0.3 * g[name][0] for name, leaf in w.items()}
+    for name, leaf in w.items():
+        torch.testing.assert_close(found[name][0].detach(), (view.params[name] - leaf) / 0.3)
+
+
 def test_a_trained_model_can_be_inverted() -> None:
     view = make_view("logistic", targets=1)
     assert view.labels is not None

@@ -7,14 +7,14 @@ little more than a plain one: convolutions see one batch of N * B images.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import ceil
+from itertools import cycle, islice
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
-from fedveil.attacks.view import Adaptation, LocalSteps, ServerView
+from fedveil.attacks.view import Adaptation, ServerView
 from fedveil.tree import Params
 
 Distance = Callable[[Params], Tensor]
@@ -38,24 +38,20 @@ def candidate_gradients(view: ServerView, x: Tensor, y: Tensor) -> Params:
 
 def _sent(view: ServerView, x: Tensor, y: Tensor) -> Params:
     shared = {name: leaf.detach() for name, leaf in view.params.items()}
-    if view.local is None or _step_count(view.local, x.shape[1]) == 1:
+    if view.local is None or view.local.count(x.shape[1]) == 1:
         return _gradients(view, shared, x, y, own=False)
     local = view.local
     w = {name: leaf.expand(x.shape[0], *leaf.shape) for name, leaf in shared.items()}
     start, velocity = w, {name: torch.zeros_like(leaf) for name, leaf in w.items()}
-    for _ in range(local.epochs):
-        for first in range(0, x.shape[1], local.batch_size):
-            batch = slice(first, first + local.batch_size)
-            g = _gradients(view, w, x[:, batch], y[:, batch], own=True)
-            velocity = {
-                name: local.momentum * velocity[name] + g[name] + local.weight_decay * w[name] for name in w
-            }
-            w = {name: leaf - local.lr * velocity[name] for name, leaf in w.items()}
+    batches = range(0, x.shape[1], local.batch_size)
+    for first in islice(cycle(batches), local.count(x.shape[1])):
+        batch = slice(first, first + local.batch_size)
+        g = _gradients(view, w, x[:, batch], y[:, batch], own=True)
+        velocity = {
+            name: local.momentum * velocity[name] + g[name] + local.weight_decay * w[name] for name in w
+        }
+        w = {name: leaf - local.lr * velocity[name] for name, leaf in w.items()}
     return {name: (start[name] - leaf) / local.lr for name, leaf in w.items()}
-
-
-def _step_count(local: LocalSteps, examples: int) -> int:
-    return local.epochs * ceil(examples / local.batch_size)
 
 
 def _gradients(view: ServerView, w: Params, x: Tensor, y: Tensor, *, own: bool) -> Params:
