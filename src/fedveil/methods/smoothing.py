@@ -67,7 +67,10 @@ class Smoothing:
 
     def threshold(self, round: int, noise_std: float, slots: int, d: int, h: int) -> float:
         """`1 / (2 tau)` with `tau = lambda / theta^(t/I)`; the noise's edge stands for `1 / (2 lambda)` in "auto"."""
-        growth: float = self.theta ** (round / self.interval)
+        try:
+            growth: float = self.theta ** (round / self.interval)
+        except OverflowError:  # beyond any singular value
+            growth = 1e300
         if self.lam != "auto":
             return growth / (2 * self.lam)
         return growth * (math.sqrt(d) + math.sqrt(h)) * noise_std * math.sqrt(slots)

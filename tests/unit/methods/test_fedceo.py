@@ -101,6 +101,15 @@ def test_the_threshold_follows_the_geometric_schedule(theta: float) -> None:
         assert method.threshold(t, 0.0, 4, 5, 6) == pytest.approx(expected, rel=1e-12)
 
 
+def test_a_threshold_beyond_all_numbers_leaves_nothing() -> None:
+    """theta^(t/I) overflows in long runs; without noise "auto" still smooths nothing."""
+    up = stack(3)
+    smooth = FedCEO(lam=0.1, theta=10.0, interval=1).smooth(up, 1000, 0.0)
+    assert torch.count_nonzero(smooth["fc.weight"]) == 0
+    kept = FedCEO(theta=10.0, interval=1).smooth(up, 1000, 0.0)
+    assert torch.equal(kept["fc.weight"], up["fc.weight"])
+
+
 def test_smoothing_is_the_closed_form_layer_by_layer() -> None:
     """Against complex SVDs of all slices; convolutions fold as o x (i kh kw), vectors are averaged."""
     up = stack(4)
