@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from typing import Literal
 
 from pydantic.dataclasses import dataclass
@@ -71,7 +70,7 @@ class Smoothing:
         try:
             growth: float = self.theta ** (round / self.interval)
         except OverflowError:  # beyond any singular value
-            growth = sys.float_info.max
+            growth = 1e300
         if self.lam != "auto":
             return growth / (2 * self.lam)
         return growth * (math.sqrt(d) + math.sqrt(h)) * noise_std * math.sqrt(slots)
