@@ -24,7 +24,7 @@ from fedveil.cli import app
 from fedveil.config import make_config
 from fedveil.data.client_data import ArrayClients, ClientData, LazyClients
 from fedveil.data.dataset import Dataset
-from fedveil.experiment import Prepared, run_seed
+from fedveil.experiment import Prepared, prepare, run_seed
 from fedveil.guard import privacy_statement
 from fedveil.methods.method import field_names
 from fedveil.recorded import RecordedRun, open_run, read_exchange, server_view
@@ -151,12 +151,11 @@ def test_no_private_tensor_is_reachable_from_what_membership_inference_sees(
 
     attacked: list[Prepared] = []
 
-    def prepare(*arguments: Any) -> Prepared:
-        attacked.append(module_prepare(*arguments))
+    def watched(*arguments: Any) -> Prepared:
+        attacked.append(prepare(*arguments))
         return attacked[-1]
 
-    module_prepare = module.prepare
-    monkeypatch.setattr(module, "prepare", prepare)
+    monkeypatch.setattr(module, "prepare", watched)
     monkeypatch.setattr(module, "make_membership_attack", lambda *_: Watches())
     module.attack_result(finished(tmp_path, quick("fedavg")), "confidence", examples=20)
     (view,) = seen

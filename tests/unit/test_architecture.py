@@ -44,8 +44,12 @@ def layer(module: str) -> int | None:
 
 
 def imports(path: Path) -> list[str]:
+    """What a file imports, by module: the package's top and relative names would hide the layer they come from."""
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name} has a relative import"
+            assert node.module != "fedveil", f"{path.name} imports from the top of the package"
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedveil."):
             found.append((node.module or "").removeprefix("fedveil."))
         elif isinstance(node, ast.Import):

@@ -90,6 +90,17 @@ def test_pages_import_only_public_names(page: Path) -> None:
             assert {name.strip() for name in names.split(",")} <= known
 
 
+def test_every_dependency_has_its_reason() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [
+        *project["dependencies"],
+        *(row for rows in project["optional-dependencies"].values() for row in rows),
+    ]
+    names = {re.split(r"[\[<>=]", row)[0] for row in wanted}
+    page = (ROOT / "docs" / "dependencies.md").read_text()
+    assert {name for name in names if not re.search(rf"\b{re.escape(name)}\b", page)} == set()
+
+
 def test_the_release_has_one_version() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()

@@ -56,8 +56,8 @@ def test_synthetic_images_are_left_and_shown(tmp_path: Path) -> None:
         assert path.stat().st_size < 300_000
     page = write_report([folder], tmp_path / "report.html").read_text()
     assert "Synthetic examples" in page
-    assert page.count("round-3, ") >= 1
-    assert "Spectra, smoothness" not in page
+    assert page.count("round 3, ") >= 1
+    assert "Figures of the methods" not in page
 
 
 @pytest.mark.parametrize("wrap", [[], [{"name": "model-average"}]])
@@ -66,7 +66,7 @@ def test_spectra_and_smoothness_are_left_and_shown(tmp_path: Path, wrap: list[di
     kinds = ("spectrum", "smoothness")
     assert names(folder / "figures") == {f"{kind}-round-{r}.png" for kind in kinds for r in (2, 4)}
     page = write_report([folder], tmp_path / "report.html").read_text()
-    assert "Spectra, smoothness" in page
+    assert "Figures of the methods" in page
     assert "Synthetic examples" not in page
 
 
