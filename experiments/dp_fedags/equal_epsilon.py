@@ -31,8 +31,8 @@ ROWS: list[Row] = [
     ("V1 public mask", PROVEN | {"variant": "public-mask"}, "server"),
     ("V2 top-k", PROVEN | {"variant": "top-k"}, "server"),
     ("V3 sparse vector", PROVEN | {"variant": "sparse-vector", "selected": 0.01}, "server"),
-    ("DP-FedAvg, clients' noise", {"name": "dp-fedavg", "noise_from": "clients"}, "server"),
-    ("DP-FedAvg, server's noise", {"name": "dp-fedavg", "noise_from": "server"}, "observer"),
+    ("DP-FedAvg, clients' noise", {"name": "dp-fedavg", "noise_scope": "local"}, "server"),
+    ("DP-FedAvg, server's noise", {"name": "dp-fedavg", "noise_scope": "central"}, "observer"),
 ]
 
 

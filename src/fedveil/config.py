@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -373,11 +373,18 @@ def _apply(content: dict[str, Any], change: str) -> None:
 
 
 def _other_method(section: Any, name: Any) -> dict[str, Any]:
-    """Another method's defaults, with the fields that both methods share kept."""
+    """Another method's defaults, with the fields that both methods share kept; a choice that the other does not
+    offer is not shared."""
     if not isinstance(name, str) or name not in METHODS or not isinstance(section, Mapping):
         return {"name": name}
-    shared = set(field_names(METHODS[name]))
+    offered = get_type_hints(METHODS[name])
+    shared = {key for key in field_names(METHODS[name]) if _chooses(offered[key], section.get(key))}
     return {"name": name} | {key: value for key, value in section.items() if key in shared}
+
+
+def _chooses(annotation: Any, value: Any) -> bool:
+    """Whether a field takes this value, as far as it is a choice between words."""
+    return get_origin(annotation) is not Literal or value in get_args(annotation)
 
 
 def _values(method: AnyMethod) -> dict[str, Any]:

@@ -105,6 +105,10 @@ def test_another_method_keeps_the_shared_fields() -> None:
     assert method == {"name": "fedavg", "lr": 0.2}
     proximal = make_config(BASE, ["method.name=fedprox", "method.proximal=0.5"]).build_method()
     assert proximal.proximal == 0.5  # type: ignore[attr-defined]
+    local, shared = (["method.name=udp-fedavg", f"method.noise_scope={word}"] for word in ("local", "shared"))
+    central = "method.name=dp-fedavg"  # which knows "local" too, but not "shared"
+    assert make_config(BASE, [*local, central]).method["noise_scope"] == "local"
+    assert "noise_scope" not in make_config(BASE, [*shared, central]).method
 
 
 def test_changes_are_toml_values_or_plain_text() -> None:

@@ -7,9 +7,9 @@ Truex et al.: A Hybrid Approach to Privacy-Preserving Federated Learning. AISec 
 Symbols: C `clip`, z `noise_multiplier`, K `plan.cohort`, E `epochs`, B `batch_size`, eta `lr`, q `record_rate`.
 
 `unit = "client"`:
-- `noise_from = "server"`: clients send clipped updates as they are; the server, which sees them and is trusted,
+- `noise_scope = "central"`: clients send clipped updates as they are; the server, which sees them and is trusted,
   adds noise z C to their sum.
-- `noise_from = "clients"`: each client adds noise z C itself; the server is not trusted.
+- `noise_scope = "local"`: each client adds noise z C itself; the server is not trusted.
 `unit = "record"`: E / q steps of DP-SGD in each participation, each on a fresh Poisson batch of rate q: every
 example's gradient is clipped to C, noise z C is added to their sum, which is divided by q n_k. The sizes n_k
 and the rate count as public. All adversaries see only models that are protected already.
@@ -63,7 +63,7 @@ class DPFedAvg(LocalTraining, SharedModel[Update]):
     unit: Literal["client", "record"] = "client"
     clip: Clip = 1.0
     noise_multiplier: NoiseMultiplier = 1.0
-    noise_from: Literal["server", "clients"] = "server"
+    noise_scope: Literal["central", "local"] = "central"
     record_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
 
     @model_validator(mode="after")
@@ -89,7 +89,7 @@ class DPFedAvg(LocalTraining, SharedModel[Update]):
         if self.unit == "record":
             return Update(sub(self._dp_sgd(task, at, down.params, data, rng), down.params)), state
         update = sub(self.train(task, at, down.params, data, rng).params, down.params)
-        own = self.noise_multiplier if self.noise_from == "clients" else 0.0
+        own = self.noise_multiplier if self.noise_scope == "local" else 0.0
         return Update(clip_and_noise(update, self.clip, own, rng.noise())), state
 
     def _dp_sgd(self, task: Task, at: At, start: Params, data: ClientData, rng: ClientStreams) -> Params:
@@ -140,7 +140,7 @@ class DPFedAvg(LocalTraining, SharedModel[Update]):
         """The noise that the server owes to the sum, in units of the clip."""
         if self.unit == "record":
             return 0.0
-        if self.noise_from == "server":
+        if self.noise_scope == "central":
             return self.noise_multiplier
         return missing_noise(self.noise_multiplier, "local", plan, present)
 
@@ -156,7 +156,7 @@ class DPFedAvg(LocalTraining, SharedModel[Update]):
                     rate=self.record_rate,
                 ),
             )
-        if self.noise_from == "clients":
+        if self.noise_scope == "local":
             upload, averaged = upload_and_mean(self.noise_multiplier, "local", self.clip, plan)
             return replace(upload, what="each client's clipped update"), averaged
         return (
@@ -164,7 +164,7 @@ class DPFedAvg(LocalTraining, SharedModel[Update]):
                 "each client's clipped update",
                 "client",
                 ("server",),
-                Unprotected('the server adds the noise (noise_from = "server")'),
+                Unprotected('the server adds the noise (noise_scope = "central")'),
             ),
             Release(
                 "the averaged model",

@@ -53,7 +53,7 @@ def test_the_servers_noise_protects_against_observers_only() -> None:
 
 
 def test_the_clients_noise_protects_against_everybody() -> None:
-    method = made("dp-fedavg", noise_multiplier=2.0, noise_from="clients")
+    method = made("dp-fedavg", noise_multiplier=2.0, noise_scope="local")
     found = {row.adversary: row.epsilon for row in privacy_statement(method, PLAN, 1e-5).proven}
     assert found["server"] is not None
     assert found["observer"] is not None
