@@ -5,6 +5,7 @@ import json
 import pytest
 from tests.unit.privacy import declarations as declared
 
+from fedveil.methods.method import unprotected
 from fedveil.privacy.accounting import account
 from fedveil.privacy.releases import Plan, Release
 from fedveil.privacy.statement import PrivacyStatement, show
@@ -45,6 +46,16 @@ def test_words_name_what_is_not_proven() -> None:
     assert "Nothing is proven for one client's whole data" in text
     assert "leave without noise" in text
     assert "The paper states: epsilon 0.1 for each upload. That is the paper's claim" in text
+
+
+def test_words_tell_what_is_sent_from_what_is_published_and_say_it_once() -> None:
+    releases = unprotected("each client's gradient", "it is bare")
+    lines = _statement(list(releases)).in_words().splitlines()
+    assert lines.count("  the server sees each client's gradient with no protection.") == 1
+    published = (
+        "  what reaches somebody who sees only the published results is made from each client's gradient"
+    )
+    assert lines.count(f"{published} with no protection.") == 1
 
 
 def test_words_for_records_and_repeated_access() -> None:
