@@ -19,7 +19,7 @@ from fedveil.guard import privacy_statement, unit_of
 from fedveil.methods.method import AnyMethod, field_names
 from fedveil.privacy.accounting import account, account_participation, epsilon_by_round, epsilon_of
 from fedveil.privacy.calibrate import calibrate
-from fedveil.privacy.releases import ADVERSARIES, Adversary, Plan
+from fedveil.privacy.releases import ADVERSARIES, Adversary, Plan, Unprotected
 from fedveil.privacy.statement import show
 from fedveil.report.tables import guarantees_table
 
@@ -66,6 +66,8 @@ def account_command(
     delta = loaded.privacy.delta
     statement = privacy_statement(method, plan, delta)
     answer: dict[str, Any] = statement.to_json()
+    if target_epsilon is not None or what_if is not None:
+        _check_noise_counts(loaded, plan)
     if target_epsilon is not None:
         wanted = ADVERSARIES if adversary is None else (adversary,)
         answer["target_epsilon"] = target_epsilon
@@ -98,6 +100,18 @@ def _with_noise(config: Config, sigma: float) -> AnyMethod:
             "method.name", method.name, "has no noise_multiplier to vary", "Choose a method that adds noise."
         )
     return build_method(config.method | {"noise_multiplier": sigma})
+
+
+def _check_noise_counts(config: Config, plan: Plan) -> None:
+    """Refuse to vary a noise multiplier that changes no price (sparse-vector is priced by its epsilon)."""
+    some, more = (_with_noise(config, sigma).releases(plan) for sigma in (1.0, 2.0))
+    if some == more and not any(isinstance(r.protection, Unprotected) for r in some):
+        raise InputError(
+            "method.noise_multiplier",
+            config.method.get("noise_multiplier", "the default"),
+            "does not change what this configuration proves",
+            "Change the field that prices it, such as upload_epsilon.",
+        )
 
 
 def _calibrated(config: Config, plan: Plan, target: float, adversary: Adversary) -> dict[str, Any]:

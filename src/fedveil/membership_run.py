@@ -6,12 +6,13 @@ shown only models, uploads, the examples in question (members and others mixed) 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import ceil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -19,7 +20,12 @@ from torch import Tensor
 
 from fedveil.attacks.membership import all as _known  # noqa: F401  (registers them)
 from fedveil.attacks.membership.score import MembershipFinding, judge, save
-from fedveil.attacks.membership.view import Examples, MembershipView, Recipe, make_membership_attack
+from fedveil.attacks.membership.view import (
+    Examples,
+    MembershipView,
+    Recipe,
+    make_membership_attack,
+)
 from fedveil.config import load_config
 from fedveil.data.client_data import ArrayClients
 from fedveil.errors import InputError, ResultError
@@ -41,6 +47,8 @@ class Seen:
     """What is attacked: models `[R, ...]`, and for an upload the model it answers and the gradient sent."""
 
     words: str
+    place: str
+    """As part of a folder's name."""
     models: Params
     members: Tensor
     start: Params | None = None
@@ -60,8 +68,9 @@ def attack_result(
     attack_seed: int = 0,
     data_dir: Path | None = None,
 ) -> MembershipFinding:
-    """Attack a finished run and write `attacks/<name>/` beside its files.
+    """Attack a finished run and write a folder of `attacks/` beside its files.
 
+    It is named by the attack, the upload where one was attacked, and settings other than the default ones.
     Up to `examples` members and as many others are asked about; others have the members' labels, so that labels
     say nothing. Of a transcript, the models of the last `rounds_seen` rounds are seen too.
     """
@@ -94,8 +103,20 @@ def attack_result(
         seen.sent,
     )
     finding = judge(name, seen.words, attack(view, rng).numpy(), is_member[order], rng)
-    save(finding, folder / "attacks" / (name if target == "model" else f"{name}-upload"))
+    settled = {field.name: getattr(attack, field.name) for field in fields(cast(Any, attack))}
+    identity = (
+        "" if attack == make_membership_attack(name) and attack_seed == 0 else _short(settled, attack_seed)
+    )
+    asked_for = {"examples": examples, "rounds_seen": rounds_seen, "seed": attack_seed}
+    finding = replace(finding, settings=settled | asked_for)
+    save(finding, folder / "attacks" / f"{name}{seen.place}{identity}")
     return finding
+
+
+def _short(settings: Mapping[str, Any], seed: int) -> str:
+    """What tells the folders of one attack with different settings apart."""
+    text = json.dumps(dict(settings) | {"seed": seed}, sort_keys=True)
+    return f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def _final_model(folder: Path, prepared: Prepared, model: Params, rounds_seen: int) -> Seen:
@@ -110,6 +131,7 @@ def _final_model(folder: Path, prepared: Prepared, model: Params, rounds_seen: i
     whole = [*stack, with_axis(model)]
     return Seen(
         "the final model" + (f" and {len(stack)} models before it" if stack else ""),
+        "",
         {name: torch.cat([one[name] for one in whole]) for name in model},
         torch.cat(clients.parts),
     )
@@ -140,7 +162,11 @@ def _one_upload(folder: Path, prepared: Prepared, round: int | None, client: int
     start, model = (rows(both, row) for both in uploaded_models(method, at, down, up))
     lr = method.lr_at(at) if isinstance(method, LocalTraining) else 1.0
     sent = scale(sub(start, model), 1 / lr)
-    return Seen(f"the upload of client {client} in round {number}", model, clients.parts[client], start, sent)
+    words, place = (
+        f"the upload of client {client} in round {number}",
+        f"-upload-round-{number}-client-{client}",
+    )
+    return Seen(words, place, model, clients.parts[client], start, sent)
 
 
 def _recipe(prepared: Prepared, target: Target, examples: int) -> Recipe:

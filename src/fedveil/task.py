@@ -61,7 +61,7 @@ class Batch:
         """What each example counts in its client's mean, `[K, B]`; a client without examples gets zeros."""
         k, b = self.y.shape[:2]
         if self.mask is None:
-            return torch.full((k, b), 1.0 / b, dtype=dtype, device=self.x.device)
+            return torch.full((k, b), 1.0 / max(b, 1), dtype=dtype, device=self.x.device)
         mask = self.mask.to(dtype)
         return mask / mask.sum(1, keepdim=True).clamp(min=1)
 
@@ -296,7 +296,10 @@ class Task:
                 for units, layer in zip(kept, self._dropouts, strict=True)
             ]
             for s in range(len(taken)):
-                yield [steps[s].view(-1, width, size) for steps, size in zip(masks, sizes, strict=True)]
+                yield [
+                    steps[s].view(taken.shape[1], width, size)
+                    for steps, size in zip(masks, sizes, strict=True)
+                ]
 
     def _draw_kept(
         self,

@@ -91,7 +91,7 @@ def make_method(name: str, **fields: Any) -> AnyMethod:
 def make_plan(
     sizes: tuple[int, ...] = SIZES, cohort: int = 3, rounds: int = 3, sampler: Sampler = "fixed"
 ) -> Plan:
-    return Plan(len(sizes), cohort, sampler, rounds, min(sizes), max(sizes))
+    return Plan(len(sizes), cohort, sampler, rounds, max(1, min(sizes)), max(sizes))
 
 
 def distance(a: Params, b: Params) -> float:

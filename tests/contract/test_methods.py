@@ -57,6 +57,14 @@ def test_stacked_equals_one_by_one(name: str) -> None:
     assert distance(train(method), train(method, execution="one-by-one")) < 1e-9
 
 
+def test_a_client_without_examples_can_be_alone(name: str) -> None:
+    """As on a node of its own; and it changes as little as it does in a stack."""
+    method, sizes = make_method(name), (5, 0, 1, 12, 7)
+    alone = train(method, execution="one-by-one", sizes=sizes, cohort=5)
+    assert all(bool(leaf.isfinite().all()) for leaf in alone.values())
+    assert distance(train(method, sizes=sizes, cohort=5), alone) < 1e-9
+
+
 def test_any_network_gives_what_the_closed_form_gives(name: str) -> None:
     method = make_method(name)
     closed = train(method)

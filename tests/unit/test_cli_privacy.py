@@ -92,6 +92,18 @@ def test_account_calibrates_against_each_adversary(fedveil: Call) -> None:
     assert "target" in err
 
 
+@pytest.mark.parametrize("asked", [("--target-epsilon", "6"), ("--what-if", "1,2")])
+def test_account_says_where_the_noise_multiplier_changes_nothing(
+    fedveil: Call, tmp_path: Path, asked: tuple[str, str]
+) -> None:
+    sparse = 'name = "dp-fedags-proven"\nvariant = "sparse-vector"\nupload_epsilon = 1.0'
+    (tmp_path / "sparse.toml").write_text(CONFIG.replace('name = "udp-fedavg"', sparse))
+    code, _, err = fedveil("account", "sparse.toml", "--records-per-client", "60", *asked)
+    assert code == 2
+    assert "noise_multiplier" in err
+    assert "upload_epsilon" in err
+
+
 def test_account_compares_noise_levels_and_draws(fedveil: Call, tmp_path: Path) -> None:
     common = ("account", "plan.toml", "--records-per-client", "60", "--set", "run.rounds=20")
     code, out, _ = fedveil(*common, "--what-if", "1,2", "--plot", "curve.png", "--json")

@@ -42,6 +42,9 @@ def test_one_who_drops_the_noised_coordinates_reads_the_gradient(tmp_path: Path)
     )
     assert naive.auc.low < 0.55
     assert knowing.auc.low > max(0.75, naive.auc.high)
+    written = [json.loads(path.read_text()) for path in (folder / "attacks").glob("*/finding.json")]
+    known = {found["settings"]["trust_below"]: found["auc"]["value"] for found in written}
+    assert known == {None: naive.auc.value, 0.1: knowing.auc.value}  # neither has replaced the other
 
 
 def test_the_attack_is_written_beside_the_run(tmp_path: Path) -> None:

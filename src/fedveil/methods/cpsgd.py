@@ -10,7 +10,8 @@ The update is clipped to C, turned by a random Hadamard rotation that everybody 
 are all of like size, and rounded at random to multiples of 2 X / (k - 1), X = C sqrt(2 ln(4 d) / d). Each client
 adds Binomial(m, 1/2) - m/2 to each coordinate. m is the least that Theorem 1 allows for (eps, delta):
 - `noise_scope = "shared"`: the sum of K uploads has it, for which each client adds m / K trials. The server must
-  not see single uploads (secure aggregation), else nothing is proven against it.
+  not see single uploads (secure aggregation), else nothing is proven against it. A client of the cohort knows its
+  own trials: to it, K - 1 of K shares are left, and epsilon is at most K / (K - 1) times as large.
 - `noise_scope = "local"`: each upload has it.
 
 Deviations: coordinates beyond X are not cut off but use levels beyond k; rounding that would lengthen the
@@ -40,7 +41,7 @@ from fedveil.methods.method import At, register
 from fedveil.methods.shared_model import Model, Server, SharedModel
 from fedveil.privacy.clipping import clip_rows
 from fedveil.privacy.integers import centred_binomial
-from fedveil.privacy.mechanisms import Binomial, Grid
+from fedveil.privacy.mechanisms import Binomial, Grid, least_trials
 from fedveil.privacy.releases import ADVERSARIES, ApproximateDP, Plan, Release, Unprotected
 from fedveil.streams import ClientStreams, ServerStreams, named_stream
 from fedveil.task import Task
@@ -87,8 +88,7 @@ def least_binomial(clip: float, spacing: float, dimension: int, epsilon: float, 
     def made(eighths: int) -> Binomial:
         return Binomial(clip, 8 * eighths, spacing, dimension, delta)
 
-    condition = max(23 * math.log(10 * dimension / delta), 2 * Grid(clip, spacing, dimension).linf)
-    low = math.ceil(condition / 2)
+    low = least_trials(Grid(clip, spacing, dimension), delta) // 8
     if made(low).epsilon <= epsilon:
         return made(low)
     high = 2 * low
@@ -127,9 +127,17 @@ class CpSGD(LocalTraining, SharedModel[Levels]):
         )
 
     def client_trials(self, dimension: int, plan: Plan) -> int:
-        """The trials that one client adds, a multiple of 8."""
-        total = self.mechanism(dimension).trials
-        return total if self.noise_scope == "local" else 8 * math.ceil(total / (8 * plan.cohort))
+        """The trials that one client adds, a multiple of 8.
+
+        Shared: a client of the cohort knows its own, so those of the others alone must meet Theorem 1's condition.
+        """
+        priced = self.mechanism(dimension)
+        if self.noise_scope == "local":
+            return priced.trials
+        others = max(1, plan.cohort - 1)
+        return 8 * max(
+            math.ceil(priced.trials / (8 * plan.cohort)), math.ceil(priced.least_trials / (8 * others))
+        )
 
     def client_update(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
@@ -178,5 +186,20 @@ class CpSGD(LocalTraining, SharedModel[Levels]):
         alone = "one upload has only its share of the noise; the proof needs secure aggregation"
         return (
             Release("each client's noisy levels", "client", ("server",), Unprotected(alone)),
-            Release("the sum of the cohort's noisy levels", "client", ("observer", "client"), price),
+            Release(
+                "the sum of the cohort's noisy levels",
+                "client",
+                ("observer", "client"),
+                price,
+                insider=self._against_the_cohort(plan),
+            ),
         )
+
+    def _against_the_cohort(self, plan: Plan) -> ApproximateDP | None:
+        """What the trials of the others prove to a client that knows its own; alone, it sees nobody else's data.
+
+        Every term of the theorem's epsilon falls no faster than 1 / trials, whatever the dimension is.
+        """
+        if plan.cohort == 1:
+            return None
+        return ApproximateDP(self.epsilon * plan.cohort / (plan.cohort - 1), self.mechanism_delta)

@@ -127,12 +127,16 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
                 f"{self.variant} is priced by noise_multiplier",
                 'Leave it out, or use variant = "sparse-vector".',
             )
-        if self.variant not in _PUBLIC and (not math.isfinite(self.clip) or self.noise_multiplier == 0):
+        if self.variant not in _PUBLIC and not math.isfinite(self.clip):
             raise InputError(
                 "method.clip",
                 self.clip,
                 f"{self.variant} chooses by noise scaled to the clip",
                 "Use a finite clip.",
+            )
+        if self.variant == "top-k" and self.noise_multiplier == 0:
+            raise InputError(
+                "method.noise_multiplier", 0.0, "top-k chooses by noise", "Use a number above 0."
             )
         return self
 

@@ -40,7 +40,7 @@ class Gradient(Message):
 
 def batch_in_step(data: ClientData, batch_size: int | None, exchange: int, rng: ClientStreams) -> Batch:
     """Batch number `exchange` of each client's shuffled examples; padding where a client has run out."""
-    if batch_size is None:
+    if batch_size is None or data.largest == 0:
         return data.everything()
     start = exchange * batch_size
     counts = (data.sizes.cpu() - start).clamp(min=0, max=batch_size)

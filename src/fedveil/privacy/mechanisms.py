@@ -257,6 +257,11 @@ class DiscreteGaussian:
         return ZeroConcentratedDP(0.5 / self.multiplier**2)
 
 
+def least_trials(grid: Grid, delta: float) -> int:
+    """The fewest trials, a multiple of 8, that meet the condition of cpSGD's Theorem 1 at p = 1/2."""
+    return 8 * math.ceil(max(23 * math.log(10 * grid.dimension / delta), 2 * grid.linf) / 2)
+
+
 @dataclass(frozen=True)
 class Binomial:
     """Clip, round to a grid, add Binomial(`trials`, 1/2) - `trials`/2 to each coordinate (cpSGD).
@@ -276,15 +281,18 @@ class Binomial:
             raise InputError("trials", self.trials, "is not a multiple of 8", "Use 8, 16, 24, ...")
         if not 0 < self.delta < 1:
             raise InputError("delta", self.delta, "is not a probability", "Use a number in (0, 1).")
-        needed = max(23 * math.log(10 * self.dimension / self.delta), 2 * self.grid.linf)
-        if self.trials / 4 < needed:
+        if self.trials < self.least_trials:
             raise InputError(
-                "trials", self.trials, "too few for the theorem", f"Use at least {8 * math.ceil(needed / 2)}."
+                "trials", self.trials, "too few for the theorem", f"Use at least {self.least_trials}."
             )
 
     @property
     def grid(self) -> Grid:
         return Grid(self.clip, self.spacing, self.dimension)
+
+    @property
+    def least_trials(self) -> int:
+        return least_trials(self.grid, self.delta)
 
     @property
     def std(self) -> float:

@@ -76,7 +76,10 @@ def _against(adversary: Adversary, rows: Sequence[Guarantee], releases: Sequence
         if adversary == "client" and release.insider is not None:
             how += f" ({release.insider.in_words()} where it took part itself and knows its own share)"
         rounds = f" in every {release.every}th round" if release.every > 1 else ""
-        told[f"  {who} sees {release.what}{how}{rounds}{_who_took_part(release)}."] = None
+        sees = f"{who} sees {release.what}"
+        if adversary != "server" and isinstance(release.protection, Unprotected):
+            sees = f"what reaches {who} is made from {release.what}"
+        told[f"  {sees}{how}{rounds}{_who_took_part(release)}."] = None
     lines += told
     for row in rows:
         whom = "one client's whole data" if row.unit == "client" else "a single record"

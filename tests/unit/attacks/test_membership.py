@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from fedveil import Task
 from fedveil.attacks.membership.all import list_membership_attacks
 from fedveil.attacks.membership.lira import balanced_halves, likelihood_ratio, logits
 from fedveil.attacks.membership.score import (
@@ -25,71 +21,36 @@ from fedveil.attacks.membership.score import (
     true_positives_at,
 )
 from fedveil.attacks.membership.view import (
-    Examples,
-    MembershipView,
     Recipe,
     losses,
     make_membership_attack,
     train_shadows,
 )
-from fedveil.data.dataset import Dataset
-from fedveil.data.registry import load_dataset
 from fedveil.errors import InputError
 from fedveil.streams import named_stream
 from fedveil.tree import rows
+from tests.unit.attacks.overfit import GATES, area_among_outsiders, found, overfit
 
-MEMBERS = 400
-HIDDEN, EPOCHS = 512, 60
-
-
-def network() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 10))
-
-
-@cache
-def overfit() -> MembershipView:
-    """An overfit network: 400 digits, 20 % of the labels wrong; asked about are its members and as many others."""
-    stream = named_stream(0, "gate")
-    data = load_dataset("digits")
-    assert isinstance(data, Dataset)
-    x, y = torch.cat([data.train.x, data.test.x]), torch.cat([data.train.y, data.test.y])
-    order = stream.permutation(len(x))
-    labels = y.numpy()[order]
-    wrong = stream.random(len(labels)) < 0.2
-    labels[wrong] = (labels[wrong] + stream.integers(1, 10, int(wrong.sum()))) % 10
-    digits = Examples(x[torch.from_numpy(order)], torch.from_numpy(labels))
-    task, recipe = Task(network), Recipe(0.1, 32, EPOCHS, MEMBERS, momentum=0.9)
-    model = train_shadows(task, recipe, digits, [torch.arange(MEMBERS)], stream)
-    asked, own = torch.arange(2 * MEMBERS), torch.arange(2 * MEMBERS, len(digits))
-    return MembershipView(task, model, digits.take(asked), digits.take(own), recipe)
-
-
-# The AUC that each attack must reach on such a network.
-GATES = {"loss-threshold": 0.73, "ml-leaks": 0.68, "white-box": 0.73, "lira": 0.85}
+DRAWS = (1, 2, 3, 4, 5)  # 0 is the one on which the network's width and epochs were chosen
 
 
 @pytest.mark.parametrize("name", GATES)
 def test_the_attack_works_where_it_should(name: str) -> None:
-    view = overfit()
-    scores = make_membership_attack(name)(view, named_stream(1, name))
-    found = judge(name, "the model", scores.numpy(), np.arange(2 * MEMBERS) < MEMBERS, named_stream(2))
-    assert found.auc.value >= GATES[name]
-    assert found.accuracy.low > 0.55
-    if name == "lira":
-        assert found.tpr_at[0.01].value > 0.1
+    """On the mean of several draws of members: a single one scatters by 0.02 to 0.03."""
+    findings = [found(name, draw) for draw in DRAWS]
+    assert np.mean([finding.auc.value for finding in findings]) >= GATES[name]
+    for finding in findings:
+        assert finding.auc.value >= GATES[name] - 0.05
+        assert finding.accuracy.low > 0.55
+        if name == "lira":
+            assert finding.tpr_at[0.01].value > 0.1
 
 
 @pytest.mark.parametrize("name", GATES)
 def test_the_attack_finds_nothing_among_those_who_are_all_outside(name: str) -> None:
-    view = overfit()
-    outsiders = view.asked.take(torch.arange(MEMBERS, 2 * MEMBERS)) + view.own.take(torch.arange(500))
-    asked = replace(view, asked=outsiders)
-    asked = MembershipView(
-        asked.task, asked.models, asked.asked, view.own.take(torch.arange(500, len(view.own))), asked.recipe
-    )
-    scores = make_membership_attack(name)(asked, named_stream(3, name)).numpy()
-    labels = np.arange(len(scores)) < MEMBERS
-    assert area(scores[labels], scores[~labels]) == pytest.approx(0.5, abs=0.05)
+    areas = [area_among_outsiders(name, draw) for draw in DRAWS]
+    assert np.mean(areas) == pytest.approx(0.5, abs=0.02)
+    assert areas == pytest.approx([0.5] * len(DRAWS), abs=0.05)
 
 
 # --- measures -------------------------------------------------------------------------------------------------

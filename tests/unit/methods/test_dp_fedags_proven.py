@@ -15,9 +15,10 @@ from fedveil.guard import privacy_statement
 from fedveil.methods.dp_fedags import printed_sigma
 from fedveil.methods.dp_fedags_proven import DPFedAGSProven, Selected, public_mask, scattered
 from fedveil.methods.uploads import uploaded_models
+from fedveil.privacy import mechanisms
 from fedveil.privacy.accounting import account_participation, epsilon_of
 from fedveil.privacy.calibrate import calibrate
-from fedveil.streams import ServerStreams
+from fedveil.streams import ServerStreams, normal
 from fedveil.tree import flatten, sub
 from tests.contract.federation import make_clients, make_plan, make_task
 from tests.contract.test_methods import train
@@ -179,6 +180,16 @@ def test_a_mask_of_everything_is_variant_0() -> None:
     assert all(torch.allclose(one[name], two[name], atol=1e-12) for name in one)
 
 
+def test_variant_0_is_dp_fedavg_with_the_noise_turned_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """(w0 - w) / eta clipped to C, and w - w0 clipped to eta C, are one mechanism up to the sign of the noise."""
+    lr = 0.5
+    proven = train(made(variant="everywhere", noise_multiplier=0.8, clip=0.6, lr=lr))
+    monkeypatch.setattr(mechanisms, "normal", lambda *given: -normal(*given))
+    fields = {"name": "dp-fedavg", "noise_from": "clients", "noise_multiplier": 0.8, "clip": 0.6 * lr}
+    plain = train(build_method(fields | {"batch_size": 4, "lr": lr}))
+    assert all(torch.allclose(proven[name], plain[name], atol=1e-9) for name in proven)
+
+
 def test_missing_clients_are_made_up_for_in_noise() -> None:
     """The published mean of a Poisson round has the declared noise, whoever came."""
     method = made(variant="everywhere", noise_multiplier=2.0, clip=1.0, lr=1.0)
@@ -196,19 +207,20 @@ def test_missing_clients_are_made_up_for_in_noise() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "named"),
     [
-        {"variant": "sparse-vector"},
-        {"variant": "top-k", "upload_epsilon": 1.0},
-        {"variant": "top-k", "clip": math.inf},
-        {"variant": "top-k", "noise_multiplier": 0.0},
-        {"selected": 0.0},
-        {"selected": 1.5},
-        {"explore": -0.1},
-        {"noise_multiplier": -1.0},
-        {"variant": "V1"},
+        ({"variant": "sparse-vector"}, "upload_epsilon"),
+        ({"variant": "sparse-vector", "upload_epsilon": 0.0}, "upload_epsilon"),
+        ({"variant": "top-k", "upload_epsilon": 1.0}, "upload_epsilon"),
+        ({"variant": "top-k", "clip": math.inf}, "clip"),
+        ({"variant": "top-k", "noise_multiplier": 0.0}, "noise_multiplier"),
+        ({"selected": 0.0}, "selected"),
+        ({"selected": 1.5}, "selected"),
+        ({"explore": -0.1}, "explore"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier"),
+        ({"variant": "V1"}, "variant"),
     ],
 )
-def test_impossible_fields_are_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(InputError):
+def test_impossible_fields_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(InputError, match=f"method.{named}"):
         made(**fields)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from fedveil.methods.method import AnyMethod
 from fedveil.methods.uploads import uploaded_models
 from fedveil.privacy.accounting import epsilon_of
 from fedveil.privacy.integers import MOST_COUNTED_TRIALS, centred_binomial
+from fedveil.privacy.releases import ApproximateDP
 from fedveil.streams import ClientStreams, ServerStreams, named_stream
 from fedveil.tree import flatten, sub, with_axis
 from tests.contract.federation import distance, make_clients, make_plan, make_task
@@ -184,6 +186,36 @@ def test_a_shared_scope_says_that_it_needs_secure_aggregation() -> None:
         made("cpsgd", epsilon=0.5, noise_scope="local"), Plan(100, 10, "fixed", 20), 1e-5
     )
     assert all(row.epsilon is not None for row in local.proven)
+
+
+@pytest.mark.parametrize("cohort", [2, 3, 10])
+@pytest.mark.parametrize("epsilon", [0.5, 20.0, 5000.0])
+@pytest.mark.parametrize("dimension", [2, 128, 65_536])
+def test_the_others_trials_alone_prove_what_a_member_of_the_cohort_is_told(
+    cohort: int, epsilon: float, dimension: int
+) -> None:
+    """A client knows the trials that it added itself: the price to it is that of the rest."""
+    method, plan = made("cpsgd", epsilon=epsilon), Plan(100, cohort, "fixed", 20)
+    assert isinstance(method, CpSGD)
+    insider = method.releases(plan)[1].insider
+    assert isinstance(insider, ApproximateDP)
+    whole = method.mechanism(dimension)
+    left = replace(whole, trials=(cohort - 1) * method.client_trials(dimension, plan))
+    assert whole.epsilon <= epsilon
+    assert left.epsilon <= insider.epsilon
+
+
+def test_a_member_of_the_cohort_learns_more_than_an_observer() -> None:
+    for sampler in ("fixed", "poisson", "all"):
+        plan = Plan(10, 10 if sampler == "all" else 4, sampler, 20)
+        found = {row.adversary: row.epsilon for row in privacy_statement(made("cpsgd"), plan, 1e-5).proven}
+        assert found["observer"] is not None
+        assert found["client"] is not None
+        assert found["client"] > found["observer"]
+
+
+def test_whoever_is_alone_in_the_cohort_sees_nobody_else() -> None:
+    assert made("cpsgd").releases(Plan(100, 1, "fixed", 20))[1].insider is None
 
 
 def test_absent_clients_trials_are_added_by_the_server() -> None:

@@ -54,6 +54,16 @@ def test_words_name_what_is_not_proven() -> None:
     assert "The paper states: epsilon 0.1 for each upload. That is the paper's claim" in text
 
 
+def test_words_tell_what_is_sent_from_what_is_published_and_say_it_once() -> None:
+    releases = unprotected("each client's gradient", "it is bare")
+    lines = _statement(list(releases)).in_words().splitlines()
+    assert lines.count("  the server sees each client's gradient with no protection.") == 1
+    published = (
+        "  what reaches somebody who sees only the published results is made from each client's gradient"
+    )
+    assert lines.count(f"{published} with no protection.") == 1
+
+
 def test_words_for_records_and_repeated_access() -> None:
     text = _statement(declared.fedlap_dp()).in_words()
     assert "200 times in a participation" in text

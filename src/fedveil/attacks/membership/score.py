@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +55,12 @@ class MembershipFinding:
     tpr_at: dict[float, Interval]
     fpr: Floats
     tpr: Floats
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "attack": self.attack,
+            "settings": dict(self.settings),
             "target": self.target,
             "members": self.members,
             "others": self.others,
