@@ -83,7 +83,7 @@ class GradInversion(Named):
     lr: Annotated[float, Field(gt=0)] = 0.1
     tv: Weight = 1e-4
     l2: Weight = 1e-6
-    batch_norm: Weight = 1e-3
+    batch_norm: Weight = 1e-2
     group: Weight = 1e-2
     group_from: Annotated[
         float, Field(ge=0, le=1, description="part of the steps before restarts must agree")
