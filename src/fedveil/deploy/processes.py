@@ -27,6 +27,7 @@ import tomli_w
 
 from fedveil.checkpoint import write_atomically
 from fedveil.deploy.config import NODE_FILE, SERVER_FILE, NodeConfig, ServerConfig, is_loopback, read_toml
+from fedveil.deploy.lifeline import PARENT
 from fedveil.errors import FedveilError, InputError
 
 CONNECTION = "fedveil"
@@ -343,7 +344,8 @@ def run_server(folder: Path, tell: Callable[[str], None]) -> int:
     lock = mark_running(folder / config.state)
     try:
         ready.unlink(missing_ok=True)
-        return supervise(server_command(config, folder), environment(home, FEDVEIL_READY=str(ready)), started)
+        more = {"FEDVEIL_READY": str(ready), PARENT: str(os.getpid())}
+        return supervise(server_command(config, folder), environment(home, **more), started)
     finally:
         os.close(lock)
 

@@ -33,6 +33,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PATIENCE = Path(__file__).with_name("patience.py")
+LIFELINE = Path(__file__).with_name("lifeline.py")
 FLEET = "/v1/fleet/"
 OPEN = (FLEET, "/health")
 ENTRY = (f"{FLEET}activate-node", f"{FLEET}register-node")
@@ -104,6 +105,7 @@ class OnlyNodesFromOutside:
 
 def main() -> None:
     """`flower-superlink` with its own arguments."""
+    runpy.run_path(str(LIFELINE))["end_with_parent"]()
     runpy.run_path(str(PATIENCE))["wait_longer"](in_memory_corestate, sql_corestate)
     named = os.environ.get("FEDVEIL_READY")
     ready = None if named is None else Path(named)

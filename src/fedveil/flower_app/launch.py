@@ -22,6 +22,7 @@ import tomli_w
 
 from fedveil.config import Config, TextSection
 from fedveil.deploy.config import SERVER_FILE, ServerConfig, read_toml
+from fedveil.deploy.lifeline import PARENT
 from fedveil.deploy.processes import (
     CONNECTION,
     START_SECONDS,
@@ -194,7 +195,7 @@ def _simulating(link: ServerConfig, home: Path) -> Iterator[None]:
     with log.open("wb") as out:
         process = subprocess.Popen(
             command,
-            env=surroundings(home),
+            env=surroundings(home) | {PARENT: str(os.getpid())},
             stdout=out,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -214,14 +215,47 @@ def _simulating(link: ServerConfig, home: Path) -> Iterator[None]:
 
 
 def stop(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
-    """End a process that we started, and what it started."""
+    """End a process that we started, and all that it started: Flower's simulation does not notice when it is alone."""
+    started = family(process.pid)[1:]
     if process.poll() is None:
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(patience)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.kill()
+    process.wait()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        end = time.monotonic() + patience
+        for one in started:
+            with suppress(ProcessLookupError):
+                os.kill(one, number)
+        while (started := [*_parents().keys() & started]) and time.monotonic() < end:
+            time.sleep(_LOOK_EVERY)
+
+
+def family(process: int) -> list[int]:
+    """A process and all that descend from it, parents first."""
+    parents = _parents()
+    found = [process]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found
+
+
+def _parents() -> dict[int, int]:
+    """Of every process that has not ended; from /proc where there is one, since small images come without `ps`."""
+    if not Path("/proc/self/stat").exists():
+        command = ["ps", "-A", "-o", "pid=,ppid=,stat="]
+        listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        rows = [line.split() for line in listed.splitlines()]
+        return {int(number): int(parent) for number, parent, state in rows if not state.startswith("Z")}
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            after_name = (place / "stat").read_text().rpartition(")")[2]  # the name may hold anything
+            state, parent = after_name.split()[:2]
+            if state != "Z":
+                found[int(place.name)] = int(parent)
+    return found
 
 
 def _follow(

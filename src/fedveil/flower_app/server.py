@@ -14,6 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedveil.api import check_fit, run_on
 from fedveil.checkpoint import write_atomically
 from fedveil.config import NO_DATASET
+from fedveil.deploy.lifeline import end_with_parent
 from fedveil.engines.engine import Engine
 from fedveil.engines.flower.engine import FlowerEngine, Limits
 from fedveil.engines.flower.roster import Roster
@@ -36,6 +37,7 @@ RETURN_SECONDS = 120.0  # a server that was restarted waits so long for those wh
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the experiment to its end; a failure is left in its folder, for whoever waits for the result."""
+    end_with_parent()
     settings = RunSettings.from_run_config(context.run_config)
     serve = serve_deployed if settings.config.run.engine == "flower" else serve_simulated
     try:
