@@ -8,6 +8,7 @@ import json
 import types
 import typing
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,8 @@ def test_no_private_tensor_is_reachable_from_what_membership_inference_sees(
 
     seen: list[object] = []
 
-    class Watches:
+    @dataclass(frozen=True)
+    class Watches:  # an attack is a dataclass of its settings
         def __call__(self, view: object, _rng: object) -> torch.Tensor:
             seen.append(view)
             return torch.zeros(len(view.asked.y))  # type: ignore[attr-defined]

@@ -185,7 +185,7 @@ def test_variant_0_is_dp_fedavg_with_the_noise_turned_round(monkeypatch: pytest.
     lr = 0.5
     proven = train(made(variant="everywhere", noise_multiplier=0.8, clip=0.6, lr=lr))
     monkeypatch.setattr(mechanisms, "normal", lambda *given: -normal(*given))
-    fields = {"name": "dp-fedavg", "noise_from": "clients", "noise_multiplier": 0.8, "clip": 0.6 * lr}
+    fields = {"name": "dp-fedavg", "noise_scope": "local", "noise_multiplier": 0.8, "clip": 0.6 * lr}
     plain = train(build_method(fields | {"batch_size": 4, "lr": lr}))
     assert all(torch.allclose(proven[name], plain[name], atol=1e-9) for name in proven)
 
