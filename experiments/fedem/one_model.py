@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -59,33 +58,41 @@ def attack_rows(
     makes use of the defence.
     """
     answers = [answer(run, name, round) for name in names]
-    exchange = read_exchange(run, round)
-    held = answers[0][1]
-    one = server_view(run, exchange, [0], labels=held.y, adaptive=False)
-    rng = partial(named_stream, seed, "one model")
     if not adaptive:
-        stack = replace(
-            one,
-            observed=concatenate([gradient for gradient, _ in answers]),
-            labels=held.y.expand(len(names), -1),
+        return attack_answers(run, answers, round, attack, seed=seed)
+    exchange = read_exchange(run, round)
+    one = server_view(run, exchange, [0], labels=answers[0][1].y, adaptive=False)
+    found = []
+    for (gradient, own), name in zip(answers, names, strict=True):
+        size = sum(leaf.numel() for leaf in gradient.values())
+        known = adaptation_to(method_of(name), exchange.at, size, one.examples)
+        finding = attack(replace(one, observed=gradient, adaptation=known), named_stream(seed, "one model"))
+        found.append(score(run, one, finding, own))
+    return found
+
+
+def attack_answers(
+    run: RecordedRun, answers: Sequence[tuple[Params, Truth]], round: int, attack: Attack, *, seed: int = 0
+) -> list[Scored]:
+    """The same batch inverted from each of these gradients as one stack, and scored."""
+    held = answers[0][1]
+    one = server_view(run, read_exchange(run, round), [0], labels=held.y, adaptive=False)
+    stack = replace(
+        one,
+        observed=concatenate([gradient for gradient, _ in answers]),
+        labels=held.y.expand(len(answers), -1),
+    )
+    found = attack(stack, named_stream(seed, "one model"))
+    findings = [
+        replace(
+            found,
+            images=found.images[t : t + 1],
+            labels=found.labels[t : t + 1],
+            losses=found.losses[t : t + 1],
+            path=tuple((step, images[t : t + 1]) for step, images in found.path),
         )
-        found = attack(stack, rng())
-        findings = [
-            replace(
-                found,
-                images=found.images[t : t + 1],
-                labels=found.labels[t : t + 1],
-                losses=found.losses[t : t + 1],
-                path=tuple((step, images[t : t + 1]) for step, images in found.path),
-            )
-            for t in range(len(names))
-        ]
-    else:
-        findings = []
-        for (gradient, _), name in zip(answers, names, strict=True):
-            size = sum(leaf.numel() for leaf in gradient.values())
-            known = adaptation_to(method_of(name), exchange.at, size, one.examples)
-            findings.append(attack(replace(one, observed=gradient, adaptation=known), rng()))
+        for t in range(len(answers))
+    ]
     return [score(run, one, finding, own) for finding, (_, own) in zip(findings, answers, strict=True)]
 
 
