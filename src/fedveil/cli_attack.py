@@ -146,7 +146,10 @@ def _number(value: float | None) -> str:
 
 def _verdict(content: dict[str, Any]) -> str:
     gain = content["against_x"]["mean"]["psnr"] - content["mean_image_psnr"]
-    lines = [f"LPIPS: {content['against_x']['lpips_note']}; KL by {content['classifier']}."]
+    lines = [
+        f"LPIPS: {content['against_x']['lpips_note']}; KL by {content['classifier']}.",
+        f"The attacker: {'; '.join(content['notes'])}.",
+    ]
     if gain <= 1:
         lines.append(
             "No better than showing the mean image. A failed attack proves nothing: a stronger one may succeed."

@@ -40,6 +40,14 @@ class LocalSteps:
         """The steps of a client with so many examples."""
         return self.epochs * ceil(examples / self.batch_size) if self.steps is None else self.steps
 
+    def is_one_gradient(self, examples: int) -> bool:
+        """Whether the model moved by nothing but the gradient of all examples."""
+        return self.count(examples) == 1 and examples <= self.batch_size and self.weight_decay == 0
+
+    def passes(self, examples: int) -> int:
+        """How often it begins to walk through its examples, each time in another order."""
+        return ceil(self.count(examples) / ceil(examples / self.batch_size))
+
 
 @dataclass(frozen=True)
 class Adaptation:

@@ -119,6 +119,61 @@ def test_a_trained_model_can_be_inverted() -> None:
     assert float((finding.images - x).abs().max()) < 1e-3
 
 
+@pytest.mark.parametrize(("epochs", "steps"), [(2, None), (1, 5)])
+def test_candidates_trained_in_a_clients_order_send_what_it_sends(epochs: int, steps: int | None) -> None:
+    """Batches of 2, 2 and 1, shuffled anew in each pass; said in steps, the second pass ends early."""
+    local = LocalSteps(lr=0.3, batch_size=2, epochs=epochs, steps=steps)
+    view = replace(make_view(examples=5, targets=1), local=local)
+    x, y = random_images(1, 5), torch.tensor([[0, 1, 2, 3, 0]])
+    orders = torch.tensor([[[3, 0, 4, 1, 2], [2, 1, 0, 4, 3]]])
+    assert local.passes(5) == 2
+    w = with_axis(view.params)
+    for batch in [part for order in orders[0] for part in order.split(2)][: local.count(5)]:
+        g = view.task.grad(w, Batch(x[:, batch], y[:, batch]))
+        w = {name: leaf - 0.3 * g[name] for name, leaf in w.items()}
+    found = candidate_gradients(view, x, y, orders)
+    for name, leaf in view.params.items():
+        torch.testing.assert_close(found[name][0].detach(), (leaf - w[name][0]) / 0.3, rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "local",
+    [
+        LocalSteps(lr=0.3, batch_size=2, steps=1),
+        LocalSteps(lr=0.3, batch_size=3, weight_decay=0.1),
+        LocalSteps(lr=0.3, batch_size=3),
+    ],
+)
+def test_a_single_local_step_is_that_of_its_batch_and_decay(local: LocalSteps) -> None:
+    view = replace(make_view(examples=3, targets=1), local=local)
+    x, y = random_images(1, 3), torch.tensor([[0, 1, 2]])
+    taken = slice(local.batch_size)
+    g = view.task.grad(with_axis(view.params), Batch(x[:, taken], y[:, taken]))
+    found = candidate_gradients(view, x, y)
+    for name, leaf in view.params.items():
+        expected = g[name][0] + local.weight_decay * leaf
+        torch.testing.assert_close(found[name][0].detach(), expected, rtol=1e-7, atol=1e-10)
+
+
+def test_restarts_guess_the_order_of_a_clients_batches() -> None:
+    """Of three images in batches of 2 and 1, in an order that is not the candidates' own."""
+    view = make_view(targets=1, examples=3)
+    x = torch.rand(1, 3, *SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    labels = torch.tensor([[0, 1, 2]])
+    told = replace(view, local=LocalSteps(lr=0.1, batch_size=2), labels=labels, box=image_box((0.0,), (1.0,)))
+    sent = candidate_gradients(told, x, labels, torch.tensor([[[1, 2, 0]]]))
+    attacked = replace(told, observed={name: leaf.detach() for name, leaf in sent.items()})
+    one, many = (
+        make_attack("inverting-gradients", {"steps": 150, "restarts": restarts, "tv": 0.0})(
+            attacked, named_stream(0, "attack")
+        )
+        for restarts in (1, 6)
+    )
+    assert float(many.losses.min()) < 0.01 * float(one.losses.min())
+    assert float((many.images - x).abs().mean()) < 0.3 * float((one.images - x).abs().mean())
+    assert any("order of batches" in note for note in many.notes)
+
+
 def test_lbfgs_rows_are_independent_and_find_the_minimum() -> None:
     generator = torch.Generator().manual_seed(0)
     curvature = torch.rand(4, 6, generator=generator, dtype=torch.float64) * 5 + 0.1

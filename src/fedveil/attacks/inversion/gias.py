@@ -148,12 +148,12 @@ class GIAS(Named):
         )
         labels, notes = known_or_inferred(view, rng)
         rows = make_rows(view, self.restarts, labels)
-        distance = cosine_distance(rows.observed, view.adaptation)
+        distance, orders = cosine_distance(rows.observed, view.adaptation), rows.orders
         image = len(view.input_shape) == 3
         total = self.latent_steps + self.weight_steps
 
         def loss_of(x: Tensor) -> Tensor:
-            loss = distance(candidate_gradients(view, x, rows.labels))
+            loss = distance(candidate_gradients(view, x, rows.labels, orders))
             return loss + self.tv * total_variation(x) if image and self.tv else loss
 
         def in_latent(variables: Sequence[Tensor]) -> Tensor:

@@ -93,7 +93,7 @@ class GradInversion(Named):
         clock = Clock()
         labels, notes = known_or_inferred(view, rng)
         rows = make_rows(view, self.restarts, labels)
-        distance = cosine_distance(rows.observed, view.adaptation)
+        distance, orders = cosine_distance(rows.observed, view.adaptation), rows.orders
         statistics = batch_norm_distance(view)
         image = len(view.input_shape) == 3
         step = 0
@@ -102,7 +102,7 @@ class GradInversion(Named):
             nonlocal step
             step += 1
             x = variables[0]
-            loss = distance(candidate_gradients(view, x, rows.labels))
+            loss = distance(candidate_gradients(view, x, rows.labels, orders))
             if image:
                 loss = loss + self.tv * total_variation(x)
             loss = loss + self.l2 * x.square().flatten(1).sum(1)

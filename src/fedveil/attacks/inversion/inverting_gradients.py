@@ -44,12 +44,12 @@ class InvertingGradients(Named):
         clock = Clock()
         labels, notes = known_or_inferred(view, rng)
         rows = make_rows(view, self.restarts, labels)
-        distance = cosine_distance(rows.observed, view.adaptation)
+        distance, orders = cosine_distance(rows.observed, view.adaptation), rows.orders
         image = len(view.input_shape) == 3
 
         def objective(variables: Sequence[Tensor]) -> Tensor:
             x = variables[0]
-            loss = distance(candidate_gradients(view, x, rows.labels))
+            loss = distance(candidate_gradients(view, x, rows.labels, orders))
             return loss + self.tv * total_variation(x) if image and self.tv else loss
 
         found = stacked_adam(

@@ -28,6 +28,7 @@ Restarts = Annotated[int, Field(ge=1, le=256, description="starts for each uploa
 
 def _run(rows: Rows, start: Tensor, soft: bool, attack: Leakage, watch: Watch | None) -> Optimised:
     distance = squared_distance(rows.observed, rows.view.adaptation)
+    orders = rows.orders
     pixels = start[0].numel() - (rows.view.examples * rows.view.classes if soft else 0)
 
     def objective(flat: Tensor) -> Tensor:
@@ -35,7 +36,7 @@ def _run(rows: Rows, start: Tensor, soft: bool, attack: Leakage, watch: Watch | 
         y = rows.labels
         if soft:
             y = torch.softmax(flat[:, pixels:].reshape(rows.count, rows.view.examples, -1), dim=-1)
-        return distance(candidate_gradients(rows.view, x, y))
+        return distance(candidate_gradients(rows.view, x, y, orders))
 
     return stacked_lbfgs(
         start,

@@ -7,7 +7,6 @@ little more than a plain one: convolutions see one batch of N * B images.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import cycle, islice
 
 import torch
 from torch import Tensor, nn
@@ -21,32 +20,36 @@ Distance = Callable[[Params], Tensor]
 _WIDE = 20_000  # weights of convolutions above which grouped products are slower than one row after another
 
 
-def candidate_gradients(view: ServerView, x: Tensor, y: Tensor) -> Params:
+def candidate_gradients(view: ServerView, x: Tensor, y: Tensor, orders: Tensor | None = None) -> Params:
     """What a client with `x [N, B, ...]` would have sent, `[N, ...]`, differentiable in `x` and in soft labels.
 
     `y` is `[N, B]` classes or `[N, B, C]` probabilities. A trained model is re-trained from the candidates, batch
-    by batch in their own order: the client's order is its secret.
+    by batch in the order of `orders [N, passes, B]`, or as they are: the client's order is its secret.
     """
     size = _rows_at_once(view.task.module)
     parts = [
-        _sent(view, x[start : start + size], y[start : start + size]) for start in range(0, x.shape[0], size)
+        _sent(view, x[rows], y[rows], None if orders is None else orders[rows])
+        for rows in (slice(start, start + size) for start in range(0, x.shape[0], size))
     ]
     if len(parts) == 1:
         return parts[0]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def _sent(view: ServerView, x: Tensor, y: Tensor) -> Params:
+def _sent(view: ServerView, x: Tensor, y: Tensor, orders: Tensor | None) -> Params:
     shared = {name: leaf.detach() for name, leaf in view.params.items()}
-    if view.local is None or view.local.count(x.shape[1]) == 1:
-        return _gradients(view, shared, x, y, own=False)
     local = view.local
+    if local is None or local.is_one_gradient(x.shape[1]):
+        return _gradients(view, shared, x, y, own=False)
     w = {name: leaf.expand(x.shape[0], *leaf.shape) for name, leaf in shared.items()}
     start, velocity = w, {name: torch.zeros_like(leaf) for name, leaf in w.items()}
     batches = range(0, x.shape[1], local.batch_size)
-    for first in islice(cycle(batches), local.count(x.shape[1])):
-        batch = slice(first, first + local.batch_size)
-        g = _gradients(view, w, x[:, batch], y[:, batch], own=True)
+    row = torch.arange(x.shape[0]).unsqueeze(1)
+    for step in range(local.count(x.shape[1])):
+        number, first = step // len(batches), batches[step % len(batches)]
+        order = torch.arange(x.shape[1]).unsqueeze(0) if orders is None else orders[:, number]
+        batch = order[:, first : first + local.batch_size]
+        g = _gradients(view, w, x[row, batch], y[row, batch], own=True)
         velocity = {
             name: local.momentum * velocity[name] + g[name] + local.weight_decay * w[name] for name in w
         }

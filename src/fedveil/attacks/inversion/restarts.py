@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedveil.attacks.inversion.optimise import Optimised
 from fedveil.attacks.view import Finding, ServerView
+from fedveil.streams import named_stream
 from fedveil.tree import Params
 
 
@@ -31,6 +32,32 @@ class Rows:
     @property
     def observed(self) -> Params:
         return {name: repeat(leaf, self.restarts) for name, leaf in self.view.observed.items()}
+
+    @property
+    def orders(self) -> Tensor | None:
+        """In which order `[N, passes, B]` each row trains its candidates; None where there is nothing to guess.
+
+        A client shuffles its batches in secret. The first restart leaves the candidates as they are, every other one
+        guesses; a wrong guess shows in its loss.
+        """
+        local, examples = self.view.local, self.view.examples
+        if local is None or examples <= local.batch_size:
+            return None
+        passes = local.passes(examples)
+        guessed = [
+            named_stream(restart, "order", number).permutation(examples) if restart else np.arange(examples)
+            for restart in range(self.restarts)
+            for number in range(passes)
+        ]
+        table = torch.from_numpy(np.stack(guessed)).reshape(self.restarts, passes, examples)
+        return table.repeat(self.view.targets, 1, 1)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the finding must know of the stack."""
+        if self.orders is None:
+            return ()
+        return (f"the client's order of batches is unknown: {self.restarts} tried, one a restart",)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -100,7 +127,7 @@ def best_of(
         ),
         steps,
         clock.seconds,
-        notes,
+        (*notes, *rows.notes),
     )
 
 
