@@ -4,9 +4,10 @@
 
 Every contender trains the same model on the same data from the same start with FedAvg: Apple's pfl, Flower's Ray
 simulation with one actor per core, and a plain PyTorch loop with the thread count that suits it best. Clipped
-per-example gradients stand beside Opacus, T-tSVD beside a complex SVD of every slice. A ratio is the peer's time over
-ours in the same turn; the table gives the median and the range over the turns. Start-up is everything from nothing to
-the end of the first round (processes, Ray, data, warming up), for the peer and for ours.
+per-example gradients stand beside Opacus, T-tSVD beside a complex SVD of every slice. In a turn each runs for half a
+second, but at least one round. A ratio is the peer's time per round over ours in the same turn; the table gives the
+median and the range over the turns. Start-up is everything from nothing to the end of the first round (processes,
+Ray, data, warming up), for the peer and for ours.
 """
 
 from __future__ import annotations
@@ -46,6 +47,14 @@ def seconds(work: Round) -> float:
     return told if isinstance(told, float) else time.perf_counter() - began
 
 
+def steady(work: Round, at_least: float = 0.5) -> float:
+    """Seconds of a round, the mean of as many as take this long: one short round alone measures who ran before it."""
+    took = [seconds(work)]
+    while sum(took) < at_least:
+        took.append(seconds(work))
+    return statistics.mean(took)
+
+
 def table_row(
     what: str, peer: str, ours: list[float], theirs: list[float], starts: tuple[float, float]
 ) -> None:
@@ -78,7 +87,7 @@ def interleaved(what: str, contenders: dict[str, Contender], turns: int) -> None
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(turns):
         for name, one in contenders.items():
-            times[name].append(seconds(one.round))
+            times[name].append(steady(one.round))
     ours = contenders["ours"]
     for name, peer in contenders.items():
         if peer is not ours:

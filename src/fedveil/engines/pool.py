@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedveil.engines.arena import Arena, Leaf, layout, require_room
 from fedveil.engines.outbox import Expected, Outbox
-from fedveil.engines.worker import ClientWorker
+from fedveil.engines.worker import ClientWorker, one_thread
 from fedveil.errors import FedveilError
 from fedveil.messages import Message
 from fedveil.methods.method import At
@@ -71,8 +71,9 @@ class Pool:
                 sent[f"state/{name}"] = torch.stack([states[client][name] for client in known])
         leaves = layout(sent)
         require_room(self._downloads, leaves)
-        for leaf in leaves:
-            self._downloads.view(leaf).copy_(sent[leaf.name])
+        with one_thread():  # more would go on spinning, for milliseconds, on the cores the workers need now
+            for leaf in leaves:
+                self._downloads.view(leaf).copy_(sent[leaf.name])
         order = {
             "head": down.head(),
             "leaves": [leaf.to_json() for leaf in leaves],
