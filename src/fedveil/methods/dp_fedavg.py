@@ -96,8 +96,10 @@ class DPFedAvg(LocalTraining, SharedModel[Update]):
         """Each client's model after `steps()` noisy steps; a client without examples adds noise only."""
         lr = self.lr_at(at)
         trained = []
-        # Who is in a batch must stay secret for sampling to amplify privacy: it is drawn like noise.
-        batches, noise, dropout = rng.noise("sampling"), rng.noise(), rng.of_round("dropout")
+        # Who is in a batch must stay secret for sampling to amplify privacy: it is drawn like noise. So must dropout's
+        # masks, which go by place in the batch: one record less moves those of the others.
+        batches, noise = rng.noise("sampling"), rng.noise()
+        dropout = rng.unknown_to_server(rng.of_round("dropout"))
         for row, size in enumerate(data.sizes.tolist()):
             w = {name: leaf[row if leaf.shape[0] > 1 else 0] for name, leaf in start.items()}
             for _ in range(self.steps()):

@@ -75,7 +75,8 @@ def private_sgd(
     velocity = {name: torch.zeros_like(leaf) for name, leaf in params.items()}
     ordered, own = data.rows(order), streams.rows(order)
     draws = sampling_streams(own, own.of_round("batches"))
-    drops, noises = own.of_round("dropout"), own.noise("dp-sgd")
+    # By place in the batch, so one record less moves the others' masks: nobody may know them.
+    drops, noises = own.unknown_to_server(own.of_round("dropout")), own.noise("dp-sgd")
     std = multiplier * clip if math.isfinite(clip) else 0.0
     for step in range(epochs * max(batches, default=0)):
         active = sum(step < epochs * batches[k] for k in order)  # clients that are done are at the end

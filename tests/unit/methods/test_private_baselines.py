@@ -104,6 +104,20 @@ def test_a_record_level_step_is_the_clipped_sum_over_the_expected_batch() -> Non
     assert torch.allclose(up.tensors()["update/1.weight"][0], -0.1 * total / 9, atol=1e-7)
 
 
+def test_a_deployed_node_draws_the_dropout_of_record_level_steps_in_secret() -> None:
+    """The batch is everything and there is no noise: what differs between two tries are the masks."""
+    method = made("dp-fedavg", unit="record", noise_multiplier=0.0, record_rate=1.0, epochs=1)
+    task, plan = make_task(), make_plan()
+    at = At(plan, 1)
+    down = method.broadcast(at, method.init_server(task.init(0), plan), (0,))
+    found = []
+    for source in ("seeded", "seeded", "entropy", "entropy"):
+        worker = ClientWorker(task, make_clients(), method, 0, source)
+        found.append(flatten(worker.update((0,), down, {}, at)[0].tensors()))
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[2], found[3])
+
+
 def test_record_level_refuses_momentum() -> None:
     with pytest.raises(InputError, match="momentum"):
         made("dp-fedavg", unit="record", momentum=0.9)

@@ -126,3 +126,21 @@ def test_a_client_without_examples_keeps_its_start() -> None:
 def test_unequal_clients_are_charged_as_the_worst_of_them() -> None:
     assert private_steps(100, 100, 30, 2) == (8, 1 / 4)
     assert private_steps(50, 100, 30, 2) == (8, 1 / 2)
+
+
+@pytest.mark.parametrize("dropout", [True, False])
+def test_a_deployed_node_draws_its_dropout_in_secret(dropout: bool) -> None:
+    """Masks go by place in the batch: to whoever knows them, one record less changes the gradients of all others."""
+
+    def with_dropout() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(6, 64), nn.Dropout(0.5), nn.Linear(64, 3)).double()
+
+    task, found = Task(with_dropout), []
+    for source in ("seeded", "seeded", "entropy", "entropy"):
+        streams = ClientStreams(5, 1, (0,), noise_source=source)
+        data = clients().load([0])
+        settings = {"lr": 0.3, "batch_size": 9, "epochs": 1, "clip": 0.7, "multiplier": 0.0}
+        w = private_sgd(task, with_axis(task.init(1)), data, streams, dropout=dropout, **settings)  # type: ignore[arg-type]
+        found.append(w["1.weight"])
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[2], found[3]) != dropout
