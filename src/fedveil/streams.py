@@ -8,9 +8,11 @@ from the operating system's entropy, since noise whose seed the server knows hid
 from __future__ import annotations
 
 import hashlib
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, Protocol
 
 import numpy as np
@@ -133,13 +135,20 @@ class ServerStreams:
 
 def normal(streams: Sequence[Stream], shape: Sequence[int], like: Tensor) -> Tensor:
     """Standard normal draws `[K, *shape]` in `like`'s type and place, row k from stream k."""
-    size = int(np.prod(shape, dtype=np.int64))
-    rows = [torch.from_numpy(stream.standard_normal(size)) for stream in streams]
-    return torch.stack(rows).reshape(len(streams), *shape).to(like)
+    return _table([stream.standard_normal for stream in streams], shape, like)
 
 
 def laplace(streams: Sequence[Stream], shape: Sequence[int], like: Tensor) -> Tensor:
     """Laplace draws of scale 1, `[K, *shape]`, row k from stream k."""
-    size = int(np.prod(shape, dtype=np.int64))
-    rows = [torch.from_numpy(stream.laplace(0.0, 1.0, size)) for stream in streams]
-    return torch.stack(rows).reshape(len(streams), *shape).to(like)
+    return _table([partial(stream.laplace, 0.0, 1.0) for stream in streams], shape, like)
+
+
+def _table(
+    draws: Sequence[Callable[[int], npt.NDArray[np.float64]]], shape: Sequence[int], like: Tensor
+) -> Tensor:
+    """Row k from `draws[k]`, rounded to `like`'s type while it is still in the cache."""
+    size = math.prod(shape)
+    table = like.new_empty((len(draws), size))
+    for row, draw in zip(table, draws, strict=True):
+        row.copy_(torch.from_numpy(draw(size)))
+    return table.reshape(len(draws), *shape)
