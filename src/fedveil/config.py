@@ -16,7 +16,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedveil.engines.simulation import Execution
-from fedveil.errors import LARGEST_SEED, InputError, known_name
+from fedveil.errors import LARGEST_SEED, InputError, known_name, within
 from fedveil.methods import METHODS
 from fedveil.methods.method import AnyMethod, field_names
 from fedveil.methods.wrappers import WRAPPERS, Wrapper
@@ -262,7 +262,8 @@ def build_rule(section: Mapping[str, Any]) -> Wrapper:
     name = known_name("wrap.name", "wrapper", section.get("name"), WRAPPERS)
     arguments = {key: value for key, value in section.items() if key != "name"}
     try:
-        rule = WRAPPERS[name](**arguments)
+        with within("wrap"):
+            rule = WRAPPERS[name](**arguments)
     except ValidationError as error:
         raise _readable(error, "wrap", wrapper_fields(WRAPPERS[name])) from error
     _require_types(arguments, rule, "wrap")
@@ -281,7 +282,8 @@ def build_method(section: Mapping[str, Any]) -> AnyMethod:
     name = known_name("method.name", "method", section.get("name"), METHODS)
     arguments = {key: value for key, value in section.items() if key != "name"}
     try:
-        method = METHODS[name](**arguments)
+        with within("method"):
+            method = METHODS[name](**arguments)
     except ValidationError as error:
         raise _readable(error, "method", field_names(METHODS[name])) from error
     _require_types(arguments, method, "method")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedveil.api import make_plan, run
+from fedveil.api import first_server, make_plan, run
 from fedveil.config import Config, TextSection
 from fedveil.data.client_data import ArrayClients, Clients
 from fedveil.data.dataset import Dataset, TextDataset
@@ -206,6 +206,12 @@ def prepare(config: Config, seed: int, data_dir: Path | None = None) -> Prepared
     method = config.build_method()
     task = make_task(config, dataset, device)
     return Prepared(task, dataset, partition, clients, local_test, plan, method)
+
+
+def check_method(prepared: Prepared, seed: int) -> None:
+    """Refuse a method that does not fit its clients or its model, as a run would before it starts."""
+    prepared.method.check_clients(prepared.task, prepared.clients)
+    first_server(prepared.task, prepared.method, prepared.plan, seed)
 
 
 def run_seed(

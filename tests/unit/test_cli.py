@@ -173,6 +173,16 @@ def test_partition_names_the_users_of_a_table(fedveil: Command, tmp_path: Path) 
         (["--set", "task.data_options.colour=1"], ["task.data_options.colour", "no such option"]),
         (["--set", "attack=[{name='guess'}]"], ["attack.name = 'guess'", "no such attack"]),
         (["--set", "attack=[{name='dlg', stepps=1}]"], ["attack.stepps", "steps"]),
+        (
+            ["--set", "method.name=dp-fedags", "--set", "method.selections=1e9"],
+            ["method.selections = 1000000000.0", "Use a number in (0, "],
+        ),
+        (
+            ["--set", "method.name=fedceo", "--set", "method.layers=['fc9']"],
+            ["method.layers = ['fc9']", "Use some of "],
+        ),
+        (["--set", "method.name=fedceo", "--set", "method.interval=0"], ["method.interval = 0", "Use 1"]),
+        (["--set", "method.name=centaur", "--set", "method.head=9"], ["method.head = 9", "Use 1 to "]),
         (["--results", "small.toml"], ["cannot write results to small.toml"]),
         (["--results", "x" * 300], ["File name too long"]),
     ],

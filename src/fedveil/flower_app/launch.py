@@ -33,7 +33,7 @@ from fedveil.deploy.processes import (
     write_connection,
 )
 from fedveil.errors import FedveilError, InputError
-from fedveil.experiment import load_examples, prepare
+from fedveil.experiment import check_method, load_examples, prepare
 from fedveil.experiment import run_seed as simulate_seed
 from fedveil.flower_app.settings import PROBLEM, RunSettings, vocabulary_on_nodes
 from fedveil.messages import Record
@@ -75,6 +75,7 @@ def run_seed(
     if config.run.engine == "flower":
         return submit(settings, server_home(config), observe)
     prepared = prepare(config, seed, data_dir)  # refuses before anything is started
+    check_method(prepared, seed)
     finished = ResultFolder(settings.folder)
     if finished.finished:
         return finished.read()

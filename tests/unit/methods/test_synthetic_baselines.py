@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedveil import At, Plan, Task
+from fedveil import At, Plan, Task, run
 from fedveil.data.client_data import ClientData
+from fedveil.errors import InputError
 from fedveil.methods.dp_fedprox import DPFedProx
 from fedveil.methods.dsc import DSC
 from fedveil.methods.feddm import FedDM, nearby
@@ -19,6 +21,7 @@ from fedveil.methods.method import AnyMethod
 from fedveil.methods.psg import PSG
 from fedveil.methods.synthetic import SizedSet, random_starts
 from fedveil.streams import ClientStreams
+from fedveil.training.augmentation import Change
 from fedveil.tree import Params, norms, sub, with_axis, without_axis
 
 SIZES = (7, 4)
@@ -222,3 +225,19 @@ def test_dp_fedprox_clips_every_example_and_pulls_towards_the_start(clip: float)
             }
         for name, leaf in w.items():
             torch.testing.assert_close(up.params[name][k], leaf, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("layers", "augment", "words"),
+    [
+        ([nn.Linear(9, 3)], ("flip",), r"method.augment.*\(9,\)"),
+        ([nn.Unflatten(1, (1, 9)), nn.Conv1d(1, 3, 9), nn.Flatten()], (), "has no linear layer"),
+    ],
+)
+def test_data_and_models_that_a_method_cannot_use_are_refused_before_anything_is_written(
+    tmp_path: Path, layers: list[nn.Module], augment: tuple[Change, ...], words: str
+) -> None:
+    flat = [(torch.randn(4, 9), torch.tensor([0, 1, 2, 0])) for _ in range(2)]
+    with pytest.raises(InputError, match=words):
+        run(Task(nn.Sequential(*layers)), flat, FedDM(augment=augment), rounds=1, results=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
