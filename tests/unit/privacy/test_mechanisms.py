@@ -172,6 +172,18 @@ def test_laplace_moments_and_l1_clip() -> None:
     torch.testing.assert_close(clipped.abs().sum(1), torch.tensor([2.0, 1.0]))
 
 
+def test_parameters_of_one_number_a_client_count_like_any_other() -> None:
+    """A scale or a temperature is a leaf `[K]`."""
+    params = {"scale": torch.tensor([3.0, -0.5]), "w": torch.tensor([[4.0], [0.5]])}
+    flat = {"all": flatten(params)}
+    for clip in (clip_rows, clip_rows_l1):
+        clipped = clip(params, 2.0)
+        assert clipped["scale"].shape == (2,)
+        assert torch.equal(flatten(clipped), clip(flat, 2.0)["all"])
+    noisy = Laplace(1.0, 1.0)(params, _streams(2))
+    assert {name: leaf.shape for name, leaf in noisy.items()} == {"scale": (2,), "w": (2, 1)}
+
+
 def test_each_client_has_its_own_noise_whatever_the_cohort() -> None:
     mechanism = Gaussian(1.0, 1.0)
     together = mechanism({"w": torch.zeros(3, 5)}, ClientStreams(0, 1, (7, 8, 9)).noise())["w"]
