@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,15 @@ def test_a_folder_whose_weights_are_not_all_there_is_refused(bert_folder: Path, 
     bert((6,), 2, vocabulary=len(WORDS), path=str(part))  # the pooler is not read
     with pytest.raises(InputError, match=r"lacks \d+ of its model's weights.*with its output layer"):
         gpt((6,), len(WORDS), vocabulary=len(WORDS), path=str(bert_folder))
+
+
+def test_weights_of_other_sizes_are_refused_by_name(bert_folder: Path, tmp_path: Path) -> None:
+    odd = copy_without(bert_folder, tmp_path / "odd", "config.json")
+    content = json.loads((bert_folder / "config.json").read_text()) | {"intermediate_size": 32}
+    (odd / "config.json").write_text(json.dumps(content))
+    first = r"encoder\.layer\.0\.intermediate\.dense\.bias is \[16\] in the file, .* makes it \[32\]"
+    with pytest.raises(InputError, match=first):
+        bert((6,), 2, vocabulary=len(WORDS), path=str(odd))
 
 
 def test_a_model_of_the_other_kind_is_refused(bert_folder: Path, gpt_folder: Path, tmp_path: Path) -> None:
