@@ -33,6 +33,10 @@ ALL = 100  # a batch size beyond anybody's examples: every batch is all of them
 SETS: dict[str, Any] = {"ipc": 2, "labels": "own", "classes_per_client": 2, "batch_size": ALL}
 
 
+# Two random networks, two steps each; of images with momentum, of the model without.
+WALK: dict[str, Any] = {"trajectories": 2, "max_steps": 2, "image_lr": 0.4, "image_momentum": 0.5, "lr": 0.1}
+
+
 def task() -> Task:
     return Task(lambda: nn.Sequential(nn.Flatten(), nn.Linear(9, 5), nn.ReLU(), nn.Linear(5, 3)).double())
 
@@ -58,6 +62,20 @@ def gradient(w: Params, x: Tensor, y: Tensor, *, graph: bool = False) -> Params:
     loss = functional.cross_entropy(layers(leaves, x)[1], y)
     found = torch.autograd.grad(loss, list(leaves.values()), create_graph=graph)
     return dict(zip(leaves, found, strict=True))
+
+
+def trained(w: Params, x: Tensor, y: Tensor, steps: int) -> Params:
+    """Plain gradient descent at the rate of `WALK`."""
+    for _ in range(steps):
+        g = gradient(w, x, y)
+        w = {name: leaf - WALK["lr"] * g[name] for name, leaf in w.items()}
+    return w
+
+
+def random_networks(client: int) -> list[Params]:
+    """Those that this client matches its images at."""
+    start = random_starts(task(), RNG.rows([client]))
+    return [without_axis(start(number)) for number in range(WALK["trajectories"])]
 
 
 def cosine_distance(real: Params, synthetic: Params) -> Tensor:
@@ -136,23 +154,12 @@ def test_feddms_server_descends_on_all_sets_weighted_by_size() -> None:
 
 
 def test_dsc_condenses_class_by_class_along_networks_trained_on_the_images() -> None:
-    method = DSC(
-        **SETS,
-        trajectories=2,
-        max_steps=2,
-        image_updates=2,
-        model_updates=3,
-        image_lr=0.4,
-        image_momentum=0.5,
-        lr=0.1,
-        augment=(),
-    )
+    method = DSC(**SETS, **WALK, image_updates=2, model_updates=3, augment=())
     up, images = uploads(method), first_images(method)
     for k in range(2):
         (x, y), s, labels = examples(k), images[k].clone(), labels_of(k)
         velocity = torch.zeros_like(s)
-        for trajectory in range(2):
-            w = without_axis(random_starts(task(), RNG.rows([k]))(trajectory))
+        for w in random_networks(k):
             for _ in range(2):
                 for label in CLASSES[k]:
                     place = labels == label
@@ -163,38 +170,24 @@ def test_dsc_condenses_class_by_class_along_networks_trained_on_the_images() -> 
                         step = torch.autograd.grad(cosine_distance(real, synthetic), own)[0]
                         velocity[place] = 0.5 * velocity[place] + step
                         s[place] -= 0.4 * velocity[place]
-                for _ in range(3):
-                    g = gradient(w, s, labels)
-                    w = {name: leaf - 0.1 * g[name] for name, leaf in w.items()}
+                w = trained(w, s, labels, steps=3)
         torch.testing.assert_close(up.images[k], s, rtol=0, atol=1e-10)
 
 
 def test_psg_matches_the_whole_gradient_at_random_networks() -> None:
     """Without noise and with batches of everything: what is private is only how the real gradient is read."""
-    method = PSG(
-        **SETS,
-        trajectories=2,
-        max_steps=2,
-        model_updates=1,
-        image_lr=0.4,
-        image_momentum=0.5,
-        lr=0.1,
-        clip=1e6,
-        noise_multiplier=0.0,
-    )
+    method = PSG(**SETS, **WALK, model_updates=1, clip=1e6, noise_multiplier=0.0)
     up, images = uploads(method), first_images(method)
     for k in range(2):
         (x, y), s, labels = examples(k), images[k].clone(), labels_of(k)
         velocity = torch.zeros_like(s)
-        for trajectory in range(2):
-            w = without_axis(random_starts(task(), RNG.rows([k]))(trajectory))
+        for w in random_networks(k):
             for _ in range(2):
                 own = s.detach().requires_grad_()
                 distance = cosine_distance(gradient(w, x, y), gradient(w, own, labels, graph=True))
                 velocity = 0.5 * velocity + torch.autograd.grad(distance, own)[0]
                 s = s - 0.4 * velocity
-                g = gradient(w, s, labels)
-                w = {name: leaf - 0.1 * g[name] for name, leaf in w.items()}
+                w = trained(w, s, labels, steps=1)
         torch.testing.assert_close(up.images[k], s, rtol=0, atol=1e-10)
 
 
