@@ -39,9 +39,9 @@ def zeros_like(a: Params) -> Params:
     return tree_map(torch.zeros_like, a)
 
 
-def flat_rows(leaf: Tensor, axes: int = 1) -> Tensor:
-    """All but the first `axes` axes as one, which is there even where a row is a single number."""
-    return leaf.unsqueeze(-1).flatten(axes)
+def flat_rows(leaf: Tensor) -> Tensor:
+    """`[K, d]`: all but the first axis as one, which is there even where a row is a single number."""
+    return leaf.unsqueeze(-1).flatten(1)
 
 
 def norms(a: Params) -> Tensor:
