@@ -298,7 +298,7 @@ def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ImportError(name)
 
     monkeypatch.setattr("importlib.import_module", absent)
-    with pytest.raises(InputError, match=r"pip install fedveil\[text\]"):
+    with pytest.raises(InputError, match=r'pip install -e "\.\[text\]"'):
         transformers_folder.transformers()
 
 
