@@ -92,7 +92,7 @@ def account_command(
     if as_json:
         print(json.dumps(answer))
         return
-    notes.print(statement.in_words(), highlight=False, markup=False)
+    notes.print(statement.in_words())
     out.print(guarantees_table(answer["proven"]))
     once = [row.to_json() for row in account_participation(method.releases(plan), plan, delta)]
     out.print(guarantees_table(once, title="Of which one participation costs"))
@@ -100,7 +100,7 @@ def account_command(
         if key in answer:
             out.print(_rows(answer[key], title))
     if plot is not None:
-        out.print(f"picture in {plot}", markup=False, highlight=False)
+        out.print(f"picture in {plot}")
 
 
 def _with_noise(config: Config, sigma: float) -> AnyMethod:
@@ -198,10 +198,8 @@ def audit_command(
     else:
         for audited in found:
             title = f"against the {audited.adversary}, {audited.unit} level"
-            out.print(f"{title}: {audited.finding.in_words(audited.proven)}", markup=False, highlight=False)
-            out.print(
-                f"  proven for one participation: {_cell(audited.proven)}", markup=False, highlight=False
-            )
+            out.print(f"{title}: {audited.finding.in_words(audited.proven)}")
+            out.print(f"  proven for one participation: {_cell(audited.proven)}")
         if not found:
             out.print("nothing to audit: this method's releases protect nothing")
     if any(audited.broken for audited in found):

@@ -126,6 +126,11 @@ def test_lists_are_json_arrays_of_names(fedveil: Command, what: str) -> None:
         assert {"fedavg", "fedsgd", "fedprox", "scaffold", "udp-fedavg"} <= {row["name"] for row in rows}
 
 
+def test_brackets_are_printed_as_they_are(fedveil: Command) -> None:
+    """A console that takes them for a style leaves them out, and what is installed then is nothing."""
+    assert '".[mnist]"' in fedveil("list", "datasets").stdout
+
+
 def test_a_methods_fields_are_listed_with_their_defaults(fedveil: Command) -> None:
     rows = json.loads(fedveil("list", "methods", "udp-fedavg", "--json").stdout)
     assert {"name": "noise_multiplier", "default": 1.0} in rows
