@@ -1,4 +1,4 @@
-"""Data between runs of one process: shared while its files stay as they are, read again once they change."""
+"""From a configuration to a run: what is refused before it, and data that runs of one process share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pytest
 from fedveil.config import make_config
 from fedveil.data.dataset import Dataset
 from fedveil.data.files import state_of
+from fedveil.errors import InputError
 from fedveil.experiment import load_examples
+from fedveil.flower_app import launch
 
 
 def load(task: dict[str, Any], data: Path | None = None) -> Dataset:
@@ -75,3 +77,15 @@ def test_a_folder_changes_with_any_file_below_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["missing", "x" * 300, "~nobody-of-this-name/x", "with\0zero"])
 def test_what_cannot_be_looked_at_has_no_state(path: str) -> None:
     assert state_of(path) == ()
+
+
+@pytest.mark.parametrize("engine", ["simulation", "flower-simulation"])
+def test_a_field_that_does_not_fit_the_model_is_refused_before_any_engine_starts(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "require_flower", lambda _engine: None)
+    monkeypatch.setattr(launch, "_simulating", lambda *_: pytest.fail("Flower was started"))
+    config = make_config({"method": {"name": "dp-fedags", "selections": 1e9}, "run": {"engine": engine}})
+    with pytest.raises(InputError, match=r"method\.selections = 1000000000\.0.*Use a number in"):
+        launch.run_seed(config, 0, experiment="test", results=tmp_path / "results")
+    assert not (tmp_path / "results").exists()
