@@ -13,12 +13,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from one_model import attack_answers, numbers
-from rows import ROWS, config_of
+from rows import ROWS, config_of, make_parser
 from tables import shown, trained
 from torch import Tensor
 
@@ -197,20 +196,9 @@ def accuracy(name: str, std: float, arguments: argparse.Namespace) -> float | No
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--rows", default=list(READINGS), type=lambda text: text.split(","))
-    parser.add_argument("--dataset", default="mnist")
-    parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--examples", type=int, default=250)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--stages", default=[1, 3], type=lambda text: [int(part) for part in text.split(",")])
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--tv", type=float, default=1e-5)
+    parser = make_parser(__doc__, READINGS)
     parser.add_argument("--unrolled", action="store_true")
     parser.add_argument("--accuracy", action="store_true")
-    parser.add_argument("--results", type=Path, default=Path("results"))
-    parser.add_argument("--data", type=Path)
     arguments = parser.parse_args()
     print("| reading | stage | MSE | PSNR | SSIM | PSNR to x+delta | x+delta to x | mean image PSNR |")
     print("|---|---|---|---|---|---|---|---|")

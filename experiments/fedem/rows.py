@@ -6,6 +6,8 @@ What is reduced: clients hold 250 examples in place of 3000, and rounds are as m
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from fedveil.config import Config, make_config
@@ -28,6 +30,23 @@ ROWS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
         for low, high in ((25, 200), (50, 200), (100, 200), (50, 400), (100, 400), (200, 400))
     },
 }
+
+
+def make_parser(description: str | None, rows: Iterable[str]) -> argparse.ArgumentParser:
+    """What every table is asked for: its rows, the runs behind them, and where both are kept."""
+    parser = argparse.ArgumentParser(description=description.split("\n")[0] if description else None)
+    parser.add_argument("--rows", default=list(rows), type=lambda text: text.split(","))
+    parser.add_argument("--dataset", default="mnist")
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--examples", type=int, default=250)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--stages", default=[1, 3], type=lambda text: [int(part) for part in text.split(",")])
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--tv", type=float, default=1e-5)
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--data", type=Path)
+    return parser
 
 
 def config_of(row: str, arguments: argparse.Namespace) -> Config:

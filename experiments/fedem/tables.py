@@ -13,11 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from pathlib import Path
 from typing import Any
 
 from one_model import attack_rows, numbers
-from rows import ROWS, config_of
+from rows import ROWS, config_of, make_parser
 
 from fedveil.attack_run import attack_settings
 from fedveil.attacks.registry import make_attack
@@ -85,21 +84,10 @@ def shown(values: list[float | None]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--rows", default=list(ROWS), type=lambda text: text.split(","))
-    parser.add_argument("--dataset", default="mnist")
-    parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--examples", type=int, default=250)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--stages", default=[1, 3], type=lambda text: [int(part) for part in text.split(",")])
-    parser.add_argument("--seeds", type=int, default=1)
+    parser = make_parser(__doc__, ROWS)
     parser.add_argument("--attack", default="inverting-gradients")
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--tv", type=float, default=1e-5)
     parser.add_argument("--restarts", type=int, default=1)
     parser.add_argument("--adaptive", action="store_true")
-    parser.add_argument("--results", type=Path, default=Path("results"))
-    parser.add_argument("--data", type=Path)
     arguments = parser.parse_args()
     print(
         "| row | stage | MSE | PSNR | SSIM | LPIPS | KL | PSNR to x+delta | x+delta to x | mean image PSNR |"

@@ -22,9 +22,10 @@ from fedveil.data.dataset import Examples
 from fedveil.data.own import examples_from_torch
 from fedveil.engines.engine import Engine
 from fedveil.engines.simulation import Execution, Simulation
-from fedveil.errors import LARGEST_SEED, DataError, InputError, known_name, whole_number
+from fedveil.errors import LARGEST_SEED, DataError, InputError, known_name, whole_number, within
 from fedveil.evaluation.accuracy import EvaluateOnTest, evaluate_clients, evaluate_personal
 from fedveil.guard import PrivacyGuard, PrivacySettings
+from fedveil.messages import Record
 from fedveil.methods.method import AnyMethod
 from fedveil.privacy.releases import Plan, Sampler
 from fedveil.results import Checkpoints, Result, ResultFolder, RoundLog, Transcript, environment
@@ -57,6 +58,13 @@ def check_fit(task: Task, clients: Clients) -> None:
         raise DataError("no client has an example. Give at least one client some data.")
     labels = clients.y if isinstance(clients, ArrayClients) else data.y[0]
     _check_examples(task, data.x[0, :1], labels)
+
+
+def first_server(task: Task, method: AnyMethod, plan: Plan, seed: int) -> Record:
+    """The server before the first round; a field that does not fit the model is refused here."""
+    with within("method"):
+        server: Record = method.init_server(task.init(seed), plan)
+    return server
 
 
 def check_test(task: Task, test: Examples | tuple[Array, Array] | None) -> tuple[Tensor, Tensor] | None:
@@ -225,6 +233,7 @@ def run_on(
         )
     settings = privacy or PrivacySettings()
     tested = check_test(task, test)
+    server = first_server(task, method, plan, seed)
     folder = None if results is None else ResultFolder(Path(results))
     ledger = settings.ledger or (None if folder is None else folder.path / "ledger.jsonl")
     described = _describe(task, method, plan, seed)
@@ -258,7 +267,6 @@ def run_on(
                 which = None if isinstance(transcript, bool) else transcript
                 watching.append(Transcript(folder.path / "transcript", which, transcript_exchanges))
         watching.extend(observers)
-        server = method.init_server(task.init(seed), plan)
         if start is not None:
             server = start.server.map(lambda _, leaf: leaf.to(task.device))
             engine.restore(start.states)

@@ -31,8 +31,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-notes = Console(stderr=True)
-out = Console()
+# What is printed is data, in which brackets and numbers mean nothing to the console.
+notes = Console(stderr=True, markup=False, highlight=False)
+out = Console(markup=False, highlight=False)
 
 ConfigFile = Annotated[Path, typer.Argument(help="A TOML file, such as experiments/fedceo/digits.toml.")]
 Changes = Annotated[
@@ -89,7 +90,7 @@ def run(
     check_attacks(loaded)
     with Watching(live=live, tensorboard=tensorboard, mlflow=mlflow) as watching:
         if watching.url is not None:
-            notes.print(f"live at {watching.url}", markup=False, highlight=False, soft_wrap=True)
+            notes.print(f"live at {watching.url}", soft_wrap=True)
         summaries = _run_all(loaded, config.stem, results, data, seed, watching)
     if as_json:
         shown = [
@@ -99,11 +100,11 @@ def run(
         print(json.dumps(shown[0] if len(shown) == 1 else {"runs": shown}))
         return
     for line in text_notes(summaries[-1].get("text")):
-        notes.print(line, highlight=False, markup=False)
-    notes.print(summaries[-1]["privacy_in_words"], highlight=False, markup=False)
+        notes.print(line)
+    notes.print(summaries[-1]["privacy_in_words"])
     out.print(results_table(summaries))
     for summary in summaries:
-        out.print(f"results in {summary['result']}", markup=False, highlight=False, soft_wrap=True)
+        out.print(f"results in {summary['result']}", soft_wrap=True)
 
 
 def _run_all(
@@ -132,8 +133,6 @@ def _run_all(
             notes.print(
                 f"in {empty} of {len(result.history)} rounds nobody took part: where the method noises its "
                 "aggregate the server released that noise alone, and the round is charged like any other",
-                markup=False,
-                highlight=False,
             )
         summaries.append(result.summary | {"result": str(result.folder)})
     return summaries
@@ -254,7 +253,7 @@ def partition(
         return
     out.print(counts_table(counts, dataset.label_names, names))
     if plot is not None:
-        out.print(f"picture in {plot}", markup=False, highlight=False, soft_wrap=True)
+        out.print(f"picture in {plot}", soft_wrap=True)
 
 
 def main() -> None:

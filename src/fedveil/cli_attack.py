@@ -118,8 +118,8 @@ def attack_command(
                 _show_texts(content, scored)
             else:
                 out.print(_table(content))
-                notes.print(_verdict(content), highlight=False, markup=False)
-            out.print(f"finding in {folder}", markup=False, highlight=False)
+                notes.print(_verdict(content))
+            out.print(f"finding in {folder}")
     if as_json:
         print(json.dumps(found[0] if len(found) == 1 else {"findings": found}))
 
@@ -178,7 +178,7 @@ def _show_texts(content: dict[str, Any], scored: ScoredTexts) -> None:
     for leak in content["leaked_tokens"]:
         named = f"{leak['tokens']} tokens named by the gradient itself"
         right = f"{leak['precision']:.0%} of them right, {leak['recall']:.0%} of the text's tokens"
-        notes.print(f"{named}: {right} ({leak['how']})", highlight=False, markup=False)
+        notes.print(f"{named}: {right} ({leak['how']})")
     table = Table(title=f"{content['attack']} against {content['method']}", title_justify="left")
     table.add_column("")
     for column in ("ROUGE-1", "ROUGE-2", "ROUGE-L"):
@@ -191,14 +191,12 @@ def _show_texts(content: dict[str, Any], scored: ScoredTexts) -> None:
             out.print(Text("original        ", style="dim") + Text(original, style="bold"))
             out.print(Text("reconstruction  ", style="dim") + Text(found))
     else:
-        notes.print("The texts of this dataset are not shown, only their scores.", highlight=False)
+        notes.print("The texts of this dataset are not shown, only their scores.")
     for note in content["notes"]:
-        notes.print(note, highlight=False, markup=False)
+        notes.print(note)
     gain = content["metrics"]["rouge1"] - content["public_text"]["rouge1"]
     notes.print(
         "No better than showing a public text. A failed attack proves nothing: a stronger one may succeed."
         if gain <= _NOTHING
         else f"{100 * gain:.0f} points of ROUGE-1 above a public text: the uploads give texts away.",
-        highlight=False,
-        markup=False,
     )

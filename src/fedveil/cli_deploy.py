@@ -79,9 +79,7 @@ def init_command(
         insecure=insecure,
     )
     made = init(folder, federation)
-    out.print(
-        f"{len(made)} nodes; read {folder / 'README.md'}", markup=False, highlight=False, soft_wrap=True
-    )
+    out.print(f"{len(made)} nodes; read {folder / 'README.md'}", soft_wrap=True)
 
 
 @deploy.command("form")
@@ -97,9 +95,7 @@ def form_command(
 
     made = form_of(table, label, categorical=categorical or (), drop=drop or ())
     write_form(made, output)
-    out.print(
-        f"{len(made.columns)} columns, {len(made.classes)} classes in {output}", markup=False, highlight=False
-    )
+    out.print(f"{len(made.columns)} columns, {len(made.classes)} classes in {output}")
 
 
 @deploy.command("certificate")
@@ -114,8 +110,6 @@ def certificate_command(
     renew_server_certificate(authority, folder, names)
     out.print(
         f"valid for {SERVER_DAYS} days as {', '.join(names)}; restart the server",
-        markup=False,
-        highlight=False,
         soft_wrap=True,
     )
 
@@ -184,7 +178,7 @@ def status_command(folder: EitherFolder, as_json: AsJson = False) -> None:
         if isinstance(value, list) and value:
             out.print(_rows(key, value))
         elif not isinstance(value, list):
-            out.print(f"{key}: {value}", markup=False, highlight=False)
+            out.print(f"{key}: {value}")
 
 
 def _rows(title: str, rows: list[dict[str, Any]]) -> Table:

@@ -45,7 +45,7 @@ def attack_membership(
         print(json.dumps(finding.to_json()))
         return
     out.print(_table(finding))
-    out.print(f"finding in {result / 'attacks'}", markup=False, highlight=False, soft_wrap=True)
+    out.print(f"finding in {result / 'attacks'}", soft_wrap=True)
 
 
 def parse_settings(changes: Sequence[str]) -> dict[str, Any]:

@@ -10,13 +10,15 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from fedveil.api import first_server
 from fedveil.checkpoint import write_atomically
 from fedveil.cli import AsJson, Changes, ConfigFile, DataDir, app, notes, out
 from fedveil.config import Config, build_method, load_config
 from fedveil.errors import InputError, ResultError
-from fedveil.experiment import prepare
+from fedveil.experiment import check_method, prepare, task_for
 from fedveil.guard import privacy_statement, unit_of
 from fedveil.methods.method import AnyMethod, field_names
+from fedveil.models.registry import model_entry
 from fedveil.privacy.accounting import account, account_participation, epsilon_by_round, epsilon_of
 from fedveil.privacy.calibrate import calibrate
 from fedveil.privacy.releases import ADVERSARIES, Adversary, Plan, Unprotected
@@ -27,7 +29,10 @@ from fedveil.report.tables import guarantees_table
 def _plan(config: Config, records: int | None, data: Path | None) -> Plan:
     """The plan of this configuration; with `records` no data is touched."""
     if records is None:
-        return prepare(config, config.run.seeds[0], data).plan
+        seed = config.run.seeds[0]
+        prepared = prepare(config, seed, data)
+        check_method(prepared, seed)
+        return prepared.plan
     groups = config.partition.groups
     clients = config.partition.clients or (len(groups) if groups else None)
     if clients is None:
@@ -38,7 +43,12 @@ def _plan(config: Config, records: int | None, data: Path | None) -> Plan:
             "Set partition.clients.",
         )
     cohort = clients if config.run.sampler == "all" else config.run.cohort or clients
-    return Plan(clients, cohort, config.run.sampler, config.run.rounds, records, records)
+    plan = Plan(clients, cohort, config.run.sampler, config.run.rounds, records, records)
+    shape, classes = config.task.input_shape, config.task.classes
+    if shape is not None and classes is not None and model_entry(config.task.model).reads == "numbers":
+        task = task_for(config, shape, classes)  # no data set is needed to know the model of a federation
+        first_server(task, config.build_method(), plan, config.run.seeds[0])
+    return plan
 
 
 @app.command("account")
@@ -82,7 +92,7 @@ def account_command(
     if as_json:
         print(json.dumps(answer))
         return
-    notes.print(statement.in_words(), highlight=False, markup=False)
+    notes.print(statement.in_words())
     out.print(guarantees_table(answer["proven"]))
     once = [row.to_json() for row in account_participation(method.releases(plan), plan, delta)]
     out.print(guarantees_table(once, title="Of which one participation costs"))
@@ -90,7 +100,7 @@ def account_command(
         if key in answer:
             out.print(_rows(answer[key], title))
     if plot is not None:
-        out.print(f"picture in {plot}", markup=False, highlight=False)
+        out.print(f"picture in {plot}")
 
 
 def _with_noise(config: Config, sigma: float) -> AnyMethod:
@@ -188,10 +198,8 @@ def audit_command(
     else:
         for audited in found:
             title = f"against the {audited.adversary}, {audited.unit} level"
-            out.print(f"{title}: {audited.finding.in_words(audited.proven)}", markup=False, highlight=False)
-            out.print(
-                f"  proven for one participation: {_cell(audited.proven)}", markup=False, highlight=False
-            )
+            out.print(f"{title}: {audited.finding.in_words(audited.proven)}")
+            out.print(f"  proven for one participation: {_cell(audited.proven)}")
         if not found:
             out.print("nothing to audit: this method's releases protect nothing")
     if any(audited.broken for audited in found):

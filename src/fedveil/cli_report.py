@@ -146,10 +146,10 @@ def _show(
     else:
         out.print(comparison_table(settings))
         for place in dict.fromkeys(folder.parents[1] for folder in folders):
-            out.print(f"results in {place}", markup=False, highlight=False)
+            out.print(f"results in {place}")
     if written is not None:
         to = notes if markdown or latex else out
-        to.print(f"report in {written}", markup=False, highlight=False, soft_wrap=True)
+        to.print(f"report in {written}", soft_wrap=True)
 
 
 @app.command("report")
@@ -179,4 +179,4 @@ def report_command(
         return
     for written in (path, *figures):
         kind = "report" if written == path else "figure"
-        out.print(f"{kind} in {written}", markup=False, highlight=False, soft_wrap=True)
+        out.print(f"{kind} in {written}", soft_wrap=True)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -16,12 +14,13 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedveil.engines.simulation import Execution
-from fedveil.errors import LARGEST_SEED, InputError, known_name
+from fedveil.errors import LARGEST_SEED, InputError, known_name, within
 from fedveil.methods import METHODS
 from fedveil.methods.method import AnyMethod, field_names
 from fedveil.methods.wrappers import WRAPPERS, Wrapper
 from fedveil.methods.wrappers.wrapper import wrapper_fields
 from fedveil.privacy.releases import Adversary, Sampler, Unit
+from fedveil.validation import known_keys, refused
 
 VERSION = 1
 # Keys that came after results had been recorded: at their default they leave a configuration's hash as it was.
@@ -262,9 +261,10 @@ def build_rule(section: Mapping[str, Any]) -> Wrapper:
     name = known_name("wrap.name", "wrapper", section.get("name"), WRAPPERS)
     arguments = {key: value for key, value in section.items() if key != "name"}
     try:
-        rule = WRAPPERS[name](**arguments)
+        with within("wrap"):
+            rule = WRAPPERS[name](**arguments)
     except ValidationError as error:
-        raise _readable(error, "wrap", wrapper_fields(WRAPPERS[name])) from error
+        raise refused(error, "wrap", wrapper_fields(WRAPPERS[name])) from error
     _require_types(arguments, rule, "wrap")
     return rule
 
@@ -281,9 +281,10 @@ def build_method(section: Mapping[str, Any]) -> AnyMethod:
     name = known_name("method.name", "method", section.get("name"), METHODS)
     arguments = {key: value for key, value in section.items() if key != "name"}
     try:
-        method = METHODS[name](**arguments)
+        with within("method"):
+            method = METHODS[name](**arguments)
     except ValidationError as error:
-        raise _readable(error, "method", field_names(METHODS[name])) from error
+        raise refused(error, "method", field_names(METHODS[name])) from error
     _require_types(arguments, method, "method")
     return method
 
@@ -313,7 +314,7 @@ def make_config(raw: Mapping[str, Any], changes: Sequence[str] = ()) -> Config:
     try:
         config = Config.model_validate(content)
     except ValidationError as error:
-        raise _readable(error, "", _known_keys()) from error
+        raise refused(error, "", known_keys(Config)) from error
     _require_types(content, config, "")
     return config
 
@@ -389,37 +390,6 @@ def _chooses(annotation: Any, value: Any) -> bool:
 
 def _values(method: AnyMethod) -> dict[str, Any]:
     return {name: getattr(method, name) for name in field_names(method)}
-
-
-def _known_keys() -> list[str]:
-    keys: list[str] = []
-    for name, info in Config.model_fields.items():
-        keys.append(name)
-        section = info.annotation
-        for candidate in (section, *getattr(section, "__args__", ())):
-            if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-                keys.extend(f"{name}.{field}" for field in candidate.model_fields)
-    return keys
-
-
-def _readable(error: ValidationError, prefix: str, known: Sequence[str]) -> InputError:
-    """The first complaint of a validation, in the words of the user's file."""
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"] if not str(part).startswith("function-"))
-    field = f"{prefix}.{place}" if prefix and place else place or prefix
-    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        section, _, key = place.rpartition(".")
-        beside = [
-            name for where, _, name in (known_key.rpartition(".") for known_key in known) if where == section
-        ]
-        near = difflib.get_close_matches(key, beside, n=1, cutoff=0.5)
-        choices = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(beside)}."
-        return InputError(field, first["input"], "unknown key", choices)
-    value = first["input"]
-    if isinstance(value, float) and math.isnan(value):
-        return InputError(field, value, "is not a number", "Give a number.")
-    message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return InputError(field, value, message[0].lower() + message[1:], "Change it in the configuration.")
 
 
 def _without_none(value: Any) -> Any:

@@ -53,6 +53,11 @@ def known_name(field: str, kind: str, name: object, known: Collection[str]) -> s
     raise InputError(field, name, f"no such {kind}", remedy + f"Known: {', '.join(sorted(known))}.")
 
 
+def install(extra: str) -> str:
+    """How to get what an optional part needs: the package is installed from a clone of its repository."""
+    return f'In the clone of fedveil, run: pip install -e ".[{extra}]"'
+
+
 def whole_number(field: str, value: object, least: int, most: int | None = None) -> int:
     """The value, if it is a whole number in this range."""
     try:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedveil.api import make_plan, run
+from fedveil.api import first_server, make_plan, run
 from fedveil.config import Config, TextSection
 from fedveil.data.client_data import ArrayClients, Clients
 from fedveil.data.dataset import Dataset, TextDataset
+from fedveil.data.files import places, state_of
 from fedveil.data.registry import list_datasets, load_dataset
 from fedveil.data.tokens import tokenise
 from fedveil.data.transformers_folder import DEFAULT
@@ -54,7 +54,7 @@ def load_examples(config: Config, data_dir: Path | None) -> Dataset:
     options = json.dumps(config.task.data_options, sort_keys=True)
     known_name("task.dataset", "dataset", config.task.dataset, [known.name for known in list_datasets()])
     with within("task.data_options"):
-        dataset = _load(config.task.dataset, data_dir, os.environ.get("FEDVEIL_DATA"), options)
+        dataset = _load(config.task.dataset, data_dir, options, _state(config.task.data_options, data_dir))
     reads = model_entry(config.task.model).reads
     if isinstance(dataset, Dataset):
         if reads != "numbers":
@@ -74,12 +74,21 @@ def load_examples(config: Config, data_dir: Path | None) -> Dataset:
             f"reads images and tables, {dataset.name} holds texts",
             "Choose lstm, transformer, bert or a language model: see `fedveil list models`.",
         )
-    return _tokens(dataset, _text_section(config).model_dump_json(), reads != "texts", data_dir)
+    section = _text_section(config)
+    state = _state(section.model_dump(), data_dir)
+    return _tokens(dataset, section.model_dump_json(), reads != "texts", data_dir, state)
+
+
+def _state(options: Mapping[str, Any], data_dir: Path | None) -> Hashable:
+    """Where data is looked for and what the files that the user names hold, as far as a look at their sizes and times
+    tells; published data sets do not change."""
+    named = [options[key] for key in ("path", "test_path") if isinstance(options.get(key), str)]
+    return tuple(places(data_dir)), tuple(state_of(path, data_dir) for path in named)
 
 
 @functools.lru_cache(maxsize=1)
-def _load(name: str, data_dir: Path | None, _environment: str | None, options: str) -> Dataset | TextDataset:
-    """The seeds of an experiment share one copy of their data."""
+def _load(name: str, data_dir: Path | None, options: str, _state: Hashable) -> Dataset | TextDataset:
+    """The seeds of an experiment share one copy of their data, as long as its files stay as they are."""
     return load_dataset(name, data_dir=data_dir, **json.loads(options))
 
 
@@ -112,7 +121,9 @@ def _vocabulary(section: TextSection, data_dir: Path | None) -> Vocabulary:
 
 
 @functools.lru_cache(maxsize=1)
-def _tokens(dataset: TextDataset, section: str, next_token: bool, data_dir: Path | None) -> Dataset:
+def _tokens(
+    dataset: TextDataset, section: str, next_token: bool, data_dir: Path | None, _state: Hashable
+) -> Dataset:
     text = TextSection.model_validate_json(section)
     return tokenise(
         dataset,
@@ -206,6 +217,12 @@ def prepare(config: Config, seed: int, data_dir: Path | None = None) -> Prepared
     method = config.build_method()
     task = make_task(config, dataset, device)
     return Prepared(task, dataset, partition, clients, local_test, plan, method)
+
+
+def check_method(prepared: Prepared, seed: int) -> None:
+    """Refuse a method that does not fit its clients or its model, as a run would before it starts."""
+    prepared.method.check_clients(prepared.task, prepared.clients)
+    first_server(prepared.task, prepared.method, prepared.plan, seed)
 
 
 def run_seed(

@@ -18,7 +18,7 @@ from fedveil.privacy.releases import Plan
 from fedveil.sampling import draw_cohort
 from fedveil.streams import NoiseSource, ServerStreams
 from fedveil.task import Task
-from fedveil.tree import Params
+from fedveil.tree import Params, flat_rows
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _require_finite(up: Message, clients: Sequence[int], at: At) -> None:
     for name, leaf in up.tensors().items():
         if _surely_finite(leaf):
             continue
-        bad = ~torch.isfinite(leaf).flatten(1).all(1)
+        bad = ~flat_rows(torch.isfinite(leaf)).all(1)
         if bool(bad.any()):
             client = clients[int(bad.nonzero()[0])]
             raise DivergedError(

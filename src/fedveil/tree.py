@@ -39,15 +39,20 @@ def zeros_like(a: Params) -> Params:
     return tree_map(torch.zeros_like, a)
 
 
+def flat_rows(leaf: Tensor) -> Tensor:
+    """`[K, d]`: all but the first axis as one, which is there even where a row is a single number."""
+    return leaf.unsqueeze(-1).flatten(1)
+
+
 def norms(a: Params) -> Tensor:
     """The L2 norm of each client's parameters taken as one vector, `[K]`, accumulated in float64."""
-    squares = [leaf.flatten(1).double().square().sum(1) for leaf in a.values()]
+    squares = [flat_rows(leaf).double().square().sum(1) for leaf in a.values()]
     return torch.stack(squares).sum(0).sqrt()
 
 
 def flatten(a: Params) -> Tensor:
     """`[K, d]`, leaves in dictionary order."""
-    return torch.cat([leaf.flatten(1) for leaf in a.values()], dim=1)
+    return torch.cat([flat_rows(leaf) for leaf in a.values()], dim=1)
 
 
 def unflatten(flat: Tensor, like: Params) -> Params:

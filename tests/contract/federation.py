@@ -68,6 +68,17 @@ class Wrapped(nn.Module):
         return out
 
 
+class Scaled(Wrapped):
+    """The same network with a parameter that is a single number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * super().forward(x)
+
+
 def make_task(*, generic: bool = False) -> Task:
     return Task(Wrapped if generic else network)
 

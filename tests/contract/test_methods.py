@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedveil import METHODS, At, run
+from fedveil import METHODS, At, Task, run
 from fedveil.engines.simulation import Execution, Simulation
 from fedveil.engines.worker import ClientWorker
 from fedveil.messages import Message, Record
@@ -23,6 +23,7 @@ from fedveil.tree import Params
 from tests.contract.federation import (
     BASELINES,
     WHOLE_UPDATE,
+    Scaled,
     distance,
     make_clients,
     make_method,
@@ -70,6 +71,14 @@ def test_any_network_gives_what_the_closed_form_gives(name: str) -> None:
     closed = train(method)
     generic = train(method, generic=True)
     assert distance(closed, {key.removeprefix("inner."): leaf for key, leaf in generic.items()}) < 1e-9
+
+
+def test_a_parameter_may_be_a_single_number(name: str) -> None:
+    """A temperature, say: for K clients it is a line of K numbers, without an axis of its own."""
+    method = make_method(name, **WHOLE_UPDATE.get(name, {}))
+    result = run(Task(Scaled), make_clients(), method, rounds=1, workers=1)
+    assert result.model["scale"].shape == ()
+    assert float(result.model["scale"]) != 1
 
 
 def test_steps_may_be_counted_in_place_of_epochs(name: str) -> None:

@@ -101,9 +101,11 @@ def test_every_method_runs_on_texts_and_stacked_equals_one_by_one(name: str, mod
 
 
 @pytest.mark.parametrize("name", ["fedlap", "fedlap-dp", "feddm", "dsc", "psg"])
-def test_methods_that_make_images_refuse_texts(name: str) -> None:
+def test_methods_that_make_images_refuse_texts(name: str, tmp_path: Path) -> None:
+    method, results = build_method({"name": name}), tmp_path / "run"
     with pytest.raises(InputError, match="which texts are not"):
-        run(task_of("lstm"), clients_of("lstm"), build_method({"name": name}), rounds=1, workers=1)
+        run(task_of("lstm"), clients_of("lstm"), method, rounds=1, workers=1, results=results)
+    assert not results.exists()
 
 
 def test_fedem_perturbs_the_embeddings_of_tokens_within_its_radius() -> None:

@@ -11,7 +11,18 @@ SOURCE = Path(__file__).parents[2] / "src" / "fedveil"
 
 # From the words everything is written in, to the command line. A module imports from its own layer or above.
 LAYERS = [
-    ["errors", "plugins", "streams", "tree", "messages", "linalg", "chain", "text_model", "task"],
+    [
+        "errors",
+        "validation",
+        "plugins",
+        "streams",
+        "tree",
+        "messages",
+        "linalg",
+        "chain",
+        "text_model",
+        "task",
+    ],
     ["data"],
     ["partition"],
     ["models"],

@@ -126,6 +126,11 @@ def test_lists_are_json_arrays_of_names(fedveil: Command, what: str) -> None:
         assert {"fedavg", "fedsgd", "fedprox", "scaffold", "udp-fedavg"} <= {row["name"] for row in rows}
 
 
+def test_brackets_are_printed_as_they_are(fedveil: Command) -> None:
+    """A console that takes them for a style leaves them out, and what is installed then is nothing."""
+    assert '".[mnist]"' in fedveil("list", "datasets").stdout
+
+
 def test_a_methods_fields_are_listed_with_their_defaults(fedveil: Command) -> None:
     rows = json.loads(fedveil("list", "methods", "udp-fedavg", "--json").stdout)
     assert {"name": "noise_multiplier", "default": 1.0} in rows
@@ -173,6 +178,16 @@ def test_partition_names_the_users_of_a_table(fedveil: Command, tmp_path: Path) 
         (["--set", "task.data_options.colour=1"], ["task.data_options.colour", "no such option"]),
         (["--set", "attack=[{name='guess'}]"], ["attack.name = 'guess'", "no such attack"]),
         (["--set", "attack=[{name='dlg', stepps=1}]"], ["attack.stepps", "steps"]),
+        (
+            ["--set", "method.name=dp-fedags", "--set", "method.selections=1e9"],
+            ["method.selections = 1000000000.0", "Use a number in (0, "],
+        ),
+        (
+            ["--set", "method.name=fedceo", "--set", "method.layers=['fc9']"],
+            ["method.layers = ['fc9']", "Use some of "],
+        ),
+        (["--set", "method.name=fedceo", "--set", "method.interval=0"], ["method.interval = 0", "Use 1"]),
+        (["--set", "method.name=centaur", "--set", "method.head=9"], ["method.head = 9", "Use 1 to "]),
         (["--results", "small.toml"], ["cannot write results to small.toml"]),
         (["--results", "x" * 300], ["File name too long"]),
     ],

@@ -69,6 +69,40 @@ def test_account_needs_no_data_if_it_is_told_the_sizes(fedveil: Call) -> None:
     assert "emnist" in err
 
 
+FEDERATION = """
+[task]
+dataset = "none"
+model = "mlp-2"
+input_shape = [1, 8, 8]
+classes = 10
+[run]
+engine = "flower"
+"""
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments"),
+    [("", []), (FEDERATION, ["--records-per-client", "60"])],
+    ids=["with data", "of a federation"],
+)
+@pytest.mark.parametrize(
+    ("method", "field"),
+    [
+        ('name = "dp-fedags"\nselections = 1e9', "method.selections"),
+        ('name = "fedceo"\nlayers = ["fc9"]', "method.layers"),
+        ('name = "centaur"\nhead = 9', "method.head"),
+    ],
+)
+def test_account_refuses_fields_that_do_not_fit_the_model(
+    fedveil: Call, tmp_path: Path, content: str, arguments: list[str], method: str, field: str
+) -> None:
+    (tmp_path / "bad.toml").write_text(f"{content}\n[partition]\nclients = 8\n[method]\n{method}\n")
+    code, out, err = fedveil("account", "bad.toml", *arguments)
+    assert (code, out) == (2, "")
+    assert f"{field} = " in err
+    assert "Use " in err
+
+
 def test_account_says_why_nothing_is_proven(fedveil: Call) -> None:
     change = ("--set", "method.name=fedavg")
     code, out, _ = fedveil("account", "plan.toml", "--records-per-client", "60", "--json", *change)

@@ -101,6 +101,19 @@ def test_every_dependency_has_its_reason() -> None:
     assert {name for name in names if not re.search(rf"\b{re.escape(name)}\b", page)} == set()
 
 
+def test_extras_are_installed_from_the_clone_and_exist() -> None:
+    """The package is in no index, so its bare name installs nothing, or something else."""
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    files = [*PAGES, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "src").rglob("*.py"))]
+    for path in files:
+        text = path.read_text()
+        assert not re.search(r"[Ii]nstall [\"']?fedveil\b(\[| *$)", text, re.MULTILINE), path
+        for extras in re.findall(r"pip install [^\n`]*\"\.\[([a-z,]+)\]\"", text):
+            assert {*extras.split(",")} <= {*known, "name"}, path
+        for extra in re.findall(r"install\([\"']([a-z]+)[\"']\)", text):
+            assert extra in known, path
+
+
 def test_the_release_has_one_version() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from fedveil.attacks.view import Attack
 from fedveil.errors import InputError, known_name, within
+from fedveil.validation import refused
 
 ATTACKS: dict[str, type[Attack]] = {}
 C = TypeVar("C")
@@ -49,7 +50,7 @@ def list_attacks() -> list[AttackInfo]:
 def make_attack(name: str, settings: Mapping[str, Any] | None = None) -> Attack:
     """The attack of this name with these settings, each checked."""
     list_attacks()
-    return with_settings(ATTACKS[known_name("attack.name", "attack", name, ATTACKS)], name, settings)
+    return with_settings(ATTACKS[known_name("attack.name", "attack", name, ATTACKS)], settings)
 
 
 def configured_attacks(
@@ -75,13 +76,9 @@ def configured_attacks(
     return planned
 
 
-def with_settings(kind: type[C], name: str, settings: Mapping[str, Any] | None) -> C:
-    """An attack of this kind, a checked dataclass; a setting that does not fit is refused with those it has."""
+def with_settings(kind: type[C], settings: Mapping[str, Any] | None) -> C:
+    """An attack of this kind, a checked dataclass; a setting that does not fit is refused with what would do."""
     try:
         return kind(**dict(settings or {}))
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or name
-        raise InputError(
-            field, first["input"], first["msg"], f"Settings of {name}: {', '.join(attack_fields(kind))}."
-        ) from error
+        raise refused(error, "", attack_fields(kind)) from error

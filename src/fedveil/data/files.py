@@ -8,7 +8,7 @@ import lzma
 import os
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -88,6 +88,22 @@ def given_file(field: str, path: object, data_dir: Path | str | None = None) -> 
     return locate(
         [str(asked)], data_dir, what=str(asked), how_to_get=f"Give the path of the file as {field}."
     )
+
+
+def state_of(path: str, data_dir: Path | str | None = None) -> tuple[tuple[str, int, int], ...]:
+    """Every file that this path may mean, or the files below it, each with its time and size: an edit changes it.
+
+    What cannot be looked at is left out; whoever reads it says why.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    for place in (Path.cwd(), *places(data_dir)):
+        with suppress(OSError, RuntimeError):  # a name too long, a home that nobody has
+            root = place / Path(path).expanduser()
+            for file in [root] if root.is_file() else root.rglob("*"):
+                with suppress(OSError):
+                    seen = file.stat()
+                    found[str(file)] = (seen.st_mtime_ns, seen.st_size)
+    return tuple((name, *seen) for name, seen in sorted(found.items()))
 
 
 class Content:

@@ -25,7 +25,7 @@ from fedveil.data.text import (
     load_tiny_shakespeare,
     load_wikitext2,
 )
-from fedveil.errors import InputError
+from fedveil.errors import InputError, install
 
 Kind = Literal["image", "table", "text"]
 
@@ -63,9 +63,7 @@ class _Entry:
 
 _ENTRIES: dict[str, _Entry] = {
     "digits": _Entry("1797 digits, 1x8x8, 10 classes", "image", "Comes with fedveil.", load_digits),
-    "mnist5k": _Entry(
-        "5000 MNIST digits, 1x28x28, 10 classes", "image", 'pip install "fedveil[mnist]"', load_mnist5k
-    ),
+    "mnist5k": _Entry("5000 MNIST digits, 1x28x28, 10 classes", "image", install("mnist"), load_mnist5k),
     "mnist": _Entry("70000 digits, 1x28x28, 10 classes", "image", "Four IDX files in mnist/.", load_mnist),
     "fashion-mnist": _Entry(
         "70000 pieces of clothing, 1x28x28, 10 classes",
@@ -124,7 +122,7 @@ _ENTRIES: dict[str, _Entry] = {
     "table": _Entry(
         "your CSV or Parquet table",
         "table",
-        'Give path and label; Parquet needs pip install "fedveil[parquet]".',
+        f"Give path and label; Parquet needs pyarrow. {install('parquet')}",
         load_table,
     ),
     "cola": _Entry("9594 sentences, acceptable or not", "text", "CoLA 1.0's raw files in cola/.", load_cola),

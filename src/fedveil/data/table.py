@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedveil.data.dataset import Dataset, Examples, check_fraction, stratified_split
 from fedveil.data.files import given_file, read_text
-from fedveil.errors import DataError, InputError
+from fedveil.errors import DataError, InputError, install
 
 _MOST_CATEGORIES = 1000
 
@@ -297,7 +297,7 @@ def _read_parquet(path: Path) -> RawTable:
         arrow_error = importlib.import_module("pyarrow.lib").ArrowException
     except ImportError as error:
         raise DataError(
-            f'{path}: Parquet needs pyarrow, which is not installed. Run: pip install "fedveil[parquet]"'
+            f"{path}: Parquet needs pyarrow, which is not installed. {install('parquet')}"
         ) from error
     try:
         arrow = parquet.read_table(path)

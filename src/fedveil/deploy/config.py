@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedveil.errors import InputError
+from fedveil.validation import known_keys, refused
 
 NODE_FILE = "node.toml"
 POLICY_FILE = "policy.toml"
@@ -141,7 +142,6 @@ def parse(content: Mapping[str, Any], model: type[M], path: Path) -> M:
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        problem = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
-        raise InputError(f"{path.name}: {place}", first["input"], problem, f"Mend {path}.") from error
+        found = refused(error, "", known_keys(model))
+        remedy = f"{found.remedy} The file is {path}."
+        raise InputError(f"{path.name}: {found.field}", found.value, found.problem, remedy) from error

@@ -28,7 +28,7 @@ import tomli_w
 from fedveil.checkpoint import write_atomically
 from fedveil.deploy.config import NODE_FILE, SERVER_FILE, NodeConfig, ServerConfig, is_loopback, read_toml
 from fedveil.deploy.lifeline import PARENT
-from fedveil.errors import FedveilError, InputError
+from fedveil.errors import FedveilError, InputError, install
 
 CONNECTION = "fedveil"
 DATABASE = "superlink.db"
@@ -45,7 +45,7 @@ class ProcessError(FedveilError):
 
 def require_flower() -> None:
     if importlib.util.find_spec("flwr") is None:
-        raise InputError("deploy", "flwr", "is not installed", 'Run: pip install "fedveil[flower]"')
+        raise InputError("deploy", "flwr", "is not installed", install("flower"))
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:

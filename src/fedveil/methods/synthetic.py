@@ -125,16 +125,17 @@ class SyntheticImages:
 
     def check_clients(self, task: Task, clients: Clients) -> None:
         """Label sets are looked at for all clients at once: the last one's must not be refused after hours."""
-        if self.labels == "all" or task.text is not None:
-            return
+        self._refuse_texts(task)
         first = clients.load([0])
+        check_images(self.augment, first.x.shape[2:])
+        if self.labels == "all":
+            return
         shown = ClientData(first.x.to(task.device), first.y, first.sizes)
         classes = class_count(task, with_axis(task.init(0)), shown)
         for client in range(len(clients.sizes)):
             self.label_sets(classes, clients.load([client]), [client])
 
-    def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
-        """What a client remembers: its images, where they are not made anew in every round."""
+    def _refuse_texts(self, task: Task) -> None:
         if task.text is not None:
             raise InputError(
                 "method.name",
@@ -142,6 +143,10 @@ class SyntheticImages:
                 "its clients make images, which texts are not",
                 "Use a method that sends gradients or models, such as fedavg, fedceo or fedem.",
             )
+
+    def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
+        """What a client remembers: its images, where they are not made anew in every round."""
+        self._refuse_texts(task)
         if self.reinit:
             return {}
         classes = class_count(task, with_axis(task.init(0)), data)

@@ -223,6 +223,7 @@ def _load(folder: Path, kind: str, dropout: float) -> tuple[Any, str]:
             attn_implementation="eager",
             dtype=torch.float32,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, by name
         )
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise InputError(
@@ -231,6 +232,16 @@ def _load(folder: Path, kind: str, dropout: float) -> tuple[Any, str]:
             f"cannot be loaded ({_reason(error)})",
             "Save the model again with save_pretrained.",
         ) from error
+    other = sorted(entry for entry in told["mismatched_keys"] if "pooler." not in entry[0])
+    if other:
+        name, held, wanted = other[0]
+        raise InputError(
+            "path",
+            str(folder),
+            f"its weights do not fit its config.json: {name} is {list(held)} in the file, the configuration "
+            f"makes it {list(wanted)}",
+            "Save the model again with save_pretrained, which writes both.",
+        )
     missing = sorted(name for name in told["missing_keys"] if "pooler." not in name)
     if missing:  # the library would draw them at random
         raise InputError(

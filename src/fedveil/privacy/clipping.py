@@ -14,7 +14,7 @@ from torch import Tensor
 from fedveil.errors import DivergedError, InputError
 from fedveil.privacy.releases import GaussianNoise, Release
 from fedveil.streams import Stream
-from fedveil.tree import Params
+from fedveil.tree import Params, flat_rows
 
 # Rounding a scaled row to float32 may lengthen it by 2^-23 of its length; this much is taken off beforehand.
 _MARGIN = {torch.float64: 2.0**-50, torch.float32: 2.0**-22, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
@@ -46,22 +46,16 @@ def hide(not_finite: int) -> bool:
     return True
 
 
-def _finite(params: Params, axes: int = 1) -> Params:
-    """`params`, its rows (all but the first `axes` axes of all leaves together) zero where they must count as zero."""
+def _finite(params: Params) -> Params:
+    """`params`, its rows (of all leaves together) zero where they must count as zero."""
     if _HIDDEN.get() is None:
         return params
-    whole = torch.stack(
-        [
-            leaf.isfinite().flatten(axes).all(-1) if leaf.dim() > axes else leaf.isfinite()
-            for leaf in params.values()
-        ]
-    ).all(0)
+    whole = torch.stack([flat_rows(leaf).isfinite().all(-1) for leaf in params.values()]).all(0)
     if bool(whole.all()):
         return params
     hide(int((~whole).sum()))
     return {
-        name: leaf.where(whole.reshape(whole.shape + (1,) * (leaf.dim() - axes)), 0)
-        for name, leaf in params.items()
+        name: leaf.where(whole.reshape(-1, *(1 for _ in leaf.shape[1:])), 0) for name, leaf in params.items()
     }
 
 
@@ -71,14 +65,12 @@ def check_clip(clip: float) -> float:
     return clip
 
 
-def row_norms(leaves: Sequence[Tensor], axes: int = 1) -> Tensor:
-    """The L2 norm over all but the first `axes` axes of all leaves together, in float64.
+def row_norms(leaves: Sequence[Tensor]) -> Tensor:
+    """The L2 norm of each row of all leaves together, in float64.
 
     Neither huge nor denormal values overflow or vanish: rows are scaled by their largest value where needed.
     """
-    flat = [
-        leaf.detach().flatten(axes) if leaf.dim() > axes else leaf.detach().unsqueeze(-1) for leaf in leaves
-    ]
+    flat = [flat_rows(leaf.detach()) for leaf in leaves]
     norm = torch.stack([part.double().square().sum(-1) for part in flat]).sum(0).sqrt()
     if bool(((norm > 1e-150) & (norm < 1e150)).all()):
         return norm
@@ -111,25 +103,10 @@ def clip_rows(params: Params, clip: float) -> Params:
     return {name: _shrink(leaf, norm, check_clip(clip)) for name, leaf in params.items()}
 
 
-def clip_layers(params: Params, clip: float) -> Params:
-    """Each layer of each client to `clip` / sqrt(number of layers), so the whole stays within `clip`."""
-    share = check_clip(clip) / math.sqrt(len(params))
-    params = _finite(params)
-    return {name: _shrink(leaf, row_norms([leaf]), share) for name, leaf in params.items()}
-
-
-def clip_examples(params: Params, clip: float) -> Params:
-    """Each example's gradient `[K, B, ...]`, taken as one vector, to an L2 norm of at most `clip`."""
-    params = _finite(params, axes=2)
-    norm = row_norms(list(params.values()), axes=2)
-    return {name: _shrink(leaf, norm, check_clip(clip)) for name, leaf in params.items()}
-
-
 def clip_rows_l1(params: Params, clip: float) -> Params:
     """Each client's parameters, taken as one vector, to an L1 norm of at most `clip`."""
     params = _finite(params)
-    flat = [leaf.detach().flatten(1).double() for leaf in params.values()]
-    norm = torch.stack([part.abs().sum(1) for part in flat]).sum(0)
+    norm = torch.stack([flat_rows(leaf.detach()).double().abs().sum(1) for leaf in params.values()]).sum(0)
     if not bool(torch.isfinite(norm).all()):
         raise DivergedError("a client's update is not finite: it cannot be clipped, so it is not released")
     return {name: _shrink(leaf, norm, check_clip(clip)) for name, leaf in params.items()}

@@ -26,8 +26,6 @@ from fedveil.privacy.clipping import (
     AdaptiveClip,
     add_rows,
     check_clip,
-    clip_examples,
-    clip_layers,
     clip_rows,
     clip_rows_l1,
 )
@@ -56,8 +54,6 @@ __all__ = [
     "SparseVector",
     "TopKGaussian",
     "add_noise",
-    "clip_examples",
-    "clip_layers",
     "clip_rows",
     "clip_rows_l1",
 ]

@@ -24,7 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedveil.errors import DivergedError, InputError
 from fedveil.privacy.clipping import hide
 from fedveil.streams import Stream
-from fedveil.tree import Params
+from fedveil.tree import Params, flat_rows
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -147,7 +147,7 @@ class _Explicit(_Part):
 
     def weighted_sum(self, factors: Tensor) -> Params:
         return {
-            name: torch.mv(leaf.flatten(1).mT, _rounded_down(factors, leaf.dtype)).reshape(leaf.shape[1:])
+            name: torch.mv(flat_rows(leaf).mT, _rounded_down(factors, leaf.dtype)).reshape(leaf.shape[1:])
             for name, leaf in self.leaves.items()
         }
 
@@ -205,7 +205,7 @@ def _square(leaf: Tensor) -> Tensor:
         quick = runs.double().square().sum(1)
         if bool((quick.isfinite() & (quick > 1e-30)).all()):
             return quick
-    norm: Tensor = torch.linalg.vector_norm(leaf.flatten(1), dim=1, dtype=torch.float64)
+    norm: Tensor = torch.linalg.vector_norm(flat_rows(leaf), dim=1, dtype=torch.float64)
     return norm.square()
 
 

@@ -177,7 +177,7 @@ def test_unknown_attacks_and_settings_are_refused() -> None:
         make_membership_attack("lyra")
     with pytest.raises(InputError, match="shadows"):
         make_membership_attack("lira", {"shadows": 1})
-    with pytest.raises(InputError, match="Settings of lira"):
+    with pytest.raises(InputError, match="Did you mean shadows"):
         make_membership_attack("lira", {"shadow": 3})
 
 

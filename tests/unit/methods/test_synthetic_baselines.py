@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedveil import At, Plan, Task
+from fedveil import At, Plan, Task, run
 from fedveil.data.client_data import ClientData
+from fedveil.errors import InputError
 from fedveil.methods.dp_fedprox import DPFedProx
 from fedveil.methods.dsc import DSC
 from fedveil.methods.feddm import FedDM, nearby
@@ -19,6 +21,7 @@ from fedveil.methods.method import AnyMethod
 from fedveil.methods.psg import PSG
 from fedveil.methods.synthetic import SizedSet, random_starts
 from fedveil.streams import ClientStreams
+from fedveil.training.augmentation import Change
 from fedveil.tree import Params, norms, sub, with_axis, without_axis
 
 SIZES = (7, 4)
@@ -28,6 +31,10 @@ AT = At(PLAN, 1)
 RNG = ClientStreams(0, 1, (0, 1))
 ALL = 100  # a batch size beyond anybody's examples: every batch is all of them
 SETS: dict[str, Any] = {"ipc": 2, "labels": "own", "classes_per_client": 2, "batch_size": ALL}
+
+
+# Two random networks, two steps each; of images with momentum, of the model without.
+WALK: dict[str, Any] = {"trajectories": 2, "max_steps": 2, "image_lr": 0.4, "image_momentum": 0.5, "lr": 0.1}
 
 
 def task() -> Task:
@@ -55,6 +62,20 @@ def gradient(w: Params, x: Tensor, y: Tensor, *, graph: bool = False) -> Params:
     loss = functional.cross_entropy(layers(leaves, x)[1], y)
     found = torch.autograd.grad(loss, list(leaves.values()), create_graph=graph)
     return dict(zip(leaves, found, strict=True))
+
+
+def trained(w: Params, x: Tensor, y: Tensor, steps: int) -> Params:
+    """Plain gradient descent at the rate of `WALK`."""
+    for _ in range(steps):
+        g = gradient(w, x, y)
+        w = {name: leaf - WALK["lr"] * g[name] for name, leaf in w.items()}
+    return w
+
+
+def random_networks(client: int) -> list[Params]:
+    """Those that this client matches its images at."""
+    start = random_starts(task(), RNG.rows([client]))
+    return [without_axis(start(number)) for number in range(WALK["trajectories"])]
 
 
 def cosine_distance(real: Params, synthetic: Params) -> Tensor:
@@ -133,23 +154,12 @@ def test_feddms_server_descends_on_all_sets_weighted_by_size() -> None:
 
 
 def test_dsc_condenses_class_by_class_along_networks_trained_on_the_images() -> None:
-    method = DSC(
-        **SETS,
-        trajectories=2,
-        max_steps=2,
-        image_updates=2,
-        model_updates=3,
-        image_lr=0.4,
-        image_momentum=0.5,
-        lr=0.1,
-        augment=(),
-    )
+    method = DSC(**SETS, **WALK, image_updates=2, model_updates=3, augment=())
     up, images = uploads(method), first_images(method)
     for k in range(2):
         (x, y), s, labels = examples(k), images[k].clone(), labels_of(k)
         velocity = torch.zeros_like(s)
-        for trajectory in range(2):
-            w = without_axis(random_starts(task(), RNG.rows([k]))(trajectory))
+        for w in random_networks(k):
             for _ in range(2):
                 for label in CLASSES[k]:
                     place = labels == label
@@ -160,38 +170,24 @@ def test_dsc_condenses_class_by_class_along_networks_trained_on_the_images() -> 
                         step = torch.autograd.grad(cosine_distance(real, synthetic), own)[0]
                         velocity[place] = 0.5 * velocity[place] + step
                         s[place] -= 0.4 * velocity[place]
-                for _ in range(3):
-                    g = gradient(w, s, labels)
-                    w = {name: leaf - 0.1 * g[name] for name, leaf in w.items()}
+                w = trained(w, s, labels, steps=3)
         torch.testing.assert_close(up.images[k], s, rtol=0, atol=1e-10)
 
 
 def test_psg_matches_the_whole_gradient_at_random_networks() -> None:
     """Without noise and with batches of everything: what is private is only how the real gradient is read."""
-    method = PSG(
-        **SETS,
-        trajectories=2,
-        max_steps=2,
-        model_updates=1,
-        image_lr=0.4,
-        image_momentum=0.5,
-        lr=0.1,
-        clip=1e6,
-        noise_multiplier=0.0,
-    )
+    method = PSG(**SETS, **WALK, model_updates=1, clip=1e6, noise_multiplier=0.0)
     up, images = uploads(method), first_images(method)
     for k in range(2):
         (x, y), s, labels = examples(k), images[k].clone(), labels_of(k)
         velocity = torch.zeros_like(s)
-        for trajectory in range(2):
-            w = without_axis(random_starts(task(), RNG.rows([k]))(trajectory))
+        for w in random_networks(k):
             for _ in range(2):
                 own = s.detach().requires_grad_()
                 distance = cosine_distance(gradient(w, x, y), gradient(w, own, labels, graph=True))
                 velocity = 0.5 * velocity + torch.autograd.grad(distance, own)[0]
                 s = s - 0.4 * velocity
-                g = gradient(w, s, labels)
-                w = {name: leaf - 0.1 * g[name] for name, leaf in w.items()}
+                w = trained(w, s, labels, steps=1)
         torch.testing.assert_close(up.images[k], s, rtol=0, atol=1e-10)
 
 
@@ -222,3 +218,19 @@ def test_dp_fedprox_clips_every_example_and_pulls_towards_the_start(clip: float)
             }
         for name, leaf in w.items():
             torch.testing.assert_close(up.params[name][k], leaf, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("layers", "augment", "words"),
+    [
+        ([nn.Linear(9, 3)], ("flip",), r"method.augment.*\(9,\)"),
+        ([nn.Unflatten(1, (1, 9)), nn.Conv1d(1, 3, 9), nn.Flatten()], (), "has no linear layer"),
+    ],
+)
+def test_data_and_models_that_a_method_cannot_use_are_refused_before_anything_is_written(
+    tmp_path: Path, layers: list[nn.Module], augment: tuple[Change, ...], words: str
+) -> None:
+    flat = [(torch.randn(4, 9), torch.tensor([0, 1, 2, 0])) for _ in range(2)]
+    with pytest.raises(InputError, match=words):
+        run(Task(nn.Sequential(*layers)), flat, FedDM(augment=augment), rounds=1, results=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

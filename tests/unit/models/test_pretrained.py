@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,15 @@ def test_a_folder_whose_weights_are_not_all_there_is_refused(bert_folder: Path, 
         gpt((6,), len(WORDS), vocabulary=len(WORDS), path=str(bert_folder))
 
 
+def test_weights_of_other_sizes_are_refused_by_name(bert_folder: Path, tmp_path: Path) -> None:
+    odd = copy_without(bert_folder, tmp_path / "odd", "config.json")
+    content = json.loads((bert_folder / "config.json").read_text()) | {"intermediate_size": 32}
+    (odd / "config.json").write_text(json.dumps(content))
+    first = r"encoder\.layer\.0\.intermediate\.dense\.bias is \[16\] in the file, .* makes it \[32\]"
+    with pytest.raises(InputError, match=first):
+        bert((6,), 2, vocabulary=len(WORDS), path=str(odd))
+
+
 def test_a_model_of_the_other_kind_is_refused(bert_folder: Path, gpt_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not answer as the library's own does"):
         bert((6,), 2, vocabulary=20, path=str(gpt_folder))
@@ -288,7 +298,7 @@ def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ImportError(name)
 
     monkeypatch.setattr("importlib.import_module", absent)
-    with pytest.raises(InputError, match=r"pip install fedveil\[text\]"):
+    with pytest.raises(InputError, match=r'pip install -e "\.\[text\]"'):
         transformers_folder.transformers()
 
 

@@ -30,8 +30,6 @@ from fedveil.privacy.mechanisms import (
     Laplace,
     SparseVector,
     TopKGaussian,
-    clip_examples,
-    clip_layers,
     clip_rows,
     clip_rows_l1,
 )
@@ -97,13 +95,11 @@ def test_what_is_not_finite_is_not_released(bad: float) -> None:
 def test_what_is_not_finite_counts_as_zero_where_an_error_would_tell_of_it(bad: float) -> None:
     rows = {"w": torch.tensor([[1.0, bad], [0.3, 0.4]]), "b": torch.tensor([0.1, 0.2])}
     with hidden_divergence() as happened:
-        for clip in (clip_rows, clip_rows_l1, clip_layers):
+        for clip in (clip_rows, clip_rows_l1):
             clipped = clip({"w": rows["w"]}, 10.0)
             assert torch.equal(clipped["w"], torch.tensor([[0.0, 0.0], [0.3, 0.4]]))
         assert torch.equal(clip_rows(rows, 10.0)["b"], torch.tensor([0.0, 0.2]))
-        examples = clip_examples({"w": torch.tensor([[[1.0, 2.0], [1.0, bad]]])}, 10.0)
-    assert torch.equal(examples["w"], torch.tensor([[[1.0, 2.0], [0.0, 0.0]]]))
-    assert happened == [1] * 5
+    assert happened == [1] * 3
     with pytest.raises(DivergedError):
         clip_rows(rows, 10.0)
 
@@ -114,20 +110,6 @@ def test_a_clip_is_positive_and_finite(clip: float) -> None:
         clip_rows({"w": torch.ones(1, 2)}, clip)
     with pytest.raises(InputError):
         Gaussian(clip, 1.0)
-
-
-def test_layers_and_examples_are_clipped_on_their_own() -> None:
-    rng = named_stream(2)
-    params = {n: torch.from_numpy(rng.standard_normal(300)).reshape(3, 10, 10) * 10 for n in "ab"}
-    layers = clip_layers(params, 1.0)
-    for leaf in layers.values():
-        torch.testing.assert_close(_norm(leaf.flatten(1)), torch.full((3,), 0.5**0.5, dtype=torch.float64))
-    assert (_norm(flatten(layers)) <= 1).all()
-    examples = clip_examples(params, 1.0)
-    together = torch.cat([examples["a"], examples["b"]], dim=2)
-    torch.testing.assert_close(_norm(together), torch.ones(3, 10, dtype=torch.float64))
-    one = clip_rows({n: leaf[1, 4:5] for n, leaf in params.items()}, 1.0)
-    torch.testing.assert_close(examples["a"][1, 4], one["a"][0])
 
 
 # --- continuous noise ---------------------------------------------------------------------------------------
@@ -170,6 +152,18 @@ def test_laplace_moments_and_l1_clip() -> None:
     assert stats.kstest(noise[:100_000], stats.laplace(scale=4).cdf).pvalue > 1e-4
     clipped = clip_rows_l1({"w": torch.tensor([[3.0, -5.0], [0.5, 0.5]])}, 2.0)["w"]
     torch.testing.assert_close(clipped.abs().sum(1), torch.tensor([2.0, 1.0]))
+
+
+def test_parameters_of_one_number_a_client_count_like_any_other() -> None:
+    """A scale or a temperature is a leaf `[K]`."""
+    params = {"scale": torch.tensor([3.0, -0.5]), "w": torch.tensor([[4.0], [0.5]])}
+    flat = {"all": flatten(params)}
+    for clip in (clip_rows, clip_rows_l1):
+        clipped = clip(params, 2.0)
+        assert clipped["scale"].shape == (2,)
+        assert torch.equal(flatten(clipped), clip(flat, 2.0)["all"])
+    noisy = Laplace(1.0, 1.0)(params, _streams(2))
+    assert {name: leaf.shape for name, leaf in noisy.items()} == {"scale": (2,), "w": (2, 1)}
 
 
 def test_each_client_has_its_own_noise_whatever_the_cohort() -> None:

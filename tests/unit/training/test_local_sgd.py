@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -82,12 +83,19 @@ def plain(
         {"batch_size": 100},
     ],
 )
-def test_it_is_what_a_plain_loop_computes(make: object, options: dict[str, float]) -> None:
+def test_it_is_what_a_plain_loop_computes(make: object, options: dict[str, Any]) -> None:
     assert callable(make)
     task = Task(make)
-    settings = {"momentum": 0.0, "weight_decay": 0.0, "proximal": 0.0, "batch_size": 4} | options
+    usual = {
+        "momentum": 0.0,
+        "weight_decay": 0.0,
+        "proximal": 0.0,
+        "batch_size": 4,
+        "epochs": 3,
+        "steps": None,
+    }
+    settings: dict[str, Any] = usual | options
     correct = settings.pop("correct", False)
-    steps = settings.pop("steps", None)
     start = task.init(1)
     generator = torch.Generator().manual_seed(0)
     correction = (
@@ -99,39 +107,16 @@ def test_it_is_what_a_plain_loop_computes(make: object, options: dict[str, float
         else None
     )
     clients = make_clients(SIZES)
-    got = local_sgd(
-        task,
-        with_axis(start),
-        clients.load(range(5)),
-        STREAMS,
-        lr=0.05,
-        batch_size=int(settings["batch_size"]),
-        epochs=3,
-        steps=None if steps is None else int(steps),
-        momentum=settings["momentum"],
-        weight_decay=settings["weight_decay"],
-        proximal=settings["proximal"],
-        correction=correction,
-    )
+    data = clients.load(range(5))
+    got = local_sgd(task, with_axis(start), data, STREAMS, lr=0.05, correction=correction, **settings)
     for client in range(5):
-        expected = plain(
-            make,
-            start,
-            client,
-            batch_size=int(settings["batch_size"]),
-            epochs=3,
-            steps=None if steps is None else int(steps),
-            momentum=settings["momentum"],
-            weight_decay=settings["weight_decay"],
-            proximal=settings["proximal"],
-            correction=correction,
-        )
+        expected = plain(make, start, client, correction=correction, **settings)
         for name in start:
             assert torch.allclose(got.params[name][client], expected[name], atol=1e-11)
-    width = int(settings["batch_size"])
+    width, steps = settings["batch_size"], settings["steps"]
     for client, n in enumerate(SIZES):
         whole = 3 * math.ceil(n / width)
-        assert int(got.steps[client]) == (whole if steps is None or n == 0 else int(steps))
+        assert int(got.steps[client]) == (whole if steps is None or n == 0 else steps)
 
 
 def test_the_tracked_loss_is_the_mean_over_an_epoch_summed_over_epochs() -> None:

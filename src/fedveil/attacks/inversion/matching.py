@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from fedveil.attacks.view import Adaptation, ServerView
-from fedveil.tree import Params
+from fedveil.tree import Params, flat_rows
 
 Distance = Callable[[Params], Tensor]
 _WIDE = 20_000  # weights of convolutions above which grouped products are slower than one row after another
@@ -97,7 +97,7 @@ def cosine_distance(observed: Params, adaptation: Adaptation) -> Distance:
 
     def distance(candidate: Params) -> Tensor:
         seen = {name: change(leaf) * weights[name] for name, leaf in candidate.items()}
-        product = torch.stack([(seen[name] * wanted[name]).flatten(1).sum(1) for name in wanted]).sum(0)
+        product = torch.stack([flat_rows(seen[name] * wanted[name]).sum(1) for name in wanted]).sum(0)
         return 1 - product / (_norm(list(seen.values())) * length).clamp(min=1e-30)
 
     return distance
@@ -118,7 +118,7 @@ def layer_cosine_distance(observed: Params, adaptation: Adaptation) -> Distance:
     wanted = {name: leaf * weights[name] if picks else leaf for name, leaf in observed.items()}
     lengths = {name: _norm([leaf]) for name, leaf in wanted.items()}
     shares = {
-        name: weights[name].flatten(1).mean(1) * leaf.flatten(1).any(1) for name, leaf in wanted.items()
+        name: flat_rows(weights[name]).mean(1) * flat_rows(leaf).any(1) for name, leaf in wanted.items()
     }
     total = torch.stack(list(shares.values())).sum(0).clamp(min=1e-30)
 
@@ -127,7 +127,7 @@ def layer_cosine_distance(observed: Params, adaptation: Adaptation) -> Distance:
         for name, share in shares.items():
             seen = change(candidate[name])
             seen = seen * weights[name] if picks else seen
-            product = (seen * wanted[name]).flatten(1).sum(1)
+            product = flat_rows(seen * wanted[name]).sum(1)
             similar.append(share * product / (_norm([seen]) * lengths[name]).clamp(min=1e-30))
         return 1 - torch.stack(similar).sum(0) / total
 
@@ -142,7 +142,7 @@ def squared_distance(observed: Params, adaptation: Adaptation) -> Distance:
 
     def distance(candidate: Params) -> Tensor:
         parts = [
-            ((change(candidate[name]) - leaf) * weights[name]).square().flatten(1).sum(1)
+            flat_rows((change(candidate[name]) - leaf) * weights[name]).square().sum(1)
             for name, leaf in observed.items()
         ]
         return torch.stack(parts).sum(0)
@@ -151,7 +151,7 @@ def squared_distance(observed: Params, adaptation: Adaptation) -> Distance:
 
 
 def _norm(leaves: Sequence[Tensor]) -> Tensor:
-    return torch.stack([leaf.square().flatten(1).sum(1) for leaf in leaves]).sum(0).clamp(min=1e-30).sqrt()
+    return torch.stack([flat_rows(leaf).square().sum(1) for leaf in leaves]).sum(0).clamp(min=1e-30).sqrt()
 
 
 def _adapted(observed: Params, adaptation: Adaptation) -> tuple[Callable[[Tensor], Tensor], Params]:
@@ -177,7 +177,7 @@ def _unchanged(leaf: Tensor) -> Tensor:
 
 def _soft_sign(leaf: Tensor) -> Tensor:
     """`g / (|g| + mean |g|)`: the sign where a coordinate is large, and a slope where it is not."""
-    size = leaf.detach().abs().flatten(1).mean(1).reshape(-1, *([1] * (leaf.dim() - 1)))
+    size = flat_rows(leaf.detach().abs()).mean(1).reshape(-1, *([1] * (leaf.dim() - 1)))
     return leaf / (leaf.abs() + size + 1e-30)
 
 
@@ -187,7 +187,7 @@ def _trust(observed: Params, noise: float) -> Params:
     Where every layer drowns there is nothing to prefer, and all count alike: a comparison is never emptied.
     """
     shares = {
-        name: (1 - noise**2 / leaf.square().flatten(1).mean(1).clamp(min=1e-30)).clamp(min=0)
+        name: (1 - noise**2 / flat_rows(leaf).square().mean(1).clamp(min=1e-30)).clamp(min=0)
         for name, leaf in observed.items()
     }
     best = torch.stack(list(shares.values())).amax(0)

@@ -57,7 +57,10 @@ class Rows:
         """What a reader of the finding must know of the stack."""
         if self.orders is None:
             return ()
-        return (f"the client's order of batches is unknown: {self.restarts} tried, one a restart",)
+        tried = (
+            "one order was tried" if self.restarts == 1 else f"each of {self.restarts} restarts tried another"
+        )
+        return (f"the client's order of batches is unknown: {tried}",)
 
     @property
     def shape(self) -> tuple[int, ...]:

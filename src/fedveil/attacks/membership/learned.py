@@ -29,7 +29,7 @@ from fedveil.errors import InputError
 from fedveil.methods.fields import STRICT
 from fedveil.task import Task
 from fedveil.training.per_example import per_example_gradients
-from fedveil.tree import Params, rows, without_axis
+from fedveil.tree import Params, flat_rows, rows, without_axis
 
 Floats = npt.NDArray[np.float64]
 _CHUNK = 64
@@ -76,7 +76,7 @@ def gradient_features(task: Task, model: Params, examples: Examples) -> Tensor:
         part = examples.take(torch.arange(i, min(i + _CHUNK, len(examples))))
         gradients = per_example_gradients(task.module, w, part.x, part.y, loss=task.example_loss)
         whole = sum(
-            (g.flatten(1).double().square().sum(1) for g in gradients.values()), torch.zeros(len(part))
+            (flat_rows(g).double().square().sum(1) for g in gradients.values()), torch.zeros(len(part))
         )
         per_class = (
             gradients[last].flatten(2).double().square().sum(2)

@@ -119,7 +119,7 @@ def register_membership(name: str, summary: str) -> Callable[[type[C]], type[C]]
 def make_membership_attack(name: str, settings: Mapping[str, Any] | None = None) -> MembershipAttack:
     """The attack of this name with these settings, each checked."""
     kind = MEMBERSHIP_ATTACKS[known_name("attack", "attack", name, MEMBERSHIP_ATTACKS)]
-    return with_settings(kind, name, settings)
+    return with_settings(kind, settings)
 
 
 def train_shadows(

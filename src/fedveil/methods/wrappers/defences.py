@@ -42,7 +42,7 @@ from fedveil.privacy.releases import ADVERSARIES, Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams, laplace, normal
 from fedveil.task import Task
 from fedveil.training.per_example import clipped_gradient_sum
-from fedveil.tree import Params, State, flatten, unflatten
+from fedveil.tree import Params, State, flat_rows, flatten, unflatten
 
 Scale = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Part = Annotated[float, Field(ge=0, lt=1)]
@@ -253,7 +253,7 @@ class SignCompression(GradientDefence):
 
 
 def _signs_of(leaf: Tensor) -> Tensor:
-    size = leaf.abs().flatten(1).mean(1)
+    size = flat_rows(leaf.abs()).mean(1)
     return leaf.sign() * size.reshape(-1, *([1] * (leaf.dim() - 1)))
 
 

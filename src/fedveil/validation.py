@@ -1,0 +1,106 @@
+"""What pydantic finds wrong with a value, as an error that names the field, the value and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from fedveil.errors import InputError
+
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+# Which of several types or functions looked at the value: no key of the user's.
+_INNER = re.compile(r"bool|int|float|str|function-.*|(constrained|list|tuple|dict|literal|union)[-\[].*")
+_BOUNDS = {
+    "greater_than": ("gt", "greater than"),
+    "greater_than_equal": ("ge", "greater than or equal to"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "less than or equal to"),
+}
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a finite number",
+    "bool": "true or false",
+    "string": "text",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "a section of keys and values",
+    "model": "a section of keys and values",
+}
+_TYPE = re.compile(rf"({'|'.join(_TYPES)})_(type|parsing|parsing_size|from_float|number)")
+
+
+def refused(error: ValidationError, prefix: str, known: Sequence[str]) -> InputError:
+    """The first complaint of a validation, in the words of the user's file, whose keys are `known`.
+
+    Where a value may be of several types, the remedy says what would do for each.
+    """
+    complaints = error.errors()
+    first = complaints[0]
+    place = _place(first)
+    field = f"{prefix}.{place}" if prefix and place else place or prefix
+    if first["type"] in _UNKNOWN:
+        return InputError(field, first["input"], "unknown key", _known(place, known))
+    if first["type"] == "missing":
+        return InputError(field, None, "is missing", f"Give {field}.")
+    value = first["input"]
+    if isinstance(value, float) and math.isnan(value):
+        return InputError(field, value, "is not a number", "Give a number.")
+    problem, _ = _in_words(first)
+    remedies = dict.fromkeys(_in_words(one)[1] for one in complaints if _place(one) == place)
+    return InputError(field, value, problem, " Or: ".join(remedies))
+
+
+def known_keys(model: type[BaseModel]) -> list[str]:
+    """The keys of a file and of its sections."""
+    keys: list[str] = []
+    for name, info in model.model_fields.items():
+        keys.append(name)
+        section = info.annotation
+        for candidate in (section, *getattr(section, "__args__", ())):
+            if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+                keys.extend(f"{name}.{field}" for field in candidate.model_fields)
+    return keys
+
+
+def _place(complaint: Any) -> str:
+    return ".".join(str(part) for part in complaint["loc"] if not _INNER.fullmatch(str(part)))
+
+
+def _known(place: str, known: Sequence[str]) -> str:
+    section, _, key = place.rpartition(".")
+    beside = [name for where, _, name in (one.rpartition(".") for one in known) if where == section]
+    near = difflib.get_close_matches(key, beside, n=1, cutoff=0.5)
+    return f"Did you mean {near[0]}?" if near else f"Known: {', '.join(beside)}."
+
+
+def _in_words(complaint: Any) -> tuple[str, str]:
+    """The problem and the remedy."""
+    kind, context = complaint["type"], complaint.get("ctx", {})
+    if kind in _BOUNDS:
+        key, words = _BOUNDS[kind]
+        bound = context[key]
+        number = (
+            f"a whole number {words} {bound}" if isinstance(bound, int) else f"a number {words} {bound:g}"
+        )
+        return "is out of range", f"Use {number}."
+    if kind == "literal_error":
+        return "is none of the choices", f"Use {context['expected']}."
+    if kind in ("too_short", "too_long"):
+        limit = (
+            f"at least {context['min_length']}" if kind == "too_short" else f"at most {context['max_length']}"
+        )
+        return f"has {context['actual_length']} entries", f"Give {limit}."
+    if matched := _TYPE.fullmatch(kind):
+        wanted = _TYPES[matched[1]]
+        return f"is not {wanted}", f"Give {wanted}."
+    message = complaint["msg"].removeprefix("Input ")
+    if kind == "value_error":  # our own checks say what would do
+        message = str(context["error"])
+        return "cannot be used", f"{message[0].upper()}{message[1:]}."
+    return message[0].lower() + message[1:], "Change it in the configuration."
