@@ -9,8 +9,8 @@ import pytest
 
 from fedveil import METHODS, run
 from fedveil.errors import InputError
-from fedveil.guard import PrivacySettings
-from fedveil.methods.method import AnyMethod
+from fedveil.guard import PrivacyGuard, PrivacySettings
+from fedveil.methods.method import AnyMethod, At
 from fedveil.privacy.accounting import epsilon_of
 from fedveil.privacy.ledger import Ledger, spent
 from fedveil.results import Result
@@ -103,3 +103,19 @@ def test_a_run_stopped_by_its_budget_is_finished_and_stays_so(tmp_path: Path) ->
     again = go(tmp_path / "run", privacy=settings)
     assert first.summary["rounds"] == again.summary["rounds"] == 2
     assert len(Ledger(tmp_path / "run" / "ledger.jsonl")) == 4
+
+
+def test_rounds_that_a_deployment_repeats_are_in_its_statement(tmp_path: Path) -> None:
+    plan = make_plan(rounds=6)
+    at = At(plan, 6)
+    for _ in range(3):  # killed twice before a checkpoint was written
+        guard = PrivacyGuard(METHOD, plan, PrivacySettings(), "run", tmp_path / "ledger", replay_safe=False)
+        for number in range(1, 7):
+            assert guard.round_starts(At(plan, number), (0, 1, 2)) is None
+    Ledger(tmp_path / "ledger").charge("other", 1, METHOD.releases(plan), plan, replay_safe=False)
+    end = RoundEnd(at, (0, 1, 2), METHOD.init_server(make_task().init(0), plan), {}, last=True)
+    guard.round_ends(end)
+    stated = {row.adversary: row.epsilon for row in guard.statement(6).proven}
+    assert stated["server"] == pytest.approx(after(18))
+    assert stated["observer"] == end.metrics["epsilon"] == pytest.approx(after(18, "observer"))
+    assert guard.statement(0).proven == guard.statement(6).proven

@@ -185,10 +185,12 @@ class Ledger:
     def is_charged(self, run: str, round_: int) -> bool:
         return self._attempts[run, round_] > 0
 
-    def rounds(self) -> Rounds:
-        """What was released, grouped by round, equal rounds counted."""
+    def rounds(self, run: str | None = None) -> Rounds:
+        """What was released by all runs, or by this one, grouped by round, equal rounds counted."""
         return Counter(
-            Round(tuple(entry.release for entry in group), group[0].cohort) for group in self._groups.values()
+            Round(tuple(entry.release for entry in group), group[0].cohort)
+            for (owner, _, _), group in self._groups.items()
+            if run in (None, owner)
         )
 
     def _keep(self, entry: Entry) -> None:
