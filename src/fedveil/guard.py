@@ -92,7 +92,9 @@ class PrivacyGuard(Observer):
         self._keeper = BudgetKeeper(budget, self._ledger, run, self._releases, plan)
 
     def round_starts(self, at: At, cohort: Sequence[int]) -> str | None:
-        if self._keeper is not None and not self._keeper.allows(at.round, replay_safe=self._replay_safe):
+        if self._keeper is not None:
+            if self._keeper.charge(at.round, replay_safe=self._replay_safe):
+                return None
             budget = self._keeper.budget
             return (
                 f"the privacy budget of epsilon {budget.epsilon:g} (delta {budget.delta:g}, {budget.unit} level, "

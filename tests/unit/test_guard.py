@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from fedveil import METHODS, run
-from fedveil.errors import InputError
+from fedveil.errors import InputError, LedgerError
 from fedveil.guard import PrivacyGuard, PrivacySettings
 from fedveil.methods.method import AnyMethod, At
+from fedveil.privacy import ledger as ledger_module
 from fedveil.privacy.accounting import epsilon_of
 from fedveil.privacy.ledger import Ledger, spent
 from fedveil.results import Result
@@ -52,6 +53,27 @@ def test_runs_that_share_a_ledger_share_the_budget(tmp_path: Path) -> None:
     assert second.summary["rounds"] == 2
     together = next(row for row in spent(Ledger(ledger), 1e-5) if row.adversary == "server")
     assert together.epsilon == pytest.approx(after(6))
+
+
+def test_two_runs_at_once_do_not_both_take_the_last_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = PrivacySettings(budget=(after(1) + after(2)) / 2, budget_adversary="server")
+    at = At(make_plan(rounds=6), 1)
+    one, other = (PrivacyGuard(METHOD, at.plan, settings, run, tmp_path / "shared.jsonl") for run in "ab")
+    charge = Ledger.charge
+
+    def interrupted(ledger: Ledger, *args: Any, **more: Any) -> int:
+        monkeypatch.setattr(Ledger, "charge", charge)
+        with pytest.raises(LedgerError, match="another run keeps the ledger locked"):
+            other.round_starts(at, ())  # both have found room; the ledger is not written yet
+        return charge(ledger, *args, **more)
+
+    monkeypatch.setattr(Ledger, "charge", interrupted)
+    monkeypatch.setattr(ledger_module, "LOCK_SECONDS", 0.05)
+    assert one.round_starts(at, ()) is None
+    assert "does not allow round 1" in str(other.round_starts(at, ()))
+    assert {entry.run for entry in Ledger(tmp_path / "shared.jsonl").entries} == {"a"}
 
 
 def test_runs_without_a_folder_are_told_apart_on_a_shared_ledger(tmp_path: Path) -> None:

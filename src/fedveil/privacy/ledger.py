@@ -119,6 +119,7 @@ class Ledger:
         self._offset = 0
         self._groups: dict[tuple[str, int, int], list[Entry]] = {}
         self._attempts: Counter[tuple[str, int]] = Counter()
+        self._held: int | None = None
         self.refresh()
 
     @property
@@ -215,8 +216,20 @@ class Ledger:
             raise LedgerError(f"{self._head_path()}: not the head of a privacy ledger") from error
 
     @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nobody else writes meanwhile, so that what the ledger allows is still allowed when it is charged."""
+        with self._locked() as self._held:
+            try:
+                yield
+            finally:
+                self._held = None
+
+    @contextmanager
     def _locked(self) -> Iterator[int]:
         """The file, open for writing, with no other process writing to it."""
+        if self._held is not None:
+            yield self._held
+            return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -310,6 +323,16 @@ class BudgetKeeper:
             self._foreign = self._unplanned(round_)
             self._last = self._last_round(round_)
         return round_ <= self._last
+
+    def charge(self, round_: int, *, replay_safe: bool) -> bool:
+        """Charge round `round_` if the budget allows it, in one step: no two runs may both find room for the last."""
+        if not self.allows(round_, replay_safe=replay_safe):
+            return False  # most of the work is done before anybody has to wait for the ledger
+        with self._ledger.held():
+            if not self.allows(round_, replay_safe=replay_safe):
+                return False
+            self._ledger.charge(self._run, round_, self._releases, self._plan, replay_safe=replay_safe)
+        return True
 
     def _unplanned(self, round_: int) -> int:
         """The number of entries that are not the first attempts of this run's rounds before this one."""
