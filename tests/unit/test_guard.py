@@ -16,7 +16,7 @@ from fedveil.privacy.accounting import epsilon_of
 from fedveil.privacy.ledger import Ledger, spent
 from fedveil.results import Result
 from fedveil.run import Observer, RoundEnd
-from tests.contract.federation import make_clients, make_method, make_plan, make_task
+from tests.contract.federation import SIZES, distance, make_clients, make_method, make_plan, make_task
 
 METHOD = make_method("udp-fedavg", noise_multiplier=2.0)
 
@@ -81,6 +81,22 @@ def test_runs_without_a_folder_are_told_apart_on_a_shared_ledger(tmp_path: Path)
     go(None, privacy=settings, rounds=2)
     go(None, make_method("udp-fedavg", noise_multiplier=2.0, lr=0.2), privacy=settings, rounds=2)
     assert len(Ledger(tmp_path / "shared.jsonl")) == 2 * 2 * 2
+
+
+@pytest.mark.parametrize("folders", [(None, None), ("one/a/b/c", "two/a/b/c")])
+def test_a_run_on_other_data_does_not_pass_for_one_resumed(
+    tmp_path: Path, folders: tuple[str | None, str | None]
+) -> None:
+    settings = PrivacySettings(ledger=tmp_path / "shared.jsonl")
+    models = []
+    for sizes, folder in zip((SIZES, SIZES[::-1]), folders, strict=True):
+        results = None if folder is None else tmp_path / folder
+        fields: dict[str, Any] = {"rounds": 2, "cohort": 3, "workers": 1, "score_clients": False}
+        clients = make_clients(sizes)
+        models.append(run(make_task(), clients, METHOD, results=results, privacy=settings, **fields).model)
+    assert distance(*models) > 0
+    server = next(row for row in spent(Ledger(tmp_path / "shared.jsonl"), 1e-5) if row.adversary == "server")
+    assert server.epsilon == pytest.approx(after(4))
 
 
 @pytest.mark.parametrize(
