@@ -228,7 +228,13 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
             visible_to=("observer", "client"),
             every=self.interval,
         )
-        return upload, smoothed, replace(averaged, except_every=self.interval)
+        averaged = replace(averaged, except_every=self.interval)
+        if plan.sampler != "fixed":  # of a Poisson cohort its members are taken to see who else came anyway
+            return upload, smoothed, averaged
+        # After smoothing a member starts from the model of its slot. Slots follow the clients' order: its own says how
+        # many of those before it came, for the first but one who that was.
+        seen = replace(averaged, visible_to=("client",), participation="seen")
+        return upload, smoothed, replace(averaged, visible_to=("observer",)), seen
 
     def paper_claim(self, plan: Plan) -> str | None:
         return "user-level (epsilon, delta)-DP, epsilon = c2 K sqrt(T log(1/delta)) / (N sigma), c2 not given"

@@ -369,6 +369,16 @@ def test_the_server_learns_as_much_as_from_averaging_and_others_learn_more(
         assert less < more
 
 
+def test_to_members_of_a_cohort_their_slot_shows_who_else_came() -> None:
+    method = FedCEO(noise_multiplier=3.0, interval=150)
+    plan = Plan(500, 10, "fixed", 300)
+    server = Server(mean(stack(1)), stack(2))
+    mine = [int(method.broadcast(At(plan, 151), server, c).slot[c.index(1)]) for c in ([0, 1], [1, 2])]
+    assert mine == [2, 1], "client 1 can tell whether client 0 came"
+    row = next(row for row in account(method.releases(plan), plan, 1e-5) if row.adversary == "client")
+    assert row.epsilon == pytest.approx(5.351, abs=1e-3)  # 4.345 if who else came were hidden from it
+
+
 def test_record_level_releases_count_the_noisy_batches() -> None:
     plan = Plan(100, 10, "all", 1, 400, 400)
     method = FedCEO(unit="record", noise_multiplier=1.0, epochs=30, batch_size=64)
