@@ -259,11 +259,21 @@ class Ledger:
                 written += os.write(file, data[written:])
             os.fsync(file)
             self._write_head(len(self._entries) + len(new), new[-1].hash)
+            if self._offset == 0:
+                self._sync_folder()
         except OSError as error:
             raise LedgerError(f"{self.path}: the privacy ledger cannot be written ({error})") from error
         self._offset += len(data)
         for entry in new:
             self._keep(entry)
+
+    def _sync_folder(self) -> None:
+        """A new file is on the disk only when its folder is: a power cut could take the whole ledger along."""
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
     def _write_head(self, count: int, last: str) -> None:
         target = self._head_path()
