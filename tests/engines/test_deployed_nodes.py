@@ -309,10 +309,11 @@ def test_nodes_with_their_own_texts_give_the_simulators_bits(tmp_path: Path) -> 
         ({"model": "bert"}, "nodes open none that a server names"),
         ({"model_options": {"embedding_path": "/etc"}}, "nodes open none that a server names"),
         ({"text": {"vocabulary": "public", "path": "words.txt"}}, "nodes open none that a server names"),
+        ({"text": {"vocabulary": "hash", "length": 6, "too_long": "refuse"}}, "how long its texts are"),
         ({"input_shape": [9]}, "texts are 6 tokens long"),
     ],
 )
-def test_what_would_read_a_file_on_a_node_is_refused_at_both_ends(
+def test_what_would_read_a_file_or_tell_of_the_data_is_refused_at_both_ends(
     task: dict[str, object], said: str, tmp_path: Path
 ) -> None:
     config = text_config(tmp_path / "notes.tsv", "flower", dataset="none", classes=2, input_shape=[6])
