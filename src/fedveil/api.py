@@ -237,9 +237,11 @@ def run_on(
     folder = None if results is None else ResultFolder(Path(results))
     ledger = settings.ledger or (None if folder is None else folder.path / "ledger.jsonl")
     described = _describe(task, method, plan, seed)
-    place = f"{seed}" if folder is None else "/".join(folder.path.parts[-3:])
-    # On a shared ledger another run of the same name must not pass for this one resumed.
-    name = f"{place} {hashlib.sha256(described.encode()).hexdigest()[:12]}"
+    # On a shared ledger another run must not pass for this one resumed: it may have other data. One without a folder
+    # cannot be resumed.
+    place = secrets.token_hex(8) if folder is None else str(folder.path.resolve())
+    shown = f"{seed}" if folder is None else "/".join(folder.path.parts[-3:])
+    name = f"{shown} {hashlib.sha256(f'{place} {described}'.encode()).hexdigest()[:12]}"
     fresh = noise_source == "entropy"
     guard = PrivacyGuard(  # refuses before anything is written
         method, plan, settings, name, ledger, replay_safe=not fresh

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedveil.errors import InputError
 from fedveil.methods.method import AnyMethod, At
-from fedveil.privacy.accounting import RoundAccountant, account
+from fedveil.privacy.accounting import RoundAccountant, account, account_rounds
 from fedveil.privacy.ledger import Budget, BudgetKeeper, Ledger
 from fedveil.privacy.releases import Adversary, Plan, Unit, Unprotected
 from fedveil.privacy.statement import PrivacyStatement
@@ -66,6 +67,7 @@ class PrivacyGuard(Observer):
         self._keeper: BudgetKeeper | None = None
         unit = settings.budget_unit or unit_of(method, plan)
         adversary = settings.budget_adversary
+        self._pair = unit, adversary
         self._epsilon = RoundAccountant(self._releases, plan, settings.delta, adversary, unit)
         if settings.budget is None:
             return
@@ -90,7 +92,9 @@ class PrivacyGuard(Observer):
         self._keeper = BudgetKeeper(budget, self._ledger, run, self._releases, plan)
 
     def round_starts(self, at: At, cohort: Sequence[int]) -> str | None:
-        if self._keeper is not None and not self._keeper.allows(at.round, replay_safe=self._replay_safe):
+        if self._keeper is not None:
+            if self._keeper.charge(at.round, replay_safe=self._replay_safe):
+                return None
             budget = self._keeper.budget
             return (
                 f"the privacy budget of epsilon {budget.epsilon:g} (delta {budget.delta:g}, {budget.unit} level, "
@@ -105,10 +109,22 @@ class PrivacyGuard(Observer):
     def round_ends(self, end: RoundEnd) -> None:
         step = max(1, self._plan.rounds // _POINTS)
         if end.at.round % step == 0 or end.last:
-            end.metrics["epsilon"] = self._epsilon.epsilon(end.at.round)
+            end.metrics["epsilon"] = self._epsilon_after(end.at.round)
+
+    def _epsilon_after(self, round_: int) -> float | None:
+        if self._replay_safe or self._ledger is None:
+            return self._epsilon.epsilon(round_)
+        charged = self._ledger.rounds(self._run)
+        (row,) = account_rounds(charged, self._settings.delta, pairs=[self._pair])
+        return row.epsilon
 
     def statement(self, rounds: int) -> PrivacyStatement:
-        """The statement of the rounds that were run."""
-        if rounds == 0:
-            return replace(privacy_statement(self._method, self._plan, self._settings.delta), proven=())
-        return privacy_statement(self._method, replace(self._plan, rounds=rounds), self._settings.delta)
+        """The statement of the rounds that were run; with fresh noise, of every attempt at one that was charged."""
+        delta = self._settings.delta
+        plan = replace(self._plan, rounds=rounds) if rounds else self._plan
+        plain = privacy_statement(self._method, plan, delta)
+        charged = Counter() if self._replay_safe or self._ledger is None else self._ledger.rounds(self._run)
+        if charged:
+            pairs = [(row.unit, row.adversary) for row in plain.proven]
+            return replace(plain, proven=account_rounds(charged, delta, pairs=pairs))
+        return plain if rounds else replace(plain, proven=())

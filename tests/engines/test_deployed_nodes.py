@@ -129,9 +129,11 @@ def test_a_seed_from_the_server_does_not_make_a_nodes_noise_predictable(tmp_path
 ASKED = At(Plan(NODES, NODES, "all", 9, 1, 240), 1)
 
 
-def asked(folder: Path, config: Config, make: Callable[[AnyMethod, Params], Downlink]) -> RecordDict:
+def asked(
+    folder: Path, config: Config, make: Callable[[AnyMethod, Params], Downlink], seed: int = 0
+) -> RecordDict:
     """The answer of this folder's node to a message that its server has made up, from the method and a model."""
-    given = RunSettings(with_shape(config, None), 0, "test", folder).to_run_config()
+    given = RunSettings(with_shape(config, None), seed, "test", folder).to_run_config()
     node = node_of(Context(1, 1, {"fedveil-node": str(folder)}, RecordDict(), dict(given)))
     task, method = node.worker.task, node.worker.method
     down = make(method, task.init(0)).to_bytes()
@@ -161,6 +163,20 @@ def test_a_message_that_would_thin_the_noise_is_refused_and_charges_nothing(
     with pytest.raises(RefusalError, match=said):
         read_reply(reply)
     assert len(open_node(folder).guard.ledger) == 0
+
+
+def test_a_server_that_changes_the_seed_of_a_run_is_refused(tmp_path: Path) -> None:
+    """The seed shuffles the examples that `dp-sgd` reads batch by batch: with another they would be read again."""
+    folder = write_nodes(tmp_path, seeded=False)[0]
+
+    def plain(_: AnyMethod, model: Params) -> Downlink:
+        return CohortModel({name: leaf[None] for name, leaf in model.items()}, NODES)
+
+    read_reply(asked(folder, federated("udp-fedavg"), plain, seed=3))
+    charged = len(open_node(folder).guard.ledger)
+    with pytest.raises(RefusalError, match="the server changed the plan, the method's fields or the seed"):
+        read_reply(asked(folder, federated("udp-fedavg"), plain, seed=4))
+    assert len(open_node(folder).guard.ledger) == charged
 
 
 @pytest.mark.parametrize("name", ["udp-fedavg", "dp-fedprox"])
@@ -293,10 +309,11 @@ def test_nodes_with_their_own_texts_give_the_simulators_bits(tmp_path: Path) -> 
         ({"model": "bert"}, "nodes open none that a server names"),
         ({"model_options": {"embedding_path": "/etc"}}, "nodes open none that a server names"),
         ({"text": {"vocabulary": "public", "path": "words.txt"}}, "nodes open none that a server names"),
+        ({"text": {"vocabulary": "hash", "length": 6, "too_long": "refuse"}}, "how long its texts are"),
         ({"input_shape": [9]}, "texts are 6 tokens long"),
     ],
 )
-def test_what_would_read_a_file_on_a_node_is_refused_at_both_ends(
+def test_what_would_read_a_file_or_tell_of_the_data_is_refused_at_both_ends(
     task: dict[str, object], said: str, tmp_path: Path
 ) -> None:
     config = text_config(tmp_path / "notes.tsv", "flower", dataset="none", classes=2, input_shape=[6])

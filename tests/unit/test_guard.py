@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from fedveil import METHODS, run
-from fedveil.errors import InputError
-from fedveil.guard import PrivacySettings
-from fedveil.methods.method import AnyMethod
+from fedveil.errors import InputError, LedgerError
+from fedveil.guard import PrivacyGuard, PrivacySettings
+from fedveil.methods.method import AnyMethod, At
+from fedveil.privacy import ledger as ledger_module
 from fedveil.privacy.accounting import epsilon_of
 from fedveil.privacy.ledger import Ledger, spent
 from fedveil.results import Result
 from fedveil.run import Observer, RoundEnd
-from tests.contract.federation import make_clients, make_method, make_plan, make_task
+from tests.contract.federation import SIZES, distance, make_clients, make_method, make_plan, make_task
 
 METHOD = make_method("udp-fedavg", noise_multiplier=2.0)
 
@@ -54,11 +55,48 @@ def test_runs_that_share_a_ledger_share_the_budget(tmp_path: Path) -> None:
     assert together.epsilon == pytest.approx(after(6))
 
 
+def test_two_runs_at_once_do_not_both_take_the_last_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = PrivacySettings(budget=(after(1) + after(2)) / 2, budget_adversary="server")
+    at = At(make_plan(rounds=6), 1)
+    one, other = (PrivacyGuard(METHOD, at.plan, settings, run, tmp_path / "shared.jsonl") for run in "ab")
+    charge = Ledger.charge
+
+    def interrupted(ledger: Ledger, *args: Any, **more: Any) -> int:
+        monkeypatch.setattr(Ledger, "charge", charge)
+        with pytest.raises(LedgerError, match="another run keeps the ledger locked"):
+            other.round_starts(at, ())  # both have found room; the ledger is not written yet
+        return charge(ledger, *args, **more)
+
+    monkeypatch.setattr(Ledger, "charge", interrupted)
+    monkeypatch.setattr(ledger_module, "LOCK_SECONDS", 0.05)
+    assert one.round_starts(at, ()) is None
+    assert "does not allow round 1" in str(other.round_starts(at, ()))
+    assert {entry.run for entry in Ledger(tmp_path / "shared.jsonl").entries} == {"a"}
+
+
 def test_runs_without_a_folder_are_told_apart_on_a_shared_ledger(tmp_path: Path) -> None:
     settings = PrivacySettings(ledger=tmp_path / "shared.jsonl")
     go(None, privacy=settings, rounds=2)
     go(None, make_method("udp-fedavg", noise_multiplier=2.0, lr=0.2), privacy=settings, rounds=2)
     assert len(Ledger(tmp_path / "shared.jsonl")) == 2 * 2 * 2
+
+
+@pytest.mark.parametrize("folders", [(None, None), ("one/a/b/c", "two/a/b/c")])
+def test_a_run_on_other_data_does_not_pass_for_one_resumed(
+    tmp_path: Path, folders: tuple[str | None, str | None]
+) -> None:
+    settings = PrivacySettings(ledger=tmp_path / "shared.jsonl")
+    models = []
+    for sizes, folder in zip((SIZES, SIZES[::-1]), folders, strict=True):
+        results = None if folder is None else tmp_path / folder
+        fields: dict[str, Any] = {"rounds": 2, "cohort": 3, "workers": 1, "score_clients": False}
+        clients = make_clients(sizes)
+        models.append(run(make_task(), clients, METHOD, results=results, privacy=settings, **fields).model)
+    assert distance(*models) > 0
+    server = next(row for row in spent(Ledger(tmp_path / "shared.jsonl"), 1e-5) if row.adversary == "server")
+    assert server.epsilon == pytest.approx(after(4))
 
 
 @pytest.mark.parametrize(
@@ -103,3 +141,19 @@ def test_a_run_stopped_by_its_budget_is_finished_and_stays_so(tmp_path: Path) ->
     again = go(tmp_path / "run", privacy=settings)
     assert first.summary["rounds"] == again.summary["rounds"] == 2
     assert len(Ledger(tmp_path / "run" / "ledger.jsonl")) == 4
+
+
+def test_rounds_that_a_deployment_repeats_are_in_its_statement(tmp_path: Path) -> None:
+    plan = make_plan(rounds=6)
+    at = At(plan, 6)
+    for _ in range(3):  # killed twice before a checkpoint was written
+        guard = PrivacyGuard(METHOD, plan, PrivacySettings(), "run", tmp_path / "ledger", replay_safe=False)
+        for number in range(1, 7):
+            assert guard.round_starts(At(plan, number), (0, 1, 2)) is None
+    Ledger(tmp_path / "ledger").charge("other", 1, METHOD.releases(plan), plan, replay_safe=False)
+    end = RoundEnd(at, (0, 1, 2), METHOD.init_server(make_task().init(0), plan), {}, last=True)
+    guard.round_ends(end)
+    stated = {row.adversary: row.epsilon for row in guard.statement(6).proven}
+    assert stated["server"] == pytest.approx(after(18))
+    assert stated["observer"] == end.metrics["epsilon"] == pytest.approx(after(18, "observer"))
+    assert guard.statement(0).proven == guard.statement(6).proven

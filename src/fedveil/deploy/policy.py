@@ -111,12 +111,13 @@ class PolicyGuard:
         *,
         exchange: int = 0,
         announced: int = 0,
+        seed: int = 0,
     ) -> None:
         """Charge round `round` (from 1) of `run` to this node, or raise `RefusedError` and charge nothing.
 
-        To be called before each exchange with the very method and plan that the node will compute with; `announced`
-        is the size of the cohort that the server's message tells, 0 if it tells none. The exchanges of a round are
-        charged with its first; an exchange that does not follow the last one admitted starts the round anew.
+        To be called before each exchange with the very method, plan and seed that the node will compute with;
+        `announced` is the size of the cohort that the server's message tells, 0 if it tells none. The exchanges of a
+        round are charged with its first; an exchange that does not follow the last one admitted starts it anew.
         """
         what = f"round {round} of run {run} ({method.name})"
         self._check(what, round, method, plan, exchange, announced)
@@ -130,13 +131,14 @@ class PolicyGuard:
             self.ledger.refresh()
             progress = self._read_progress()
             known = progress.get(run)
-            digest = hashlib.sha256(f"{method!r}\x1f{plan!r}".encode()).hexdigest()
+            # The seed decides in which exchange of a round a record is read: another would read it twice.
+            digest = hashlib.sha256(f"{method!r}\x1f{plan!r}\x1f{seed}".encode()).hexdigest()
             if known is not None and known["digest"] != digest:
                 raise RefusedError(
                     self.node,
                     what,
-                    "a run keeps the method and the plan it began with",
-                    "the server changed the plan or the method's fields",
+                    "a run keeps the method and the plan it began with, and its seed",
+                    "the server changed the plan, the method's fields or the seed",
                 )
             follows = known is not None and known["round"] == round and known["exchange"] < exchange
             if follows and known is not None and known["cohort"] != priced.cohort:

@@ -81,9 +81,9 @@ def _deployed(settings: RunSettings, folder: str) -> Node:
 
     def admit(order: Order, down: Downlink) -> None:
         at = order.at
-        announced = int(down.scalars().get("cohort", 0))
+        told = {"announced": int(down.scalars().get("cohort", 0)), "seed": settings.seed}
         try:
-            home.guard.admit(order.run, at.round, method, at.plan, exchange=at.exchange, announced=announced)
+            home.guard.admit(order.run, at.round, method, at.plan, exchange=at.exchange, **told)
         except RefusedError as error:
             raise RefusalError("policy", str(error)) from error
 

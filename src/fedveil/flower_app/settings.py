@@ -101,6 +101,13 @@ def vocabulary_on_nodes(config: Config) -> Vocabulary | None:
             "reads a file, and nodes open none that a server names",
             'Use "hash" or "bytes".',
         )
+    if entry.reads == "texts" and text is not None and text.too_long == "refuse":
+        raise InputError(
+            "task.text.too_long",
+            text.too_long,
+            "a node that refuses tells the server how long its texts are",
+            'Use "truncate".',
+        )
     return vocabulary_of(config)
 
 

@@ -228,7 +228,16 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
             visible_to=("observer", "client"),
             every=self.interval,
         )
-        return upload, smoothed, replace(averaged, except_every=self.interval)
+        averaged = replace(averaged, except_every=self.interval, following=False)
+        # Slots follow the clients' order, so who takes part after smoothing moves those behind it to other models, and
+        # with them their updates: the sum hides nobody's presence, and a member's own slot tells of those before it.
+        moved = replace(
+            averaged,
+            what="the averaged model of a round that starts from personal models",
+            participation="seen",
+            following=True,
+        )
+        return upload, smoothed, averaged, moved
 
     def paper_claim(self, plan: Plan) -> str | None:
         return "user-level (epsilon, delta)-DP, epsilon = c2 K sqrt(T log(1/delta)) / (N sigma), c2 not given"

@@ -133,7 +133,7 @@ def account(
 
 def account_participation(releases: Sequence[Release], plan: Plan, delta: float) -> tuple[Guarantee, ...]:
     """What one participation costs a client who knows it took part: the "one upload" row."""
-    once = [replace(r, every=1, except_every=0, participation="charged") for r in releases]
+    once = [replace(r, every=1, except_every=0, following=None, participation="charged") for r in releases]
     return account(once, replace(plan, rounds=1), delta)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -13,9 +16,11 @@ from fedveil.streams import Stream
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
+Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 LARGEST_STD = 4096
 MOST_COUNTED_TRIALS = 1 << 14
+_MIDDLE = 1 << 256
 
 
 def uniform_below(limits: Ints, stream: Stream) -> Ints:
@@ -118,7 +123,7 @@ def centred_binomial(trials: int, size: int, stream: Stream) -> Ints:
     """Binomial(`trials`, 1/2) - `trials`/2; `trials` is a multiple of 8.
 
     Up to `MOST_COUNTED_TRIALS` random bits are counted, which is exact; above, the distribution function is
-    inverted, with an error of about 1e-12 in total variation.
+    inverted in whole numbers, with an error below 1e-30 in total variation.
     """
     if trials < 8 or trials % 8:
         raise InputError("trials", trials, "is not a multiple of 8", "Use 8, 16, 24, ...")
@@ -136,16 +141,45 @@ def centred_binomial(trials: int, size: int, stream: Stream) -> Ints:
 
 
 def _binomial_by_table(trials: int, size: int, stream: Stream) -> Ints:
-    from scipy.special import gammaln
+    first, second = _binomial_table(trials)
+    draws = np.frombuffer(stream.bytes(8 * size), dtype="<u8")
+    found: Ints = np.searchsorted(first, draws).astype(np.int64)
+    close = np.flatnonzero(first[np.minimum(found, len(first) - 1)] == draws)
+    for place in close:  # 64 digits do not decide, which is as rare as 2^-64 for each entry of the table
+        more = int.from_bytes(stream.bytes(8), "little")
+        ties = np.searchsorted(first, draws[place], side="right") - found[place]
+        found[place] += np.searchsorted(second[found[place] :][:ties], np.uint64(more), side="right")
+    return found - len(first) // 2
 
-    reach = math.ceil(6 * math.sqrt(trials))  # twelve standard deviations: what lies beyond is below 1e-30
-    steps = np.arange(-reach, reach + 1)
-    half = trials / 2
-    log_mass = -(gammaln(half + steps + 1) + gammaln(half - steps + 1))
-    mass = np.exp(log_mass - log_mass.max())
-    below = np.cumsum(mass / mass.sum())
-    found: Ints = np.minimum(np.searchsorted(below, stream.random(size), side="right"), 2 * reach) - reach
-    return found
+
+@functools.lru_cache(maxsize=4)
+def _binomial_table(trials: int) -> tuple[Words, Words]:
+    """The distribution function from -reach up to reach - 1: its first 64 binary digits, and the next 64.
+
+    Floating point will not do: an error of 1e-7 in the logarithm of a factorial is one in every probability, and what
+    leaves a client has as many coordinates as the model.
+    """
+    half, reach = (
+        trials // 2,
+        math.ceil(6 * math.sqrt(trials)),
+    )  # beyond twelve deviations lies less than 1e-30
+    whole = 2 * sum(_binomial_masses(half, reach)) - _MIDDLE
+    digits = np.empty((2, 2 * reach), dtype=np.uint64)
+    twice = whole - _MIDDLE
+    for value, mass in enumerate(itertools.islice(_binomial_masses(half, reach), reach)):
+        twice += 2 * mass
+        upto = (twice << 127) // whole
+        digits[:, reach + value] = divmod(upto, 1 << 64)
+        digits[:, reach - value - 1] = divmod((1 << 128) - upto, 1 << 64)
+    return digits[0], digits[1]
+
+
+def _binomial_masses(half: int, reach: int) -> Iterator[int]:
+    """What the values 0 to `reach` weigh, where 0 weighs `_MIDDLE`."""
+    mass = _MIDDLE
+    for step in range(reach + 1):
+        yield mass
+        mass = mass * (half - step) // (half + step + 1)
 
 
 _ONES = np.array([value.bit_count() for value in range(256)], dtype=np.int64)

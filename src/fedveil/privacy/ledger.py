@@ -119,6 +119,7 @@ class Ledger:
         self._offset = 0
         self._groups: dict[tuple[str, int, int], list[Entry]] = {}
         self._attempts: Counter[tuple[str, int]] = Counter()
+        self._held: int | None = None
         self.refresh()
 
     @property
@@ -185,10 +186,12 @@ class Ledger:
     def is_charged(self, run: str, round_: int) -> bool:
         return self._attempts[run, round_] > 0
 
-    def rounds(self) -> Rounds:
-        """What was released, grouped by round, equal rounds counted."""
+    def rounds(self, run: str | None = None) -> Rounds:
+        """What was released by all runs, or by this one, grouped by round, equal rounds counted."""
         return Counter(
-            Round(tuple(entry.release for entry in group), group[0].cohort) for group in self._groups.values()
+            Round(tuple(entry.release for entry in group), group[0].cohort)
+            for (owner, _, _), group in self._groups.items()
+            if run in (None, owner)
         )
 
     def _keep(self, entry: Entry) -> None:
@@ -213,8 +216,20 @@ class Ledger:
             raise LedgerError(f"{self._head_path()}: not the head of a privacy ledger") from error
 
     @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nobody else writes meanwhile, so that what the ledger allows is still allowed when it is charged."""
+        with self._locked() as self._held:
+            try:
+                yield
+            finally:
+                self._held = None
+
+    @contextmanager
     def _locked(self) -> Iterator[int]:
         """The file, open for writing, with no other process writing to it."""
+        if self._held is not None:
+            yield self._held
+            return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -244,11 +259,21 @@ class Ledger:
                 written += os.write(file, data[written:])
             os.fsync(file)
             self._write_head(len(self._entries) + len(new), new[-1].hash)
+            if self._offset == 0:
+                self._sync_folder()
         except OSError as error:
             raise LedgerError(f"{self.path}: the privacy ledger cannot be written ({error})") from error
         self._offset += len(data)
         for entry in new:
             self._keep(entry)
+
+    def _sync_folder(self) -> None:
+        """A new file is on the disk only when its folder is: a power cut could take the whole ledger along."""
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
     def _write_head(self, count: int, last: str) -> None:
         target = self._head_path()
@@ -308,6 +333,16 @@ class BudgetKeeper:
             self._foreign = self._unplanned(round_)
             self._last = self._last_round(round_)
         return round_ <= self._last
+
+    def charge(self, round_: int, *, replay_safe: bool) -> bool:
+        """Charge round `round_` if the budget allows it, in one step: no two runs may both find room for the last."""
+        if not self.allows(round_, replay_safe=replay_safe):
+            return False  # most of the work is done before anybody has to wait for the ledger
+        with self._ledger.held():
+            if not self.allows(round_, replay_safe=replay_safe):
+                return False
+            self._ledger.charge(self._run, round_, self._releases, self._plan, replay_safe=replay_safe)
+        return True
 
     def _unplanned(self, round_: int) -> int:
         """The number of entries that are not the first attempts of this run's rounds before this one."""

@@ -5,8 +5,7 @@ from the streams it is given, one per client: `ClientStreams.noise()`, which on 
 system's entropy.
 
 Continuous noise is drawn in double precision. Like every floating-point sampler it only approximates its
-distribution in the last bits; `DiscreteGaussian` and `Binomial` (up to 2^14 trials) are exact, for
-those to whom that matters.
+distribution in the last bits; `DiscreteGaussian` and `Binomial` are exact, for those to whom that matters.
 """
 
 from __future__ import annotations

@@ -280,7 +280,8 @@ class Release:
       charged  every round is charged as if the client had taken part
     `accesses`, `rate`, `first_rate` count what one participation discloses: `accesses` values, each on a
     fresh Poisson batch that holds a given record with probability `rate` (the first with `first_rate`).
-    `every` = I releases it in rounds I, 2I, ...; `except_every` = I in all other rounds.
+    `every` = I releases it in rounds I, 2I, ...; `except_every` = I in all other rounds, of which `following` keeps
+    those right after one of these rounds (I + 1, 2I + 1, ...), or where it is False those that are not.
     `adjacency` is chosen from sampler and participation unless it is given.
     `insider` is what protects it against a `client` that was in the cohort itself and knows what it contributed,
     such as its share of the noise; `protection` is against everybody else.
@@ -296,6 +297,7 @@ class Release:
     first_rate: float | None = None
     every: int = 1
     except_every: int = 0
+    following: bool | None = None
     adjacency: Adjacency | None = None
     insider: Protection | None = None
 
@@ -313,6 +315,8 @@ class Release:
             raise InputError("accesses", self.accesses, "counts start at 1", "Use positive whole numbers.")
         if self.except_every and self.every != 1:
             raise InputError("every", self.every, "excludes except_every", "Give only one of the two.")
+        if self.following is not None and not self.except_every:
+            raise InputError("following", self.following, "follows no round", "Give except_every too.")
         for field in ("rate", "first_rate"):
             value = getattr(self, field)
             if value is not None and not 0 < value <= 1:
@@ -328,7 +332,8 @@ class Release:
     def happens_in(self, round_: int) -> bool:
         """Whether round `round_` (from 1) makes this release."""
         if self.except_every:
-            return round_ % self.except_every != 0
+            follows = round_ > 1 and (round_ - 1) % self.except_every == 0
+            return round_ % self.except_every != 0 and self.following in (None, follows)
         return round_ % self.every == 0
 
     @property

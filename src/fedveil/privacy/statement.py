@@ -122,6 +122,11 @@ def _not_covered(rows: Sequence[Guarantee], plan: Plan | None) -> list[str]:
             "  The rows for others than the server need a server that is trusted not to share what it sees, "
             "or secure aggregation."
         )
+        lines.append(
+            "  They are about the models. The run's other files (scores of single clients, also on training examples, "
+            "label counts, cohort sizes, transcripts, attacks) and the report made of them are not covered: they are "
+            "not to be published with a model of real data."
+        )
     if plan is not None:
         sizes = f"{plan.clients} clients, {plan.cohort} in a round, {plan.rounds} rounds"
         lines.append(f"  The number of clients, the plan ({sizes}) and the model's shape count as public.")

@@ -9,18 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedveil.data.client_data import ClientData
 from fedveil.deploy.node import open_node
 from fedveil.deploy.policy import PolicyGuard, RefusedError
 from fedveil.errors import InputError, LedgerError
 from fedveil.methods import METHODS
-from fedveil.methods.fedsgd import FedSGD
+from fedveil.methods.fedsgd import FedSGD, batch_in_step
 from fedveil.methods.method import AnyMethod
 from fedveil.methods.udp_fedavg import UDPFedAvg
+from fedveil.methods.wrappers.defences import DPSGD
 from fedveil.privacy.accounting import Cohort, Round, account_rounds
 from fedveil.privacy.releases import GaussianNoise, Plan, Release
+from fedveil.streams import ClientStreams
 from tests.unit.deploy.makers import OPEN_POLICY, POLICY, node_folder
 
 PLAN = Plan(10, 4, "fixed", 50, 12, 12)
@@ -149,6 +153,23 @@ def test_a_plan_or_method_that_changes_in_a_run_is_refused(tmp_path: Path) -> No
         with pytest.raises(RefusedError, match="keeps the method and the plan"):
             open_node(folder).guard.admit("run", 2, method, plan)
     open_node(folder).guard.admit("run", 2, LOCAL, PLAN)
+
+
+def test_a_record_is_not_read_twice_in_a_round_that_is_charged_once(tmp_path: Path) -> None:
+    guard = open_node(node_folder(tmp_path, policy=OPEN_POLICY)).guard
+    method = DPSGD().around(FedSGD(batch_size=4))
+
+    def read(seed: int, exchange: int) -> set[int]:
+        guard.admit("run", 1, method, PLAN, exchange=exchange, seed=seed)
+        data = ClientData(torch.arange(12)[None], torch.zeros(1, 12), torch.tensor([12]))
+        rng = ClientStreams(seed, 1, (0,), exchange, "entropy")
+        return set(batch_in_step(data, 4, exchange, rng).x.flatten().tolist())
+
+    first = read(0, 0)
+    with pytest.raises(RefusedError, match="and its seed"):
+        read(1, 1)
+    assert first | read(0, 1) | read(0, 2) == set(range(12))
+    assert len(guard.ledger) == 1
 
 
 def test_a_cohort_that_grows_within_a_round_is_refused(tmp_path: Path) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
 
 from fedveil import At, Plan
@@ -15,7 +18,7 @@ from fedveil.errors import InputError
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.fedceo import FedCEO, NoisyModel, Server
 from fedveil.methods.udp_fedavg import UDPFedAvg
-from fedveil.privacy.accounting import account
+from fedveil.privacy.accounting import account, account_rounds, rounds_of
 from fedveil.privacy.releases import Sampler
 from fedveil.run import run_rounds
 from fedveil.streams import ServerStreams
@@ -343,9 +346,9 @@ def test_without_personal_models_others_see_the_mean_only() -> None:
 @pytest.mark.parametrize(
     ("sampler", "sigma", "interval", "server", "observer", "client"),
     [
-        ("poisson", 1.0, 15, 349.96, 72.450, 74.23),
-        ("poisson", 1.5, 10, 168.34, 44.337, 45.20),
-        ("poisson", 2.0, 10, 102.86, 28.301, 28.86),
+        ("poisson", 1.0, 15, 349.96, 73.529, 75.20),
+        ("poisson", 1.5, 10, 168.34, 45.170, 45.95),
+        ("poisson", 2.0, 10, 102.86, 28.837, 29.34),
         ("fixed", 1.0, 15, 300.83, 79.01, 79.22),
         ("fixed", 1.5, 10, 146.05, 46.78, 46.88),
         ("fixed", 2.0, 10, 89.92, 30.14, 30.20),
@@ -367,6 +370,34 @@ def test_the_server_learns_as_much_as_from_averaging_and_others_learn_more(
         assert less is not None
         assert more is not None
         assert less < more
+
+
+def test_after_smoothing_who_came_is_not_hidden_by_the_sum() -> None:
+    """Whoever comes moves the slots behind it, and with them what the others send, by more than its own clip."""
+    method = FedCEO(noise_multiplier=1.0, interval=2)
+    plan = Plan(100, 10, "poisson", 3)
+    server = Server(mean(stack(1)), stack(3))
+    with_it, without = (method.broadcast(At(plan, 3), server, came) for came in ([0, 1, 2], [1, 2]))
+    assert with_it.slot.tolist()[1:] == [2, 3]
+    assert without.slot.tolist() == [1, 2]
+
+    def divergence(bound: float, others: float = 10.0) -> float:
+        """Of one round's sum in units of the clip: the others send as much from these slots as less from those."""
+        x = np.linspace(-30.0, 30.0, 600_001)
+        absent, own, empty = (stats.norm.pdf(x, m) for m in (others, 1 - others, -others))
+        p = 0.9 * absent + 0.1 * own
+        q = 0.9 * absent + 0.1 * empty
+        return float(np.maximum(p - math.exp(bound) * q, 0).sum() * (x[1] - x[0]))
+
+    third = [replace(release, participation="hidden") for release in method.releases(plan)]
+    hidden = account_rounds(rounds_of(third, plan, first=3), 1e-3, pairs=[("client", "observer")])[0].epsilon
+    priced = account_rounds(
+        rounds_of(method.releases(plan), plan, first=3), 1e-3, pairs=[("client", "observer")]
+    )[0].epsilon
+    assert hidden is not None
+    assert priced is not None
+    assert divergence(hidden) > 10 * 1e-3
+    assert divergence(priced) <= 1e-3
 
 
 def test_record_level_releases_count_the_noisy_batches() -> None:

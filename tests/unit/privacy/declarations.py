@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 from scipy.stats import binom
 
@@ -55,18 +56,13 @@ def udp_fedavg_poisson(sigma: float, clients: int = 100, cohort: int = 10) -> li
 
 def fedceo(sigma: float, interval: int, cohort: int = 10, scope: str = "shared") -> list[Release]:
     upload = sigma / math.sqrt(cohort) if scope == "shared" else sigma
-    total = upload * math.sqrt(cohort)
+    total = GaussianNoise(upload * math.sqrt(cohort))
+    mean = Release("the noisy mean", "client", OTHERS, total, except_every=interval, following=True)
     return [
         Release("each upload", "client", ("server",), GaussianNoise(upload)),
         Release("the personal models", "client", OTHERS, GaussianNoise(upload), every=interval),
-        Release(
-            "the noisy mean",
-            "client",
-            OTHERS,
-            GaussianNoise(total),
-            participation="hidden",
-            except_every=interval,
-        ),
+        replace(mean, participation="hidden", following=False),
+        mean,  # who came decides who starts from which personal model
     ]
 
 

@@ -125,12 +125,13 @@ def test_post_processing_is_free() -> None:
 
 def test_schedules_count_rounds() -> None:
     releases = declared.fedceo(1.0, 15)
-    assert [sum(r.happens_in(t) for t in range(1, 301)) for r in releases] == [300, 20, 280]
+    assert [sum(r.happens_in(t) for t in range(1, 301)) for r in releases] == [300, 20, 261, 19]
     rounds = rounds_of(releases, Plan(100, 10, "fixed", 300))
-    counts = {tuple(r.what for r in round_.releases): n for round_, n in rounds.items()}
+    counts = {tuple((r.what, r.participation) for r in round_.releases): n for round_, n in rounds.items()}
     assert counts == {
-        ("each upload", "the noisy mean"): 280,
-        ("each upload", "the personal models"): 20,
+        (("each upload", "seen"), ("the noisy mean", "hidden")): 261,
+        (("each upload", "seen"), ("the noisy mean", "seen")): 19,
+        (("each upload", "seen"), ("the personal models", "seen")): 20,
     }
 
 
@@ -392,6 +393,18 @@ def test_releases_survive_json(releases: list[Release]) -> None:
     assert [Release.from_json(json.loads(json.dumps(r.to_json()))) for r in releases] == releases
 
 
+@pytest.mark.parametrize("interval", [1, 2, 3])
+def test_every_round_is_an_interval_one_follows_one_or_neither(interval: int) -> None:
+    regular = _client(GaussianNoise(1.0), every=interval)
+    following, neither = (
+        _client(GaussianNoise(1.0), except_every=interval, following=which) for which in (True, False)
+    )
+    for t in range(1, 10):
+        happens = [release.happens_in(t) for release in (regular, following, neither)]
+        assert happens.count(True) == 1
+        assert happens[1] == (regular.happens_in(t - 1) and t > 1 and not regular.happens_in(t))
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -402,6 +415,7 @@ def test_releases_survive_json(releases: list[Release]) -> None:
         {"accesses": 0},
         {"every": 0},
         {"every": 3, "except_every": 3},
+        {"following": True},
         {"rate": 0.0},
         {"rate": 0.5},  # batches hide records, not clients
         {"adjacency": "near"},

@@ -161,16 +161,19 @@ def test_a_torn_last_line_of_a_crash_is_mended_without_losing_a_charge(tmp_path:
 def test_it_is_on_the_disk_before_charge_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "ledger.jsonl"
     synced: list[int] = []
+    nodes: list[int] = []
     real = os.fsync
 
     def fsync(file: int) -> None:
         synced.append(path.stat().st_size)
+        nodes.append(os.fstat(file).st_ino)
         real(file)
 
     monkeypatch.setattr(os, "fsync", fsync)
     Ledger(path).charge("run", 1, RELEASES, PLAN, replay_safe=True)
     assert synced
     assert synced[0] == path.stat().st_size
+    assert tmp_path.stat().st_ino in nodes, "the new file itself would be lost in a power cut"
 
 
 def test_what_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from decimal import Decimal, localcontext
+from typing import Any, cast
 
 import dp_accounting
 import numpy as np
@@ -256,6 +258,38 @@ def test_binomial_noise_moments() -> None:
     assert draws.var() == pytest.approx(16, rel=0.01)
     support = np.arange(-12, 13)
     _compare(draws[:100_000], support, stats.binom.pmf(support + 32, 64, 0.5))
+
+
+class _Fixed:
+    """A stream whose next draw is this number of [0, 1), to as many digits as it is asked for."""
+
+    def __init__(self, value: Decimal) -> None:
+        self._left = value
+
+    def bytes(self, length: int) -> bytes:
+        scaled = self._left * 2 ** (8 * length)
+        self._left = scaled - int(scaled)
+        return int(scaled).to_bytes(length, "little")
+
+    def random(self, size: int) -> Any:
+        return np.full(size, float(self._left))
+
+
+def test_many_trials_are_drawn_as_exactly_as_few() -> None:
+    """At the edges of its steps the distribution function is right to far more digits than double precision has."""
+    trials = 26_260_816
+    with localcontext() as context:
+        context.prec = 60
+        n, pi = Decimal(trials), Decimal("3.14159265358979323846264338327950288419716939937510")
+        mass = (2 / (pi * n)).sqrt() * (-1 / (4 * n) + 1 / (24 * n**3)).exp()  # of 0, by Stirling's series
+        below = (1 - mass) / 2
+        for value in range(0, -2500, -1):
+            if value % 100 == 0:
+                for shift, expected in ((Decimal("-1e-22"), value - 1), (Decimal("1e-22"), value)):
+                    drawn = centred_binomial(trials, 1, cast(Stream, _Fixed(below + shift)))
+                    assert drawn[0] == expected
+            mass *= (n / 2 + value) / (n / 2 - value + 1)  # of the value below this one
+            below -= mass
 
 
 @pytest.mark.parametrize("delta", [1e-4, 1e-6])

@@ -41,6 +41,11 @@ def test_words_say_what_is_seen_and_what_it_costs() -> None:
     assert "secure aggregation" in text
 
 
+def test_words_name_what_of_a_run_is_not_covered_by_its_epsilon() -> None:
+    assert "scores of single clients" in _statement(declared.udp_fedavg(1.0)).in_words()
+    assert "scores of single clients" not in _statement(declared.fedem()).in_words(), "there is no epsilon"
+
+
 def test_what_is_declared_for_records_and_clients_is_said_once() -> None:
     lines = _statement([*unprotected("the trained model", "no noise is added")]).in_words().splitlines()
     assert lines.count("  the server sees the trained model with no protection.") == 1
