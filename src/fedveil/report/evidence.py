@@ -100,8 +100,15 @@ def _meaning(attack: Attack) -> str:
     numbers = f"{found:.1f} dB against {anyway:.1f} dB"
     if found > anyway:
         text = f"On average closer to the originals than the mean image is ({numbers}): it shows something of them."
+        return f"<p>{text}</p>"
+    text = f"On average no closer to the originals than the mean image is ({numbers})"
+    closer = [value for value in attack.psnrs if value > anyway]
+    if closer:
+        text += f", but {len(closer)} of {len(attack.psnrs)} are closer, the best at {max(closer):.1f} dB."
+    elif attack.psnrs:
+        text += ", nor is any single one: by this measure it shows nothing of them."
     else:
-        text = f"On average no closer to the originals than the mean image is ({numbers}): it shows nothing of them."
+        text += "."
     return f"<p>{text}</p>"
 
 

@@ -117,20 +117,30 @@ def test_the_privacy_words_and_numbers_are_in_it(whole: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("psnr", "words"),
+    ("psnr", "images", "words"),
     [
-        (15.0, "On average closer to the originals than the mean image is (15.0 dB against 11.5 dB)"),
-        (8.0, "On average no closer to the originals than the mean image is (8.0 dB against 11.5 dB)"),
+        (15.0, [15.0], "On average closer to the originals than the mean image is (15.0 dB against 11.5 dB)"),
+        (
+            8.0,
+            [],
+            "On average no closer to the originals than the mean image is (8.0 dB against 11.5 dB).</p>",
+        ),
+        (
+            8.0,
+            [7.0, 9.0],
+            "(8.0 dB against 11.5 dB), nor is any single one: by this measure it shows nothing",
+        ),
+        (8.0, [5.0, 5.0, 14.0], "(8.0 dB against 11.5 dB), but 1 of 3 are closer, the best at 14.0 dB."),
     ],
 )
-def test_an_inversion_is_told_in_words(tmp_path: Path, psnr: float, words: str) -> None:
+def test_an_inversion_is_told_in_words(tmp_path: Path, psnr: float, images: list[float], words: str) -> None:
     place = write_run(tmp_path) / "attacks" / "dlg-round-1-exchange-0-client-46-50890df4"
     place.mkdir(parents=True)
     found = {
         "labels": "known",
         "labels_right": 1.0,
         "mean_image_psnr": 11.5,
-        "against_x": {"mean": {"psnr": psnr}},
+        "against_x": {"mean": {"psnr": psnr}, "per_image": {"psnr": images}},
     }
     (place / "finding.json").write_text(json.dumps(found))
     text = write_report([tmp_path], tmp_path / "report.html").read_text()
