@@ -273,9 +273,10 @@ def privacy_chart(rows: Sequence[Row], *, label: str) -> str:
                 parts.append(
                     f"<g><title>{escape(mark.note)}</title>{_privacy_mark(mark, px, middle, row.look)}</g>"
                 )
-                if mark.kind in ("client", "record") and mark.value is not None:
+                if mark.kind != "claim" and mark.value is not None:
+                    beside = 16 if mark.kind == "audit" else 9
                     parts.append(
-                        f'<text class="value" x="{px + 9:.1f}" y="{middle - 4:.1f}">{mark.value:.3g}</text>'
+                        f'<text class="value" x="{px + beside:.1f}" y="{middle - 4:.1f}">{mark.value:.3g}</text>'
                     )
         return height, "".join(parts)
 

@@ -110,10 +110,27 @@ def test_it_is_friendly_to_screen_readers(whole: str) -> None:
 def test_the_privacy_words_and_numbers_are_in_it(whole: str) -> None:
     text = " ".join(Page(whole).text)
     assert "the server sees everything." in text
-    assert "an audit showed at least this" in text
+    assert "an audit showed at least this, for one participation" in text
     assert "a meaningful limit" in text
     assert "21.5" in text
     assert "area 0.875" in text
+
+
+def test_an_audit_says_against_whom_and_of_what(whole: str) -> None:
+    page = Page(whole)
+    audited = "audit: server"
+    assert audited in page.text
+    assert "0.7" in page.text[page.text.index(audited) :][:5]  # the bound stands beside its mark
+    assert (
+        "<h4>Audit against the server</h4><p>Epsilon is at least 0.7 for one participation; 20 is proven. "
+        "A low bound proves nothing.</p>" in whole
+    )
+
+
+def test_an_audited_run_is_not_said_to_be_untested(whole: str) -> None:
+    parts = [part.split("</details>")[0] for part in whole.split("<summary>In words: ")[1:]]
+    assert {"<h4>Audit" in part for part in parts} == {True, False}
+    assert all(("<h4>Audit" in part) != ("No audit has tested" in part) for part in parts)
 
 
 @pytest.mark.parametrize(
