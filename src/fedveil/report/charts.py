@@ -7,6 +7,7 @@ carries its values for the page's script, which shows them under the pointer or 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -205,15 +206,16 @@ def plane_chart(
 
 
 def _name_dots(dots: Sequence[tuple[float, float, str]], right: float) -> list[str]:
-    """Names beside their dots, where there is room; the legend names the others."""
+    """Names beside their dots, where there is room and no other dot is nearer; the legend names the others."""
     taken = [(x - 7, y - 7, x + 7, y + 7) for x, y, _ in dots]
     out = []
-    for x, y, name in dots:
+    for x, y, name in sorted(dots, key=lambda dot: dot[1]):  # of two close dots the upper has the upper name
         wide = 6.3 * len(name)
         for across, down in ((10, -9), (-10 - wide, -9), (10, 18), (-10 - wide, 18)):
             box = (x + across, y + down - 11, x + across + wide, y + down + 3)
             inside = box[0] >= 54 and box[2] <= right and box[1] >= 26
-            if inside and not any(_overlap(box, other) for other in taken):
+            nearest = min(_distance(box, px, py) for px, py, _ in dots) == _distance(box, x, y)
+            if inside and nearest and not any(_overlap(box, other) for other in taken):
                 taken.append(box)
                 out.append(f'<text class="name" x="{box[0]:.1f}" y="{y + down:.1f}">{escape(name)}</text>')
                 break
@@ -222,6 +224,10 @@ def _name_dots(dots: Sequence[tuple[float, float, str]], right: float) -> list[s
 
 def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def _distance(box: tuple[float, float, float, float], x: float, y: float) -> float:
+    return math.hypot(max(box[0] - x, 0, x - box[2]), max(box[1] - y, 0, y - box[3]))
 
 
 def privacy_chart(rows: Sequence[Row], *, label: str) -> str:

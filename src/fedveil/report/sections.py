@@ -202,7 +202,8 @@ def _words(setting: Setting, *, opened: bool) -> str:
     parts = []
     if rows:
         heads = ["against", "protects", "ε", "δ", "meaning", "by"]
-        parts.append(table(f"Proven for {setting.name}", heads, rows, sortable=False, numeric_from=9))
+        proven = table(f"Proven for {setting.name}", heads, rows, sortable=False, numeric_from=9)
+        parts.append(f'<div class="wordy">{proven}</div>')
     if run.words:
         words = run.words.removesuffix(NO_AUDIT) if setting.audited() else run.words
         parts.append(f'<div class="words">{_paragraphs(words.rstrip())}</div>')

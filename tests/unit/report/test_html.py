@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.errors import InputError
+from fedveil.report.charts import Dot, plane_chart
 from fedveil.report.html import write_report
 from tests.unit.report.makers import proof, write_everything, write_picture, write_run
 
@@ -256,3 +257,31 @@ def test_a_folder_is_no_place_for_a_page(tmp_path: Path) -> None:
     write_run(tmp_path)
     with pytest.raises(InputError, match="is a folder"):
         write_report([tmp_path], tmp_path)
+
+
+def test_a_name_never_stands_nearer_to_another_dot() -> None:
+    close = [Dot(name, 0, 80.0, y, None, name) for name, y in (("low", 0.76), ("high", 0.79))]
+    beside = Dot("elsewhere", 0, None, 0.8, None, "elsewhere")
+    far = [Dot("far", 0, 2.0, y, None, "far") for y in (0.05, 0.99)]
+    chart = plane_chart([*close, beside, *far], label="", x_label="", y_label="", log=True)
+    named = re.findall(r'class="name" x="[^"]*" y="([^"]*)">(\w+)<', chart.split("</svg>")[0])
+    heights = {name: float(y) for y, name in named}
+    assert heights["high"] < heights["low"]
+    assert "elsewhere" not in heights  # the only room is beside the other two; the legend has it
+
+
+def test_membership_attacks_have_a_chart_each_and_no_hash(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    for name in ("lira-2aaf929c", "loss-threshold"):
+        place = folder / "attacks" / name
+        place.mkdir(parents=True)
+        (place / "finding.json").write_text(json.dumps({"auc": 0.5}))
+        (place / "roc.json").write_text(json.dumps({"fpr": [0.0, 1.0], "tpr": [0.0, 1.0]}))
+    text = write_report([tmp_path], tmp_path / "report.html").read_text()
+    assert re.findall(r"<figcaption>(lira|loss-threshold)</figcaption>", text) == ["lira", "loss-threshold"]
+    assert "2aaf929c" not in text
+
+
+def test_the_last_column_of_the_proofs_keeps_its_width_on_a_phone(whole: str) -> None:
+    assert whole.count('<div class="wordy">') == whole.count("<summary>In words: ")
+    assert ".wordy td:last-child{min-width:16em}" in whole
