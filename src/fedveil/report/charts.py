@@ -235,7 +235,7 @@ def privacy_chart(rows: Sequence[Row], *, label: str) -> str:
     values = [mark.value for row in rows for mark in row.marks if mark.value is not None and mark.value > 0]
 
     def draw(width: int) -> tuple[int, str]:
-        left = 168 if width == WIDE else 84
+        left = 168 if width == WIDE else max(84, 14 + 6 * max(len(row.short) for row in rows))
         head, step = 24, 26
         headings = sum(bool(row.heading) for row in rows)
         top = 30
