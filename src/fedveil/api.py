@@ -147,8 +147,9 @@ def run(
 
     Clients in a list are each a pair (x, y) of tensors or NumPy arrays, `Examples`, or a `torch.utils.data.Dataset`.
     With `results` (a folder) every round is recorded, an interrupted run goes on where it stopped, to the same
-    result, and a finished one is read back. `config` is the text kept there as `config.toml`; `facts` are added
-    to its summary. `score_clients` tests the final model on each client's own examples, or on `local_test`.
+    result, and a finished one is read back; a folder that holds another run is refused. `config` is the text kept
+    there as `config.toml`; `facts` are added to its summary. `score_clients` tests the final model on each client's
+    own examples, or on `local_test`.
     """
     source: Clients = (
         ArrayClients.from_arrays([_pair(client) for client in clients])
@@ -251,6 +252,7 @@ def run_on(
         history: list[dict[str, Any]] = []
         if folder is not None:
             stack.enter_context(folder.held())
+            folder.require(described)
             if folder.finished:
                 return folder.read()
             start = folder.start(config or described, described, method.server_type)

@@ -152,7 +152,8 @@ def _verdict(content: dict[str, Any]) -> str:
     ]
     if gain <= 1:
         lines.append(
-            "No better than showing the mean image. A failed attack proves nothing: a stronger one may succeed."
+            "On average no better than showing the mean image. "
+            "A failed attack proves nothing: a stronger one may succeed."
         )
     else:
         lines.append(f"{gain:.1f} dB better than showing the mean image: the uploads give images away.")

@@ -89,17 +89,19 @@ class ResultFolder:
         finally:
             lock.close()
 
-    def start(self, config: str, identity: str, server_type: type[Record]) -> Checkpoint | None:
-        """Begin, or go on from the newest whole checkpoint; rounds after it will be replayed.
-
-        `identity` names what the result depends on; a folder begun under another is refused.
-        """
-        stored = self.path / "config.toml"
+    def require(self, identity: str) -> None:
+        """Refuse a folder begun under another identity, which names what the result depends on."""
         mark = self.path / ".identity"
         if mark.exists() and mark.read_text() != identity:
             raise ResultError(
-                f"{self.path} holds a run of another configuration. Remove it or choose another folder."
+                f"{self.path} holds a run of another configuration: its method, clients, rounds, seed or model "
+                "differ. Remove it or choose another folder."
             )
+
+    def start(self, config: str, identity: str, server_type: type[Record]) -> Checkpoint | None:
+        """Begin, or go on from the newest whole checkpoint; rounds after it will be replayed."""
+        stored = self.path / "config.toml"
+        mark = self.path / ".identity"
         remove_leftovers(self.path)
         if not mark.exists():
             write_atomically(stored, config.encode())

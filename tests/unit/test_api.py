@@ -62,6 +62,17 @@ def test_a_finished_run_is_read_back_and_never_overwritten(tmp_path: Path) -> No
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in before.items())
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [{"method": FedAvg()}, {"seed": 1}, {"rounds": 5}, {"cohort": 2}],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_a_finished_run_does_not_pass_for_another(tmp_path: Path, changed: dict[str, Any]) -> None:
+    go(tmp_path / "r")
+    with pytest.raises(ResultError, match="holds a run of another configuration"):
+        go(tmp_path / "r", **changed)
+
+
 class Breaks(Observer):
     def __init__(self, round: int) -> None:
         self.round = round

@@ -197,3 +197,13 @@ def test_audit_of_an_unprotected_method_and_of_nothing(fedveil: Call, tmp_path: 
     (tmp_path / "empty").mkdir()
     assert fedveil("audit", "empty")[0] == 2
     assert fedveil("audit", "plan.toml", "--confidence", "0.3")[0] == 2
+
+
+def test_rounds_that_disclose_different_things_are_accounted_and_audited(fedveil: Call) -> None:
+    changes = ["--set", "method.name=fedceo", "--set", "run.rounds=20"]
+    code, out, err = fedveil("account", "plan.toml", "--records-per-client", "60", *changes)
+    assert (code, "one participation costs" in out) == (0, True), err
+    code, out, err = fedveil(
+        "audit", "plan.toml", "--set", "task.dataset=digits", "--samples", "200", *changes
+    )
+    assert (code, "against the observer" in out) == (0, True), err

@@ -132,9 +132,19 @@ def account(
 
 
 def account_participation(releases: Sequence[Release], plan: Plan, delta: float) -> tuple[Guarantee, ...]:
-    """What one participation costs a client who knows it took part: the "one upload" row."""
-    once = [replace(r, every=1, except_every=0, following=None, participation="charged") for r in releases]
-    return account(once, replace(plan, rounds=1), delta)
+    """What one participation costs a client who knows it took part: the "one upload" row.
+
+    Where rounds differ in what they disclose, it is the dearest of them.
+    """
+    kinds = list(rounds_of([replace(r, participation="charged") for r in releases], plan))
+
+    def dearest(unit: Unit, adversary: Adversary) -> Guarantee:
+        seen = [kind for kind in kinds if any(adversary in r.visible_to for r in kind.releases)]
+        counted = [Counter([kind]) for kind in seen] or [Counter(kinds)]
+        rows = [_guarantee(rounds, delta, unit, adversary, "best") for rounds in counted]
+        return max(rows, key=lambda row: math.inf if row.epsilon is None else row.epsilon)
+
+    return tuple(dearest(unit, adversary) for unit, adversary in _pairs(releases))
 
 
 def account_rounds(

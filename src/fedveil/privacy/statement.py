@@ -19,6 +19,7 @@ _NEIGHBOUR = {
     "replace-one": "being exchanged for another",
     "zero-out": "taking part with one's own contribution or with an empty one",
 }
+NO_AUDIT = "No audit has tested this run."
 
 
 def show(value: float) -> str:
@@ -135,7 +136,7 @@ def _not_covered(rows: Sequence[Guarantee], plan: Plan | None) -> list[str]:
 
 def _audited(audit: Mapping[str, Any] | None) -> str:
     if audit is None:
-        return "No audit has tested this run."
+        return NO_AUDIT
     bound = float(audit["lower_bound"])
     return (
         f"An audit showed with {float(audit['confidence']):.0%} confidence that epsilon is at least "

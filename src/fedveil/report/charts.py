@@ -7,6 +7,7 @@ carries its values for the page's script, which shows them under the pointer or 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -205,15 +206,16 @@ def plane_chart(
 
 
 def _name_dots(dots: Sequence[tuple[float, float, str]], right: float) -> list[str]:
-    """Names beside their dots, where there is room; the legend names the others."""
+    """Names beside their dots, where there is room and no other dot is nearer; the legend names the others."""
     taken = [(x - 7, y - 7, x + 7, y + 7) for x, y, _ in dots]
     out = []
-    for x, y, name in dots:
+    for x, y, name in sorted(dots, key=lambda dot: dot[1]):  # of two close dots the upper has the upper name
         wide = 6.3 * len(name)
         for across, down in ((10, -9), (-10 - wide, -9), (10, 18), (-10 - wide, 18)):
             box = (x + across, y + down - 11, x + across + wide, y + down + 3)
             inside = box[0] >= 54 and box[2] <= right and box[1] >= 26
-            if inside and not any(_overlap(box, other) for other in taken):
+            nearest = min(_distance(box, px, py) for px, py, _ in dots) == _distance(box, x, y)
+            if inside and nearest and not any(_overlap(box, other) for other in taken):
                 taken.append(box)
                 out.append(f'<text class="name" x="{box[0]:.1f}" y="{y + down:.1f}">{escape(name)}</text>')
                 break
@@ -224,12 +226,16 @@ def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float,
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
+def _distance(box: tuple[float, float, float, float], x: float, y: float) -> float:
+    return math.hypot(max(box[0] - x, 0, x - box[2]), max(box[1] - y, 0, y - box[3]))
+
+
 def privacy_chart(rows: Sequence[Row], *, label: str) -> str:
     """Epsilon on a log scale, a row per adversary: proven, audited and claimed values side by side."""
     values = [mark.value for row in rows for mark in row.marks if mark.value is not None and mark.value > 0]
 
     def draw(width: int) -> tuple[int, str]:
-        left = 168 if width == WIDE else 84
+        left = 168 if width == WIDE else max(84, 14 + 6 * max(len(row.short) for row in rows))
         head, step = 24, 26
         headings = sum(bool(row.heading) for row in rows)
         top = 30
@@ -273,9 +279,10 @@ def privacy_chart(rows: Sequence[Row], *, label: str) -> str:
                 parts.append(
                     f"<g><title>{escape(mark.note)}</title>{_privacy_mark(mark, px, middle, row.look)}</g>"
                 )
-                if mark.kind in ("client", "record") and mark.value is not None:
+                if mark.kind != "claim" and mark.value is not None:
+                    beside = 16 if mark.kind == "audit" else 9
                     parts.append(
-                        f'<text class="value" x="{px + 9:.1f}" y="{middle - 4:.1f}">{mark.value:.3g}</text>'
+                        f'<text class="value" x="{px + beside:.1f}" y="{middle - 4:.1f}">{mark.value:.3g}</text>'
                     )
         return height, "".join(parts)
 

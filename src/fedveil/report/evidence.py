@@ -30,32 +30,38 @@ def attacks(settings: Sequence[Setting]) -> str:
     for name, members in groupby(found, key=lambda item: _in_words(item[0].name)):
         shown = "".join(_attack(s, run, attack) for attack, s, run in members)
         cards += f'<h3>{escape(name)}</h3><div class="cards">{shown}</div>'
-    curves = [
-        Curve(f"{s.name}: {attack.name}, seed {run.seed}", s.look, attack.roc[0], *[attack.roc[1]] * 3)
-        for attack, s, run in found
-        if attack.roc is not None
-    ]
-    roc = ""
-    if curves:
-        areas = ". ".join(f"{c.name}: area {_area(c.x, c.y):.3f}" for c in curves)
-        chart = charts.line_chart(
-            curves,
-            label=f"Membership attacks: true against false positive rate. {areas}.",
-            x_label="false positive rate",
-            y_label="true positive rate",
-            percent=False,
-            rates=True,
-        )
-        items = "".join(
-            f"<li>{charts.swatch(c.look)}<span>{escape(c.name)} <small>area {_area(c.x, c.y):.3f}</small></span></li>"
-            for c in curves
-        )
+    curves: dict[str, list[Curve]] = {}  # a chart for each attack, so that a look names one setting
+    for attack, s, run in found:
+        if attack.roc is not None:
+            curve = Curve(f"{s.name}, seed {run.seed}", s.look, attack.roc[0], *[attack.roc[1]] * 3)
+            curves.setdefault(_in_words(attack.name), []).append(curve)
+    roc = "".join(_roc(name, drawn) for name, drawn in curves.items())
+    if roc:
         roc = (
-            "<figure><figcaption>Membership: can one tell who was in the data? The diagonal is guessing."
-            f'</figcaption><ul class="legend">{items}</ul>{chart}</figure>'
+            "<h3>Membership</h3>"
+            '<p class="note">Can one tell who was in the data? The diagonal is guessing.</p>'
+            f'<div class="pair">{roc}</div>'
         )
     lead = "What attacks on these runs achieved. A failed attack proves nothing; one that succeeds shows what leaks."
     return section("attacks", "Attacks", cards, roc, lead=lead)
+
+
+def _roc(name: str, curves: Sequence[Curve]) -> str:
+    areas = ". ".join(f"{c.name}: area {_area(c.x, c.y):.3f}" for c in curves)
+    chart = charts.line_chart(
+        curves,
+        label=f"{name}: true against false positive rate. {areas}.",
+        x_label="false positive rate",
+        y_label="true positive rate",
+        percent=False,
+        rates=True,
+    )
+    items = "".join(
+        f"<li>{charts.swatch(c.look)}<span>{escape(c.name)} <small>area {_area(c.x, c.y):.3f}</small></span></li>"
+        for c in curves
+    )
+    caption = f"<figcaption>{escape(name)}</figcaption>"
+    return f'<figure>{caption}<ul class="legend">{items}</ul>{chart}</figure>'
 
 
 def _attack(setting: Setting, run: Run, attack: Attack) -> str:
@@ -100,8 +106,15 @@ def _meaning(attack: Attack) -> str:
     numbers = f"{found:.1f} dB against {anyway:.1f} dB"
     if found > anyway:
         text = f"On average closer to the originals than the mean image is ({numbers}): it shows something of them."
+        return f"<p>{text}</p>"
+    text = f"On average no closer to the originals than the mean image is ({numbers})"
+    closer = [value for value in attack.psnrs if value > anyway]
+    if closer:
+        text += f", but {len(closer)} of {len(attack.psnrs)} are closer, the best at {max(closer):.1f} dB."
+    elif attack.psnrs:
+        text += ", nor is any single one: by this measure it shows nothing of them."
     else:
-        text = f"On average no closer to the originals than the mean image is ({numbers}): it shows nothing of them."
+        text += "."
     return f"<p>{text}</p>"
 
 

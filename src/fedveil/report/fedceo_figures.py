@@ -93,7 +93,7 @@ def smoothness_figure(
         axes.set_title(name, loc="left", fontsize=10)
         axes.set_yticks(range(len(names)), names, fontsize=8 if len(names) <= 12 else 5)
         axes.set_ylabel("class")
-        axes.set_xticks(range(0, values.shape[1], 1 + values.shape[1] // 20))
+        axes.set_xticks(range(0, values.shape[1], 1 + values.shape[1] // 12))
         if accuracy is None:
             axes.set_xlabel("client (slot)")
     figure.colorbar(shown, ax=maps, pad=0.02, fraction=0.04, label="roughness across clients")

@@ -91,6 +91,7 @@ class Attack:
     pictures: tuple[Picture, ...]
     roc: tuple[tuple[float, ...], tuple[float, ...]] | None
     texts: tuple[TextPair, ...] = ()
+    psnrs: tuple[float, ...] = ()  # of the single images that an inversion made
 
 
 @dataclass(frozen=True)
@@ -452,7 +453,14 @@ def _attack(folder: Path, place: Path, problems: list[str]) -> Attack:
         texts = _text_pairs(_json(folder / "texts.json", problems, within=within))
         if not texts:
             problems.append(f"{within}texts.json holds no texts")
-    return Attack(name, " ".join(target), facts, pictures, roc, texts)
+    return Attack(name, " ".join(target), facts, pictures, roc, texts, _psnrs(found))
+
+
+def _psnrs(found: Any) -> tuple[float, ...]:
+    for key in ("against_x", "per_image", "psnr"):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    values = [number(value) for value in found] if isinstance(found, list) else []
+    return tuple(value for value in values if value is not None)
 
 
 def _text_pairs(found: Any) -> tuple[TextPair, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from fedveil.privacy.statement import show
+from fedveil.privacy.statement import NO_AUDIT, show
 from fedveil.report import charts
 from fedveil.report.charts import Curve, Dot, Mark, Row
 from fedveil.report.markup import NOTHING, Cell, legend, named, section, table
@@ -108,6 +108,8 @@ def results(settings: Sequence[Setting]) -> str:
         "Accuracy on the test set: mean and sample deviation over seeds. ε: proven, for the unit named; "
         "bytes and seconds: mean of a run."
     )
+    if "audit: ε ≥" in heads:
+        note += " Audit: the most that was shown against anybody, for one participation."
     return section("results", "Results", table("Results by method", heads, rows), lead=note)
 
 
@@ -124,7 +126,7 @@ def privacy(settings: Sequence[Setting]) -> str:
             '<li><svg class="key" viewBox="0 0 12 12" aria-hidden="true"><circle class="hollow sink" cx="6" cy="6" '
             'r="4.5"/></svg>proven for a single record</li>'
             '<li><svg class="key" viewBox="0 0 16 12" aria-hidden="true"><path class="audit" d="M2 0V12M2 6h12m-4 '
-            '-4l4 4l-4 4"/></svg>an audit showed at least this</li>'
+            '-4l4 4l-4 4"/></svg>an audit showed at least this, for one participation</li>'
             '<li><svg class="key" viewBox="0 0 14 14" aria-hidden="true"><path class="hollow claim" d="M7 1l6 6l-6 6'
             'l-6 -6Z"/></svg>the paper&#39;s own claim</li></ul>'
         )
@@ -148,9 +150,23 @@ def _privacy_rows(setting: Setting) -> list[Row]:
             for adversary in ADVERSARIES
             if (marks := [_mark(setting, proof) for proof in proofs if proof.adversary == adversary])
         ]
-    if other := _other_marks(setting):
-        kinds = " and ".join(dict.fromkeys(mark.kind for mark in other))
-        rows.append((kinds, kinds, other))
+    audits: dict[str, list[Mark]] = {}
+    for audit in setting.audited():
+        bound = number(audit.get("lower_bound"))
+        if bound is not None:
+            who = str(audit.get("adversary", ""))
+            whom = f" against {WHO[who]}" if who in WHO else ""
+            said = f"{setting.name}: an audit{whom} showed epsilon of at least {show(bound)}{_scope(audit)}"
+            audits.setdefault(who, []).append(Mark("audit", bound, said))
+    for who, marks in audits.items():
+        if who in WHO:
+            rows.append((f"audit: {WHO[who].removeprefix('the ')}", f"audit: {_SHORT[who]}", marks))
+        else:
+            rows.append(("audit", "audit", marks))
+    claim = setting.first.claim
+    if isinstance(claim, float):
+        mark = Mark("claim", claim, f"{setting.name}: the paper claims epsilon {show(claim)}")
+        rows.append(("claim", "claim", [mark]))
     return [Row(setting.name if place == 0 else "", setting.look, *row) for place, row in enumerate(rows)]
 
 
@@ -161,18 +177,10 @@ def _mark(setting: Setting, proof: Proof) -> Mark:
     return Mark(kind, proof.epsilon, f"{setting.name}, {whom}: {said}")
 
 
-def _other_marks(setting: Setting) -> list[Mark]:
-    marks = []
-    for audit in setting.audited():
-        bound = number(audit.get("lower_bound"))
-        if bound is not None:
-            marks.append(
-                Mark("audit", bound, f"{setting.name}: an audit showed epsilon of at least {show(bound)}")
-            )
-    claim = setting.first.claim
-    if isinstance(claim, float):
-        marks.append(Mark("claim", claim, f"{setting.name}: the paper claims epsilon {show(claim)}"))
-    return marks
+def _scope(audit: Mapping[str, Any]) -> str:
+    """What the bound is about, where the audit says so."""
+    scope = audit.get("scope")
+    return f" for {scope}" if isinstance(scope, str) else ""
 
 
 def _words(setting: Setting, *, opened: bool) -> str:
@@ -194,9 +202,11 @@ def _words(setting: Setting, *, opened: bool) -> str:
     parts = []
     if rows:
         heads = ["against", "protects", "ε", "δ", "meaning", "by"]
-        parts.append(table(f"Proven for {setting.name}", heads, rows, sortable=False, numeric_from=9))
+        proven = table(f"Proven for {setting.name}", heads, rows, sortable=False, numeric_from=9)
+        parts.append(f'<div class="wordy">{proven}</div>')
     if run.words:
-        parts.append(f'<div class="words">{_paragraphs(run.words)}</div>')
+        words = run.words.removesuffix(NO_AUDIT) if setting.audited() else run.words
+        parts.append(f'<div class="words">{_paragraphs(words.rstrip())}</div>')
     parts += [_audit(audit) for audit in setting.audited()]
     if not parts:
         parts = ["<p>This run has no statement yet: it is written when a run ends.</p>"]
@@ -211,7 +221,14 @@ def _audit(audit: Mapping[str, Any]) -> str:
         if not isinstance(value, Mapping | list)
     }
     facts = "".join(f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>" for key, value in told.items())
-    return f"<h4>Audit</h4><dl>{facts}</dl>"
+    whom = WHO.get(str(audit.get("adversary", "")))
+    bound, proven = number(audit.get("lower_bound")), number(audit.get("proven"))
+    said = ""
+    if bound is not None:
+        beside = f"; {show(proven)} is proven" if proven is not None else ""
+        end = "What is declared is refuted." if audit.get("broken") is True else "A low bound proves nothing."
+        said = f"<p>Epsilon is at least {show(bound)}{escape(_scope(audit))}{beside}. {end}</p>"
+    return f"<h4>Audit{f' against {escape(whom)}' if whom else ''}</h4>{said}<dl>{facts}</dl>"
 
 
 def _paragraphs(text: str) -> str:

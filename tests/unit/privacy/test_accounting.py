@@ -35,6 +35,7 @@ from fedveil.privacy.releases import (
     RandomGaussianNoise,
     Release,
     RenyiCurve,
+    Sampler,
     Unprotected,
     ZeroConcentratedDP,
 )
@@ -453,6 +454,22 @@ def test_one_participation_costs_a_full_upload() -> None:
     plan = Plan(100, 10, "fixed", 300)
     row = _one(account_participation([_client(GaussianNoise(1.0), every=7)], plan, DELTA))
     assert row.epsilon == pytest.approx(4.377, abs=1e-3)
+
+
+@pytest.mark.parametrize("sampler", ["fixed", "poisson"])
+def test_one_participation_is_in_one_round_not_in_two_that_differ(sampler: Sampler) -> None:
+    """FedCEO shows uploads in smoothing rounds and the mean in the others, never both at once."""
+    once = account_participation(declared.fedceo(1.5, 10), Plan(100, 10, sampler, 300), DELTA)
+    upload = account_participation(declared.udp_fedavg(1.5), Plan(100, 10, sampler, 300), DELTA)
+    server, observer, client = (row.epsilon for row in once)
+    assert server == observer == client == upload[0].epsilon
+
+
+def test_a_release_that_never_happens_costs_nothing_but_proves_nothing() -> None:
+    row = _one(
+        account_participation([_client(GaussianNoise(1.0), every=7)], Plan(100, 10, "fixed", 3), DELTA)
+    )
+    assert row.epsilon is None
 
 
 def test_accounting_is_fast_enough() -> None:

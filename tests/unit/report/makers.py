@@ -132,6 +132,7 @@ def write_everything(root: Path) -> Path:
     write_picture(first / "synthetic" / "round-4.png")
     write_picture(first / "figures" / "spectrum.png")
     audit = {"kind": "one run", "lower_bound": 0.7, "confidence": 0.95, "samples": 100, "delta": 1e-5}
+    audit |= {"adversary": "server", "scope": "one participation", "proven": 20.0, "broken": False}
     (root / "demo" / "udp-1.0" / "seed-0" / "audits").mkdir()
     (root / "demo" / "udp-1.0" / "seed-0" / "audits" / "one-run.json").write_text(json.dumps(audit))
     return root

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.errors import InputError
+from fedveil.report.charts import Dot, plane_chart
 from fedveil.report.html import write_report
 from tests.unit.report.makers import proof, write_everything, write_picture, write_run
 
@@ -110,27 +111,54 @@ def test_it_is_friendly_to_screen_readers(whole: str) -> None:
 def test_the_privacy_words_and_numbers_are_in_it(whole: str) -> None:
     text = " ".join(Page(whole).text)
     assert "the server sees everything." in text
-    assert "an audit showed at least this" in text
+    assert "an audit showed at least this, for one participation" in text
     assert "a meaningful limit" in text
     assert "21.5" in text
     assert "area 0.875" in text
 
 
+def test_an_audit_says_against_whom_and_of_what(whole: str) -> None:
+    page = Page(whole)
+    audited = "audit: server"
+    assert audited in page.text
+    assert "0.7" in page.text[page.text.index(audited) :][:5]  # the bound stands beside its mark
+    assert (
+        "<h4>Audit against the server</h4><p>Epsilon is at least 0.7 for one participation; 20 is proven. "
+        "A low bound proves nothing.</p>" in whole
+    )
+
+
+def test_an_audited_run_is_not_said_to_be_untested(whole: str) -> None:
+    parts = [part.split("</details>")[0] for part in whole.split("<summary>In words: ")[1:]]
+    assert {"<h4>Audit" in part for part in parts} == {True, False}
+    assert all(("<h4>Audit" in part) != ("No audit has tested" in part) for part in parts)
+
+
 @pytest.mark.parametrize(
-    ("psnr", "words"),
+    ("psnr", "images", "words"),
     [
-        (15.0, "On average closer to the originals than the mean image is (15.0 dB against 11.5 dB)"),
-        (8.0, "On average no closer to the originals than the mean image is (8.0 dB against 11.5 dB)"),
+        (15.0, [15.0], "On average closer to the originals than the mean image is (15.0 dB against 11.5 dB)"),
+        (
+            8.0,
+            [],
+            "On average no closer to the originals than the mean image is (8.0 dB against 11.5 dB).</p>",
+        ),
+        (
+            8.0,
+            [7.0, 9.0],
+            "(8.0 dB against 11.5 dB), nor is any single one: by this measure it shows nothing",
+        ),
+        (8.0, [5.0, 5.0, 14.0], "(8.0 dB against 11.5 dB), but 1 of 3 are closer, the best at 14.0 dB."),
     ],
 )
-def test_an_inversion_is_told_in_words(tmp_path: Path, psnr: float, words: str) -> None:
+def test_an_inversion_is_told_in_words(tmp_path: Path, psnr: float, images: list[float], words: str) -> None:
     place = write_run(tmp_path) / "attacks" / "dlg-round-1-exchange-0-client-46-50890df4"
     place.mkdir(parents=True)
     found = {
         "labels": "known",
         "labels_right": 1.0,
         "mean_image_psnr": 11.5,
-        "against_x": {"mean": {"psnr": psnr}},
+        "against_x": {"mean": {"psnr": psnr}, "per_image": {"psnr": images}},
     }
     (place / "finding.json").write_text(json.dumps(found))
     text = write_report([tmp_path], tmp_path / "report.html").read_text()
@@ -229,3 +257,31 @@ def test_a_folder_is_no_place_for_a_page(tmp_path: Path) -> None:
     write_run(tmp_path)
     with pytest.raises(InputError, match="is a folder"):
         write_report([tmp_path], tmp_path)
+
+
+def test_a_name_never_stands_nearer_to_another_dot() -> None:
+    close = [Dot(name, 0, 80.0, y, None, name) for name, y in (("low", 0.76), ("high", 0.79))]
+    beside = Dot("elsewhere", 0, None, 0.8, None, "elsewhere")
+    far = [Dot("far", 0, 2.0, y, None, "far") for y in (0.05, 0.99)]
+    chart = plane_chart([*close, beside, *far], label="", x_label="", y_label="", log=True)
+    named = re.findall(r'class="name" x="[^"]*" y="([^"]*)">(\w+)<', chart.split("</svg>")[0])
+    heights = {name: float(y) for y, name in named}
+    assert heights["high"] < heights["low"]
+    assert "elsewhere" not in heights  # the only room is beside the other two; the legend has it
+
+
+def test_membership_attacks_have_a_chart_each_and_no_hash(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    for name in ("lira-2aaf929c", "loss-threshold"):
+        place = folder / "attacks" / name
+        place.mkdir(parents=True)
+        (place / "finding.json").write_text(json.dumps({"auc": 0.5}))
+        (place / "roc.json").write_text(json.dumps({"fpr": [0.0, 1.0], "tpr": [0.0, 1.0]}))
+    text = write_report([tmp_path], tmp_path / "report.html").read_text()
+    assert re.findall(r"<figcaption>(lira|loss-threshold)</figcaption>", text) == ["lira", "loss-threshold"]
+    assert "2aaf929c" not in text
+
+
+def test_the_last_column_of_the_proofs_keeps_its_width_on_a_phone(whole: str) -> None:
+    assert whole.count('<div class="wordy">') == whole.count("<summary>In words: ")
+    assert ".wordy td:last-child{min-width:16em}" in whole
