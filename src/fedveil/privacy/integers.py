@@ -159,10 +159,8 @@ def _binomial_table(trials: int) -> tuple[Words, Words]:
     Floating point will not do: an error of 1e-7 in the logarithm of a factorial is one in every probability, and what
     leaves a client has as many coordinates as the model.
     """
-    half, reach = (
-        trials // 2,
-        math.ceil(6 * math.sqrt(trials)),
-    )  # beyond twelve deviations lies less than 1e-30
+    half = trials // 2
+    reach = math.ceil(6 * math.sqrt(trials))  # twelve deviations: what lies beyond is below 1e-30
     whole = 2 * sum(_binomial_masses(half, reach)) - _MIDDLE
     digits = np.empty((2, 2 * reach), dtype=np.uint64)
     twice = whole - _MIDDLE

@@ -348,7 +348,7 @@ def test_every_attack_is_listed_and_unknown_ones_are_refused() -> None:
     ]
     with pytest.raises(InputError, match="Did you mean"):
         make_attack("inverting-gradient")
-    with pytest.raises(InputError, match="stepz = 3: unknown key. Did you mean steps"):
+    with pytest.raises(InputError, match=r"stepz = 3: unknown key\. Did you mean steps"):
         make_attack("idlg", {"stepz": 3})
     with pytest.raises(InputError, match="steps"):
         make_attack("idlg", {"steps": 0})
