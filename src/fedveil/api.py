@@ -232,6 +232,13 @@ def run_on(
         raise InputError(
             "run.min_clients", min_clients, f"a cohort has {plan.cohort}", f"Use 0 to {plan.cohort}."
         )
+    if min_clients and plan.sampler == "poisson":
+        raise InputError(
+            "run.min_clients",
+            min_clients,
+            "dropping small Poisson rounds would tell how many came, which the accounting does not allow",
+            "Leave it out, or use another sampler.",
+        )
     settings = privacy or PrivacySettings()
     tested = check_test(task, test)
     server = first_server(task, method, plan, seed)

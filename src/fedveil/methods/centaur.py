@@ -44,6 +44,8 @@ from fedveil.tree import Params, State, expand, with_axis
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Centaur(UserLevelAveraging):
+    remembers = True
+
     head: Annotated[int, Field(ge=1, description="how many of the last layers are personal")] = 1
     head_epochs: Epochs = 1
     rank: Annotated[int, Field(ge=1)] | None = None

@@ -39,6 +39,8 @@ from fedveil.tree import Params, State, add, scale, sub, with_axis
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class PPSGD(UserLevelAveraging):
+    remembers = True
+
     personal_lr: LearningRate = 0.1
 
     def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass as record
+from dataclasses import replace
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -176,6 +177,9 @@ def upload_and_mean(sigma: float, scope: NoiseScope, clip: float, plan: Plan) ->
 class UserLevelAveraging(LocalTraining, Method[Server, CohortModel, NoisyModel]):
     """Clients send models with a clipped and noisy update, the server averages them and completes the noise."""
 
+    remembers: ClassVar[bool] = False
+    """Whether what a client sends depends on the rounds it took part in before."""
+
     clip: Clip = 1.0
     noise_multiplier: NoiseMultiplier = 1.0
     noise_scope: NoiseScope = "shared"
@@ -226,4 +230,8 @@ class UserLevelAveraging(LocalTraining, Method[Server, CohortModel, NoisyModel])
         return server.params
 
     def releases(self, plan: Plan) -> Sequence[Release]:
-        return upload_and_mean(self.noise_multiplier, self.noise_scope, self.clip, plan)
+        upload, averaged = upload_and_mean(self.noise_multiplier, self.noise_scope, self.clip, plan)
+        if self.remembers and plan.sampler == "fixed":
+            # Later rounds tell of earlier cohorts, and of one of known size the others give the last member away.
+            averaged = replace(averaged, participation="seen")
+        return upload, averaged

@@ -122,6 +122,23 @@ def test_they_disclose_what_udp_fedavg_discloses(method: PPSGD | Centaur) -> Non
 
 
 @pytest.mark.parametrize("kind", [PPSGD, Centaur])
+def test_what_a_client_sends_tells_of_earlier_cohorts_so_those_of_fixed_size_hide_nobody(
+    kind: type[PPSGD] | type[Centaur],
+) -> None:
+    method = kind(noise_multiplier=0.0, clip=math.inf, batch_size=8)
+    task, data, rng = Task(network), clients().load([0]), ClientStreams(0, 2, (0,))
+    down = method.broadcast(AT, method.init_server(task.init(0), PLAN), [0, 1])
+    new = method.init_client(task, data, rng)
+    first, after = method.client_update(task, AT, down, data, new, rng)
+    second, _ = method.client_update(task, AT, down, data, after, rng)
+    assert any(bool((first.params[name] != leaf).any()) for name, leaf in second.params.items())
+    plan = Plan(1000, 10, "fixed", 300)
+    rows = {row.adversary: row for row in account(kind().releases(plan), plan, 1e-5)}
+    assert rows["observer"].adjacency == rows["client"].adjacency == "zero-out"
+    assert rows["observer"].epsilon == pytest.approx(13.14, abs=0.01)  # 9.30 if the cohorts stayed hidden
+
+
+@pytest.mark.parametrize("kind", [PPSGD, Centaur])
 def test_personal_models_are_scored_beside_the_shared_one(kind: type[PPSGD] | type[Centaur]) -> None:
     x = torch.randn(30, 6, generator=torch.Generator().manual_seed(1)).double()
     y = torch.randint(0, 3, (30,), generator=torch.Generator().manual_seed(2))
