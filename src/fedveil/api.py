@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 from collections.abc import Callable, Sequence
@@ -247,9 +246,7 @@ def run_on(
     described = _describe(task, method, plan, seed)
     # On a shared ledger another run must not pass for this one resumed: it may have other data. One without a folder
     # cannot be resumed.
-    place = secrets.token_hex(8) if folder is None else str(folder.path.resolve())
-    shown = f"{seed}" if folder is None else "/".join(folder.path.parts[-3:])
-    name = f"{shown} {hashlib.sha256(f'{place} {described}'.encode()).hexdigest()[:12]}"
+    name = f"{seed} {secrets.token_hex(6)}" if folder is None else folder.run()
     fresh = noise_source == "entropy"
     guard = PrivacyGuard(  # refuses before anything is written
         method, plan, settings, name, ledger, replay_safe=not fresh
@@ -262,7 +259,7 @@ def run_on(
             folder.require(described)
             if folder.finished:
                 return folder.read()
-            start = folder.start(config or described, described, method.server_type)
+            start = folder.start(config or described, described, name, method.server_type)
             history = folder.rounds()
         engine = engine_of(name)
         stack.callback(engine.close)

@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import platform
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,6 +68,17 @@ class ResultFolder:
     def finished(self) -> bool:
         return (self.path / "summary.json").exists()
 
+    def run(self) -> str:
+        """A name that no other run has, kept even if the folder is moved: where it began, and random digits."""
+        try:
+            return self._run_mark.read_text()
+        except (OSError, UnicodeDecodeError):  # none yet, or a folder that will be refused when it starts
+            return f"{'/'.join(self.path.parts[-3:])} {secrets.token_hex(6)}"
+
+    @property
+    def _run_mark(self) -> Path:
+        return self.path / ".run"
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """Keep other processes out while this one writes."""
@@ -98,11 +110,17 @@ class ResultFolder:
                 "differ. Remove it or choose another folder."
             )
 
-    def start(self, config: str, identity: str, server_type: type[Record]) -> Checkpoint | None:
+    def start(self, config: str, identity: str, run: str, server_type: type[Record]) -> Checkpoint | None:
         """Begin, or go on from the newest whole checkpoint; rounds after it will be replayed."""
         stored = self.path / "config.toml"
         mark = self.path / ".identity"
         remove_leftovers(self.path)
+        if not self._run_mark.exists():
+            write_atomically(self._run_mark, run.encode())
+        elif self.run() != run:
+            raise ResultError(
+                f"{self.path}: another process began this run meanwhile. Start again to resume it."
+            )
         if not mark.exists():
             write_atomically(stored, config.encode())
             write_atomically(mark, identity.encode())  # last: it vouches for the configuration beside it

@@ -126,11 +126,17 @@ class Stops(Observer):
             raise KeyboardInterrupt
 
 
-def test_a_resumed_run_is_charged_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("then", ["run", "elsewhere"])
+def test_a_resumed_run_is_charged_once_wherever_its_folder_is(
+    tmp_path: Path, then: str, shared: bool
+) -> None:
+    settings = PrivacySettings(ledger=tmp_path / "shared.jsonl" if shared else None)
     with pytest.raises(KeyboardInterrupt):
-        go(tmp_path / "run", checkpoint_every=1, observers=[Stops()])
-    go(tmp_path / "run", checkpoint_every=1)
-    entries = Ledger(tmp_path / "run" / "ledger.jsonl").entries
+        go(tmp_path / "run", checkpoint_every=1, observers=[Stops()], privacy=settings)
+    (tmp_path / "run").rename(tmp_path / then)
+    go(tmp_path / then, checkpoint_every=1, privacy=settings)
+    entries = Ledger(settings.ledger or tmp_path / then / "ledger.jsonl").entries
     assert [entry.round for entry in entries] == [t for t in range(1, 7) for _ in range(2)]
     assert {entry.attempt for entry in entries} == {0}
 
