@@ -16,7 +16,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from fedveil.config import Config, load_config
-from fedveil.errors import LARGEST_SEED, FedveilError, InputError
+from fedveil.errors import LARGEST_SEED, FedveilError, InputError, known_name
 from fedveil.experiment import check_attacks, client_names, load_examples, result_folder, split_clients
 from fedveil.flower_app.launch import run_seed
 from fedveil.plugins import load_plugins
@@ -153,7 +153,7 @@ def list_(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what fedveil knows by name; or the fields of one method."""
+    """List what fedveil knows by name; or the fields of one method or wrapper."""
     rows = _LISTS[what]() if name is None else _fields(what, name)
     if as_json:
         print(json.dumps(rows))
@@ -175,8 +175,7 @@ def _fields(what: str, name: str) -> list[dict[str, Any]]:
     known: dict[str, Mapping[str, type[Any]]] = {"methods": METHODS, "wrappers": WRAPPERS}
     if what not in known:
         raise InputError("name", name, f"{what} have no fields to list", "Leave it out.")
-    if name not in known[what]:
-        raise InputError("name", name, f"is none of the {what}", f"Known: {', '.join(sorted(known[what]))}.")
+    known_name("name", what.removesuffix("s"), name, known[what])
     given = {field.name: field.default for field in fields(known[what][name])}
     return [
         {"name": key, "default": str(value) if value == float("inf") else value}  # JSON has no infinity

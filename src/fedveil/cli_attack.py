@@ -15,13 +15,13 @@ from rich.text import Text
 from fedveil.attack_run import LabelMode, attack_exchange, describe, write_finding
 from fedveil.attack_texts import ScoredTexts
 from fedveil.attacks.membership.all import list_membership_attacks
-from fedveil.attacks.registry import configured_attacks, make_attack
+from fedveil.attacks.registry import configured_attacks, list_attacks, make_attack
 from fedveil.cli import AsJson, DataDir, app, notes, out
 from fedveil.cli_membership import attack_membership, parse_settings
-from fedveil.errors import InputError
+from fedveil.errors import InputError, known_name
 from fedveil.membership_run import Target
 from fedveil.progress import progress_bar
-from fedveil.recorded import open_run
+from fedveil.recorded import open_run, run_folder
 
 _MOST_TEXTS = 8
 _NOTHING = 0.05  # a gain of ROUGE-1 that chance explains
@@ -68,9 +68,12 @@ def attack_command(
 ) -> None:
     """Reconstruct clients' data from what a run's server saw, or tell who was in it; writes a finding, and a picture
     or texts."""
-    if attack in {kind.name for kind in list_membership_attacks()}:
+    membership = {kind.name for kind in list_membership_attacks()}
+    if attack is not None:  # a misspelt name is told before a missing transcript
+        known_name("--attack", "attack", attack, membership | {kind.name for kind in list_attacks()})
+    if attack in membership:
         attack_membership(
-            result,
+            run_folder(result),
             attack,
             settings=parse_settings(settings or []),
             target=target,
@@ -82,11 +85,11 @@ def attack_command(
             as_json=as_json,
         )
         return
-    run = open_run(result, data)
     clients = client or [0]
     if len(set(clients)) != len(clients):
         raise InputError("client", clients, "names a client twice", "Name each client once.")
     changes = parse_settings(settings or [])
+    run = open_run(result, data)
     if attack is not None:
         planned = [(make_attack(attack, changes), round_ or 1)]
     else:

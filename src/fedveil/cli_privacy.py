@@ -95,7 +95,7 @@ def account_command(
     notes.print(statement.in_words())
     out.print(guarantees_table(answer["proven"]))
     once = [row.to_json() for row in account_participation(method.releases(plan), plan, delta)]
-    out.print(guarantees_table(once, title="Of which one participation costs"))
+    out.print(guarantees_table(once, title="What one participation costs, where it is known"))
     for key, title in (("calibrated", f"Noise for ε = {target_epsilon}"), ("what_if", "What if")):
         if key in answer:
             out.print(_rows(answer[key], title))
@@ -141,6 +141,8 @@ def _what_if(config: Config, plan: Plan, text: str) -> dict[str, Any]:
         sigma = float(text)
     except ValueError as error:
         raise InputError("--what-if", text, "is not a number", "Write 0.5,1,2.") from error
+    if not 0 <= sigma < float("inf"):
+        raise InputError("--what-if", text, "is not a noise multiplier", "Use numbers from 0 on.")
     rows = account(_with_noise(config, sigma).releases(plan), plan, config.privacy.delta)
     return {"noise_multiplier": sigma} | {f"{row.adversary} ({row.unit})": row.epsilon for row in rows}
 

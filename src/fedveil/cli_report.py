@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fedveil.attack_run import attack_smallest
+from fedveil.attacks.membership.all import list_membership_attacks
 from fedveil.attacks.registry import make_attack
 from fedveil.cli import SUMMARY_KEYS, AsJson, Changes, DataDir, Results, app, notes, out
 from fedveil.cli_attack import advance
@@ -107,6 +108,13 @@ def _run(cells: Sequence[Cell], results: Path, data: Path | None, jobs: int | No
 
 
 def _require_attackable(cells: Sequence[Cell], attack: str, settings: Mapping[str, Any]) -> None:
+    if attack in {kind.name for kind in list_membership_attacks()}:
+        raise InputError(
+            "--attack",
+            attack,
+            "is a membership attack, and this is for inversions",
+            f"Compare without it, then run `fedveil attack RESULT --attack {attack}` on each result.",
+        )
     make_attack(attack, settings)
     if any(not cell.config.run.transcript for cell in cells):
         raise InputError(

@@ -61,7 +61,7 @@ def plan_cells(
     for path in paths:
         written = load_config(path)
         names = list(methods) or [str(written.method["name"])]
-        _require_known_fields(names, [*changes, *(f"{key}=" for key, _ in axes)])
+        _require_known_fields(names, [*changes, *(f"{key}={','.join(values)}" for key, values in axes)])
         for name in names:
             for values in product(*(options for _, options in axes)):
                 chosen = [f"{key}={value}" for (key, _), value in zip(axes, values, strict=True)]

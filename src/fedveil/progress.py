@@ -57,18 +57,20 @@ class ShowProgress(Observer):
         self._epsilon = ""
 
     def round_starts(self, at: At, cohort: Sequence[int]) -> str | None:
-        if self._bar is None:
-            self._bar = self._progress.add_task(
-                self._title, total=self._rounds, completed=at.round - 1, status=""
-            )
+        self._shown(at.round - 1)
         return None
 
     def round_ends(self, end: RoundEnd) -> None:
-        assert self._bar is not None
+        bar = self._shown(end.at.round - 1)  # of rounds elsewhere only the end is told
         if end.metrics.get("accuracy") is not None:
             self._accuracy = f"accuracy {100 * end.metrics['accuracy']:5.2f} %"
         if end.metrics.get("epsilon") is not None:
             self._epsilon = f"ε {end.metrics['epsilon']:.2f}"
         self._progress.update(
-            self._bar, completed=end.at.round, status=f"{self._accuracy}  {self._epsilon}".strip()
+            bar, completed=end.at.round, status=f"{self._accuracy}  {self._epsilon}".strip()
         )
+
+    def _shown(self, done: int) -> TaskID:
+        if self._bar is None:
+            self._bar = self._progress.add_task(self._title, total=self._rounds, completed=done, status="")
+        return self._bar

@@ -54,15 +54,20 @@ class Truth:
     delta: Tensor | None
 
 
+def run_folder(path: Path) -> Path:
+    """The folder of a run: this one, or the only `seed-*` folder in it."""
+    if (path / "config.toml").exists():
+        return path
+    seeds = sorted(path.glob("**/seed-*")) if path.is_dir() else []
+    if len(seeds) != 1:
+        found = f"it holds {len(seeds)} runs" if seeds else "it holds no run"
+        raise ResultError(f"{path}: {found}. Give the folder of one run, results/.../seed-N.")
+    return seeds[0]
+
+
 def open_run(path: Path, data_dir: Path | None = None) -> RecordedRun:
     """The run in this folder (or in its only `seed-*` folder); its data are prepared again from its configuration."""
-    folder = path
-    if not (folder / "config.toml").exists():
-        seeds = sorted(path.glob("**/seed-*")) if path.is_dir() else []
-        if len(seeds) != 1:
-            found = f"it holds {len(seeds)} runs" if seeds else "it holds no run"
-            raise ResultError(f"{path}: {found}. Give the folder of one run, results/.../seed-N.")
-        folder = seeds[0]
+    folder = run_folder(path)
     number = re.fullmatch(r"seed-(\d+)", folder.name)
     if number is None:
         raise ResultError(f"{folder}: its name does not tell the seed. Give a folder named seed-N.")

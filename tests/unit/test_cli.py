@@ -168,7 +168,7 @@ def test_partition_names_the_users_of_a_table(fedveil: Command, tmp_path: Path) 
         (["--set", "run.what=9"], ["run.what", "unknown key"]),
         (["--set", "task.dataset=mnist"], ["mnist", "train-images", "FEDVEIL_DATA"]),
         (["--set", "task.dataset=nothing"], ["nothing", "no such dataset"]),
-        (["--set", "task.model=nothing"], ["nothing", "is not a known model"]),
+        (["--set", "task.model=nothing"], ["nothing", "no such model"]),
         (["--set", "run.device=cuda"], ["run.device", "cpu"]),
         (["--set", "run.device=meta"], ["run.device", "cpu"]),
         (["--set", "privacy.budget=1", "--set", "method.noise_multiplier=0"], ["privacy.budget", "no noise"]),

@@ -199,10 +199,16 @@ def test_audit_of_an_unprotected_method_and_of_nothing(fedveil: Call, tmp_path: 
     assert fedveil("audit", "plan.toml", "--confidence", "0.3")[0] == 2
 
 
+@pytest.mark.parametrize("given", ["-1", "nan", "inf"])
+def test_what_if_names_the_option_that_is_wrong(fedveil: Call, given: str) -> None:
+    code, _, err = fedveil("account", "plan.toml", "--records-per-client", "60", "--what-if", f"1,{given}")
+    assert (code, f"--what-if = '{given}': is not a noise multiplier" in err) == (2, True), err
+
+
 def test_rounds_that_disclose_different_things_are_accounted_and_audited(fedveil: Call) -> None:
     changes = ["--set", "method.name=fedceo", "--set", "run.rounds=20"]
     code, out, err = fedveil("account", "plan.toml", "--records-per-client", "60", *changes)
-    assert (code, "one participation costs" in out) == (0, True), err
+    assert (code, "What one participation costs" in out) == (0, True), err
     code, out, err = fedveil(
         "audit", "plan.toml", "--set", "task.dataset=digits", "--samples", "200", *changes
     )

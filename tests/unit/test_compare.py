@@ -69,7 +69,7 @@ def test_a_change_applies_to_the_methods_that_have_the_field(config: Path) -> No
 
 @pytest.mark.parametrize("option", [{"changes": ["method.clipp=1"]}, {"grid": ["method.clipp=1,2"]}])
 def test_a_field_that_no_method_has_is_refused(config: Path, option: dict[str, list[str]]) -> None:
-    with pytest.raises(InputError, match=r"method\.clipp.*none of fedavg, udp-fedavg.*clip"):
+    with pytest.raises(InputError, match=r"method\.clipp = '1(,2)?': none of fedavg, udp-fedavg.*clip"):
         plan_cells([config], methods=["fedavg", "udp-fedavg"], **option)  # type: ignore[arg-type]
 
 
@@ -148,18 +148,27 @@ def test_the_most_exposed_upload_is_attacked_once(config: Path, tmp_path: Path) 
         assert (place / "finding.json").stat().st_mtime_ns == before
 
 
-def test_the_command_refuses_an_attack_without_a_transcript(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("attack", "words"),
+    [("inverting-gradients", "run.transcript"), ("lira", "--attack = 'lira': is a membership attack")],
+)
+def test_the_command_refuses_an_attack_that_it_cannot_try(
+    config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    attack: str,
+    words: str,
 ) -> None:
     from fedveil.cli import main
 
     results = tmp_path / "results"
-    arguments = ["compare", str(config), "--attack", "inverting-gradients", "--results", str(results)]
+    arguments = ["compare", str(config), "--attack", attack, "--results", str(results)]
     monkeypatch.setattr("sys.argv", ["fedveil", *arguments])
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code == 2
-    assert "run.transcript" in capsys.readouterr().err
+    assert words in capsys.readouterr().err
     assert not results.exists()
 
 

@@ -98,7 +98,8 @@ def test_the_command_writes_and_prints(
     from fedveil.cli import main
 
     folder = finished(tmp_path, rounds=1, name="fedavg")
-    arguments = ["fedveil", "attack", str(folder), "--attack", "loss-threshold", "--examples", "80", "--json"]
+    above = str(folder.parent)  # with only one run in it
+    arguments = ["fedveil", "attack", above, "--attack", "loss-threshold", "--examples", "80", "--json"]
     monkeypatch.setattr("sys.argv", arguments)
     with pytest.raises(SystemExit) as end:
         main()
@@ -106,6 +107,10 @@ def test_the_command_writes_and_prints(
     printed = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert printed["attack"] == "loss-threshold"
     assert (folder / "attacks" / "loss-threshold" / "roc.png").exists()
+    monkeypatch.setattr("sys.argv", ["fedveil", "attack", str(folder), "--attack", "lirra"])
+    with pytest.raises(SystemExit):  # a misspelt name comes before a transcript that is not there
+        main()
+    assert "--attack = 'lirra': no such attack. Did you mean lira" in capsys.readouterr().err
 
 
 # --- the claimed epsilon --------------------------------------------------------------------------------------

@@ -85,9 +85,13 @@ def given_file(field: str, path: object, data_dir: Path | str | None = None) -> 
         return asked
     if asked.is_absolute():
         raise DataError(f"{field}: {asked} is not a file.")
-    return locate(
-        [str(asked)], data_dir, what=str(asked), how_to_get=f"Give the path of the file as {field}."
-    )
+    found = find([str(asked)], data_dir)
+    if found is None:
+        looked = "\n".join(f"  {place / asked}" for place in (Path.cwd(), *places(data_dir)))
+        raise DataError(
+            f"{asked} was not found. Looked for:\n{looked}\nGive the path of the file as {field}."
+        )
+    return found
 
 
 def state_of(path: str, data_dir: Path | str | None = None) -> tuple[tuple[str, int, int], ...]:

@@ -25,7 +25,7 @@ from fedveil.data.text import (
     load_tiny_shakespeare,
     load_wikitext2,
 )
-from fedveil.errors import InputError, install
+from fedveil.errors import InputError, install, known_name
 
 Kind = Literal["image", "table", "text"]
 
@@ -167,9 +167,7 @@ def load_dataset(
     Files are looked for in `data_dir`, then `$FEDVEIL_DATA`, then the user's cache. `max_train` and
     `max_test` keep the first so many examples. An unknown name or option is refused before anything is read.
     """
-    entry = _ENTRIES.get(name) if isinstance(name, str) else None
-    if entry is None:
-        raise InputError("dataset", name, "no such dataset", f"Use one of: {', '.join(_ENTRIES)}.")
+    entry = _ENTRIES[known_name("dataset", "dataset", name, _ENTRIES)]
     for field, limit in (("max_train", max_train), ("max_test", max_test)):
         if limit is not None:
             check_count(field, limit)

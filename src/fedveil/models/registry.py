@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import nn
 
-from fedveil.errors import InputError
+from fedveil.errors import InputError, known_name
 from fedveil.models.alexnet import alexnet
 from fedveil.models.causal_lm import causal_lm
 from fedveil.models.convnet import convnet, convnet_64
@@ -73,10 +73,7 @@ def list_models() -> list[ModelEntry]:
 
 def model_entry(name: str) -> ModelEntry:
     """The entry of this name."""
-    entry = _ENTRIES.get(name)
-    if entry is None:
-        raise InputError("task.model", name, "is not a known model", f"Choose one of: {', '.join(_ENTRIES)}.")
-    return entry
+    return _ENTRIES[known_name("task.model", "model", name, _ENTRIES)]
 
 
 def make_model(

@@ -38,6 +38,7 @@ from fedveil.privacy.releases import Adversary, Plan, Release, Unit
 
 GENESIS = "0" * 64
 LOCK_SECONDS = 30.0
+_REMEDY = "Restore the file from a copy, or treat the budget as spent."
 
 
 @dataclass(frozen=True)
@@ -101,11 +102,11 @@ class Entry:
                 stored,
             )
         except (ValueError, KeyError, TypeError, AttributeError, InputError) as error:
-            raise LedgerError(f"privacy ledger, line {index + 1}: not a ledger entry ({error})") from error
+            raise LedgerError(f"line {index + 1}: not a ledger entry ({error})") from error
         if cls.digest(body) != stored:
-            raise LedgerError(f"privacy ledger, line {index + 1}: altered after it was written")
+            raise LedgerError(f"line {index + 1}: altered after it was written")
         if entry.index != index or entry.previous != previous:
-            raise LedgerError(f"privacy ledger, line {index + 1}: a line before it is missing or replaced")
+            raise LedgerError(f"line {index + 1}: a line before it is missing or replaced")
         return entry
 
 
@@ -148,13 +149,15 @@ class Ledger:
             ) from error
         complete = data.rfind(b"\n") + 1
         for line in data[:complete].splitlines():
-            self._keep(Entry.read(line, len(self._entries), self._last_hash()))
+            try:
+                self._keep(Entry.read(line, len(self._entries), self._last_hash()))
+            except LedgerError as error:
+                raise LedgerError(f"{self.path}: {error}. {_REMEDY}") from error
         self._offset += complete
         count, last = self._head()
         if count > len(self._entries) or (count and self._entries[count - 1].hash != last):
             raise LedgerError(
-                f"{self.path}: holds {len(self._entries)} entries where {count} were written; "
-                "restore the file from a copy, or treat the budget as spent"
+                f"{self.path}: holds {len(self._entries)} entries where {count} were written. {_REMEDY}"
             )
 
     def charge(

@@ -47,6 +47,9 @@ def test_a_named_file_may_be_absolute_or_below_a_place(tmp_path: Path) -> None:
     assert given_file("path", "x.csv", tmp_path) == path
     with pytest.raises(DataError, match="not a file"):
         given_file("path", tmp_path / "no.csv")
+    with pytest.raises(DataError, match=r"no\.csv was not found") as missing:
+        given_file("path", "no.csv", tmp_path)
+    assert f"  {Path.cwd() / 'no.csv'}\n  {tmp_path / 'no.csv'}" in str(missing.value)
     with pytest.raises(InputError, match="not a path"):
         given_file("path", 3)
 

@@ -143,7 +143,7 @@ def test_list_names_and_summaries() -> None:
 @pytest.mark.parametrize(
     "name, shape, classes, options, words",
     [
-        ("lenet", (1, 28, 28), 10, {}, "Choose one of: mlp-2"),
+        ("lenet", (1, 28, 28), 10, {}, "Did you mean lenet-5"),
         ("lenet-5", (1, 8, 8), 10, {"padding": 0}, "padding = 2"),
         ("lenet-5", (1, 3, 3), 10, {}, "at least 4x4"),
         ("lenet-5", (1, 28, 28), 10, {"padding": -1}, "padding = -1"),

@@ -94,7 +94,7 @@ def test_an_altered_line_is_refused(tmp_path: Path, line: int) -> None:
         .replace('"multiplier": 1.0', '"multiplier": 9.0')
     )
     path.write_text("".join(lines))
-    with pytest.raises(LedgerError, match=f"line {line + 1}: altered"):
+    with pytest.raises(LedgerError, match=f"ledger.jsonl: line {line + 1}: altered .* Restore the file"):
         Ledger(path)
 
 
