@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from fedveil.engines.arena import Arena, Leaf, layout, require_room
 from fedveil.engines.outbox import Expected, Outbox
-from fedveil.engines.worker import ClientWorker, one_thread
+from fedveil.engines.worker import ClientWorker
 from fedveil.errors import FedveilError
 from fedveil.messages import Message
 from fedveil.methods.method import At
@@ -71,9 +72,8 @@ class Pool:
                 sent[f"state/{name}"] = torch.stack([states[client][name] for client in known])
         leaves = layout(sent)
         require_room(self._downloads, leaves)
-        with one_thread():  # more would go on spinning, for milliseconds, on the cores the workers need now
-            for leaf in leaves:
-                self._downloads.view(leaf).copy_(sent[leaf.name])
+        for leaf in leaves:
+            self._downloads.view(leaf).copy_(sent[leaf.name])
         order = {
             "head": down.head(),
             "leaves": [leaf.to_json() for leaf in leaves],
@@ -94,6 +94,7 @@ class Pool:
     ) -> list[dict[str, Any]]:
         """Every worker takes some chunks, fewer and fewer, so that all end at the same time."""
         order_text = json.dumps(order | {"expected": expected}).encode()
+        _let_threads_sleep()
         for connection in self._connections:
             connection.send_bytes(order_text)
         waiting = list(chunks)
@@ -158,9 +159,23 @@ def _receive(connection: Connection) -> list[dict[str, Any]]:
     return replies
 
 
+@functools.cache
+def _system_function(name: str) -> Callable[..., int] | None:
+    """A function of the C libraries in this process, if they have it."""
+    found: Callable[..., int] | None = getattr(ctypes.CDLL(None), name, None)
+    return found
+
+
+def _let_threads_sleep() -> None:
+    """OpenMP's threads spin for milliseconds after the server's last step, on the cores that the workers need now."""
+    pause = _system_function("omp_pause_resource_all")
+    if pause is not None:
+        pause(1)  # softly: they wake at the next step
+
+
 def _keep_freed_memory() -> None:
     """Let this process keep the memory it frees: glibc would hand it back, and take it anew, at every step."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = _system_function("mallopt")
     if mallopt is not None:
         trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
         mallopt(trim_threshold, 2**31 - 1)
