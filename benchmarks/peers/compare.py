@@ -155,7 +155,7 @@ def smoothing(turns: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--only", default="W1,W5,W5-200,W2,per-example,t-tsvd")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
