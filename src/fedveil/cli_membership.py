@@ -66,7 +66,6 @@ def _table(finding: MembershipFinding) -> Table:
     table.add_column("value")
     table.add_column("95 % interval")
     found = {"AUC": finding.auc, "accuracy on held-out pairs": finding.accuracy}
-    found |= {f"TPR at {100 * rate:g} % FPR": value for rate, value in finding.tpr_at.items()}
-    for name, value in found.items():
+    for name, value in (found | finding.named_rates()).items():
         table.add_row(name, f"{value.value:.3f}", f"{value.low:.3f} to {value.high:.3f}")
     return table

@@ -113,6 +113,14 @@ def test_findings_are_written_with_a_curve_and_a_picture(tmp_path: Path) -> None
     assert (tmp_path / "lira" / "roc.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(("others", "told"), [(60, True), (1000, False)])
+def test_a_rate_that_few_others_cannot_show_says_what_it_stands_for(others: int, told: bool) -> None:
+    finding = judge("a", "b", np.arange(50.0 + others), np.arange(50 + others) < 50, named_stream(0))
+    names = ", ".join(finding.named_rates())
+    assert (f"TPR at 0.1 % FPR (none of {others})" in names) == told
+    assert (f"(none of {others})" in finding.in_words()) == told
+
+
 def test_what_cannot_be_judged_is_refused() -> None:
     with pytest.raises(InputError, match="too few"):
         judge("a", "b", np.zeros(5), np.arange(5) < 2, named_stream(0))

@@ -71,8 +71,16 @@ class MembershipFinding:
             "confidence": 0.95,
         }
 
+    def named_rates(self) -> dict[str, Interval]:
+        """True positives by the rate they are at; a rate that so few others cannot show says what it stands for."""
+        return {
+            f"TPR at {100 * rate:g} % FPR"
+            + (f" (none of {self.others})" if rate * self.others < 1 else ""): tpr
+            for rate, tpr in self.tpr_at.items()
+        }
+
     def in_words(self) -> str:
-        low = ", ".join(f"TPR at {100 * rate:g} % FPR {found}" for rate, found in self.tpr_at.items())
+        low = ", ".join(f"{name} {found}" for name, found in self.named_rates().items())
         return (
             f"{self.attack} on {self.target}: AUC {self.auc}, accuracy {self.accuracy}, {low} "
             f"({self.members} members, {self.others} others)"
