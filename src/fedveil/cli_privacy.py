@@ -74,7 +74,8 @@ def account_command(
     plan = _plan(loaded, records_per_client, data)
     method = loaded.build_method()
     delta = loaded.privacy.delta
-    statement = privacy_statement(method, plan, delta)
+    deployed = loaded.run.engine == "flower"
+    statement = privacy_statement(method, plan, delta, deployed=deployed)
     answer: dict[str, Any] = statement.to_json()
     if target_epsilon is not None or what_if is not None:
         _check_noise_counts(loaded, plan)
@@ -183,7 +184,8 @@ def audit_command(
     loaded = load_config(source if folder is None else folder / "config.toml", changes or [])
     plan = _plan(loaded, None, data)
     method = loaded.build_method()
-    statement = privacy_statement(method, plan, loaded.privacy.delta)
+    deployed = loaded.run.engine == "flower"
+    statement = privacy_statement(method, plan, loaded.privacy.delta, deployed=deployed)
     with notes.status("auditing"):
         found = audit_method(
             method, plan, delta=loaded.privacy.delta, seed=seed, samples=samples, confidence=confidence
