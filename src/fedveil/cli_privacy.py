@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
+from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -130,11 +132,19 @@ def _calibrated(config: Config, plan: Plan, target: float, adversary: Adversary)
         raise InputError("--target-epsilon", target, "is not above 0", "Use a positive epsilon.")
     delta = config.privacy.delta
     unit = config.privacy.budget_unit or unit_of(_with_noise(config, 1.0), plan)
-    sigma = calibrate(
-        lambda value: _with_noise(config, value).releases(plan), plan, delta, target, adversary, unit
+    sigma = _shown_above(
+        calibrate(
+            lambda value: _with_noise(config, value).releases(plan), plan, delta, target, adversary, unit
+        )
     )
     reached = epsilon_of(_with_noise(config, sigma).releases(plan), plan, delta, adversary, unit)
     return {"adversary": adversary, "unit": unit, "noise_multiplier": sigma, "epsilon": reached}
+
+
+def _shown_above(value: float) -> float:
+    """The next number that is shown in full: who copies a rounded-down multiplier would miss the target."""
+    last = -1 if value >= 100 else math.floor(math.log10(value)) - 3
+    return float(Decimal(value).quantize(Decimal(1).scaleb(last), ROUND_CEILING))
 
 
 def _what_if(config: Config, plan: Plan, text: str) -> dict[str, Any]:
