@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
+from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -74,7 +76,8 @@ def account_command(
     plan = _plan(loaded, records_per_client, data)
     method = loaded.build_method()
     delta = loaded.privacy.delta
-    statement = privacy_statement(method, plan, delta)
+    deployed = loaded.run.engine == "flower"
+    statement = privacy_statement(method, plan, delta, deployed=deployed)
     answer: dict[str, Any] = statement.to_json()
     if target_epsilon is not None or what_if is not None:
         _check_noise_counts(loaded, plan)
@@ -129,11 +132,19 @@ def _calibrated(config: Config, plan: Plan, target: float, adversary: Adversary)
         raise InputError("--target-epsilon", target, "is not above 0", "Use a positive epsilon.")
     delta = config.privacy.delta
     unit = config.privacy.budget_unit or unit_of(_with_noise(config, 1.0), plan)
-    sigma = calibrate(
-        lambda value: _with_noise(config, value).releases(plan), plan, delta, target, adversary, unit
+    sigma = _shown_above(
+        calibrate(
+            lambda value: _with_noise(config, value).releases(plan), plan, delta, target, adversary, unit
+        )
     )
     reached = epsilon_of(_with_noise(config, sigma).releases(plan), plan, delta, adversary, unit)
     return {"adversary": adversary, "unit": unit, "noise_multiplier": sigma, "epsilon": reached}
+
+
+def _shown_above(value: float) -> float:
+    """The next number that is shown in full: who copies a rounded-down multiplier would miss the target."""
+    last = -1 if value >= 100 else math.floor(math.log10(value)) - 3
+    return float(Decimal(value).quantize(Decimal(1).scaleb(last), ROUND_CEILING))
 
 
 def _what_if(config: Config, plan: Plan, text: str) -> dict[str, Any]:
@@ -183,7 +194,8 @@ def audit_command(
     loaded = load_config(source if folder is None else folder / "config.toml", changes or [])
     plan = _plan(loaded, None, data)
     method = loaded.build_method()
-    statement = privacy_statement(method, plan, loaded.privacy.delta)
+    deployed = loaded.run.engine == "flower"
+    statement = privacy_statement(method, plan, loaded.privacy.delta, deployed=deployed)
     with notes.status("auditing"):
         found = audit_method(
             method, plan, delta=loaded.privacy.delta, seed=seed, samples=samples, confidence=confidence

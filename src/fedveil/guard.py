@@ -11,7 +11,7 @@ from fedveil.errors import InputError
 from fedveil.methods.method import AnyMethod, At
 from fedveil.privacy.accounting import RoundAccountant, account, account_rounds
 from fedveil.privacy.ledger import Budget, BudgetKeeper, Ledger
-from fedveil.privacy.releases import Adversary, Plan, Unit, Unprotected
+from fedveil.privacy.releases import Adversary, Plan, Release, Unit, Unprotected
 from fedveil.privacy.statement import PrivacyStatement
 from fedveil.run import Observer, RoundEnd
 
@@ -39,9 +39,29 @@ def unit_of(method: AnyMethod, plan: Plan) -> Unit:
     return "record" if stated == {"record"} else "client"
 
 
-def privacy_statement(method: AnyMethod, plan: Plan, delta: float) -> PrivacyStatement:
-    """What a run of this plan claims and proves."""
+def declared(method: AnyMethod, plan: Plan, *, deployed: bool) -> tuple[Release, ...]:
+    """The method's releases; where nodes decide for themselves whether they answer, who took part counts as seen.
+
+    A deployed node refuses cohorts that its policy calls too small, and rounds that its limits do not allow. So what
+    the others send hangs on the size of this cohort, where it is told, and on earlier cohorts: a sum then hides
+    nobody's presence. Only Poisson cohorts of unknown size say nothing of one another.
+    """
     releases = tuple(method.releases(plan))
+    if not deployed:
+        return releases
+
+    def betrayed(release: Release) -> bool:
+        told = plan.sampler == "fixed" or release.insider is not None
+        return told and release.unit == "client" and release.participation == "hidden"
+
+    return tuple(replace(r, participation="seen") if betrayed(r) else r for r in releases)
+
+
+def privacy_statement(
+    method: AnyMethod, plan: Plan, delta: float, *, deployed: bool = False
+) -> PrivacyStatement:
+    """What a run of this plan claims and proves; `deployed`: its clients are nodes with policies of their own."""
+    releases = declared(method, plan, deployed=deployed)
     claim = method.paper_claim(plan)
     return PrivacyStatement(claim or "none", account(releases, plan, delta), None, releases, plan)
 
@@ -61,7 +81,7 @@ class PrivacyGuard(Observer):
         self._plan = plan
         self._settings = settings
         self._run = run
-        self._releases = tuple(method.releases(plan))
+        self._releases = declared(method, plan, deployed=not replay_safe)
         self._replay_safe = replay_safe
         self._ledger = None if ledger is None else Ledger(ledger)
         self._keeper: BudgetKeeper | None = None
@@ -122,7 +142,7 @@ class PrivacyGuard(Observer):
         """The statement of the rounds that were run; with fresh noise, of every attempt at one that was charged."""
         delta = self._settings.delta
         plan = replace(self._plan, rounds=rounds) if rounds else self._plan
-        plain = privacy_statement(self._method, plan, delta)
+        plain = privacy_statement(self._method, plan, delta, deployed=not self._replay_safe)
         charged = Counter() if self._replay_safe or self._ledger is None else self._ledger.rounds(self._run)
         if charged:
             pairs = [(row.unit, row.adversary) for row in plain.proven]

@@ -88,6 +88,8 @@ class ClientStreams:
     clients: tuple[int, ...]
     exchange: int = 0
     noise_source: NoiseSource = "seeded"
+    layer: int = 0
+    """Which of several layers around a method draws: each has streams of its own in an exchange."""
 
     def rows(self, index: Sequence[int]) -> ClientStreams:
         return replace(self, clients=tuple(self.clients[i] for i in index))
@@ -98,8 +100,10 @@ class ClientStreams:
 
     def of_exchange(self, purpose: str) -> list[np.random.Generator]:
         """One stream per client, fresh in every exchange."""
+        layer = () if self.layer == 0 else (f"layer {self.layer}",)
         return [
-            named_stream(self.seed, self.round, self.exchange, client, purpose) for client in self.clients
+            named_stream(self.seed, self.round, self.exchange, client, purpose, *layer)
+            for client in self.clients
         ]
 
     def unknown_to_server(self, seeded: list[np.random.Generator]) -> list[np.random.Generator]:

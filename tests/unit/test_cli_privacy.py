@@ -12,6 +12,8 @@ import pytest
 
 from fedveil import METHODS
 from fedveil.cli import main
+from fedveil.cli_privacy import _shown_above
+from fedveil.privacy.statement import show
 from tests.unit.audits.test_of_method import TenthOfTheNoise
 
 ROW = ["unit", "adversary", "adjacency", "sampler", "epsilon", "delta", "theorem"]
@@ -110,6 +112,25 @@ def test_account_says_why_nothing_is_proven(fedveil: Call) -> None:
     for row in json.loads(out)["proven"]:
         assert row["epsilon"] is None
         assert list(row) == [*ROW, "reason"]
+
+
+@pytest.mark.parametrize("value", [0.0123449, 0.99991, 1.0934644, 9.9999, 19.52, 99.996, 100.01, 12345.67])
+def test_a_calibrated_multiplier_is_shown_in_full_and_never_rounded_down(value: float) -> None:
+    found = _shown_above(value)
+    assert value <= found <= value * 1.001
+    assert float(show(found)) == found
+
+
+def test_the_multiplier_that_is_printed_meets_the_target(fedveil: Call) -> None:
+    """1.09346... would be printed as 1.093, which gives 12.008."""
+    sets = ("run.cohort=5", "run.rounds=60", "partition.clients=20")
+    changes = [part for text in sets for part in ("--set", text)]
+    asked = ("account", "plan.toml", "--records-per-client", "50", "--adversary", "observer", *changes)
+    code, out, err = fedveil(*asked, "--target-epsilon", "12", "--json")
+    assert code == 0, err
+    (row,) = json.loads(out)["calibrated"]
+    assert row["epsilon"] <= 12
+    assert row["noise_multiplier"] == float(show(row["noise_multiplier"])) == 1.094
 
 
 def test_account_calibrates_against_each_adversary(fedveil: Call) -> None:

@@ -1,15 +1,19 @@
-"""The ledger and the budget around a whole run."""
+"""The ledger, the budget and the statement around a whole run."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy.stats import norm
 
-from fedveil import METHODS, run
+from fedveil import METHODS, Plan, run
 from fedveil.errors import InputError, LedgerError
-from fedveil.guard import PrivacyGuard, PrivacySettings
+from fedveil.guard import PrivacyGuard, PrivacySettings, declared, privacy_statement
 from fedveil.methods.method import AnyMethod, At
 from fedveil.privacy import ledger as ledger_module
 from fedveil.privacy.accounting import epsilon_of
@@ -26,9 +30,9 @@ def go(folder: Path | None, method: AnyMethod = METHOD, **more: Any) -> Result:
     return run(make_task(), make_clients(), method, results=folder, **fields)
 
 
-def after(rounds: int, adversary: Any = "server") -> float:
+def after(rounds: int, adversary: Any = "server", *, deployed: bool = False) -> float:
     plan = make_plan(rounds=rounds)
-    value = epsilon_of(METHOD.releases(plan), plan, 1e-5, adversary, "client")
+    value = epsilon_of(declared(METHOD, plan, deployed=deployed), plan, 1e-5, adversary, "client")
     assert value is not None
     return value
 
@@ -161,5 +165,40 @@ def test_rounds_that_a_deployment_repeats_are_in_its_statement(tmp_path: Path) -
     guard.round_ends(end)
     stated = {row.adversary: row.epsilon for row in guard.statement(6).proven}
     assert stated["server"] == pytest.approx(after(18))
-    assert stated["observer"] == end.metrics["epsilon"] == pytest.approx(after(18, "observer"))
+    assert stated["observer"] == end.metrics["epsilon"] == pytest.approx(after(18, "observer", deployed=True))
     assert guard.statement(0).proven == guard.statement(6).proven
+
+
+def test_where_nodes_refuse_small_cohorts_sampling_hides_nobody() -> None:
+    """Three clients, two expected, nodes that refuse to be alone: who else answers hangs on whether one comes."""
+    udp, plan = make_method("udp-fedavg"), Plan(3, 2, "poisson", 1)
+    p, x = 2 / 3, np.linspace(-12, 12, 20_001)
+
+    def published(contribution: float | None) -> Any:
+        """The density of a sum of noise 1 with the others' +1 and -1; None: the third client does not exist."""
+        total = np.zeros_like(x)
+        for came in itertools.product((0, 1), repeat=2 if contribution is None else 3):
+            chance = math.prod(p if one else 1 - p for one in came)
+            sent = [u for u, one in zip((1.0, -1.0, contribution or 0.0), came, strict=False) if one]
+            total += chance * norm.pdf(x, sum(sent) if len(sent) >= 2 else 0.0)
+        return total
+
+    def delta(one: Any, other: Any, epsilon: float) -> float:
+        return float(np.maximum(one - math.exp(epsilon) * other, 0).sum() * (x[1] - x[0]))
+
+    deployed = privacy_statement(udp, plan, 1e-5, deployed=True).proven
+    row = next(row for row in deployed if row.adversary == "observer")
+    assert row.adjacency == "zero-out"
+    assert row.epsilon is not None
+    assert delta(published(1.0), published(0.0), row.epsilon) <= row.delta
+    hidden = next(r for r in privacy_statement(udp, plan, 1e-5).proven if r.adversary == "observer")
+    assert hidden.adjacency == "add-remove"  # which holds where everybody answers, as in a simulation
+    assert hidden.epsilon is not None
+    assert delta(published(1.0), published(0.0), hidden.epsilon) > hidden.delta
+    assert delta(published(1.0), published(None), hidden.epsilon) == pytest.approx(0.0026, rel=0.05)
+    guard = PrivacyGuard(udp, plan, PrivacySettings(), "r", None, replay_safe=False)
+    assert guard.statement(1).proven == deployed
+    central = privacy_statement(
+        METHODS["dp-fedavg"](), plan, 1e-5, deployed=True
+    ).proven  # nobody is told the size
+    assert [r.adjacency for r in central if r.adversary == "observer"] == ["add-remove"]

@@ -63,6 +63,8 @@ class ModelAndMask(Message):
     params: Params
     mask: dict[str, Tensor]
     """`places` `[1, k]` of the coordinates that everybody sends; empty where all or private ones are sent."""
+    cohort: int = 0
+    """How many were asked to take part in this round, where the server completes the noise of their sum."""
 
 
 @record(frozen=True)
@@ -70,6 +72,8 @@ class Selected(Message):
     values: Tensor
     own: dict[str, Tensor]
     """`places` `[K, k]` where each client chose its own; empty where the mask is public."""
+    cohort: int = 0
+    """The size of the cohort, if that was announced to the client."""
 
 
 def public_mask(seen: Tensor, count: int, explore: float, round: int) -> Tensor:
@@ -154,7 +158,7 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
         if self.variant == "public-mask":
             places = public_mask(server.seen, self.count(len(server.seen)), self.explore, at.round)
             mask["places"] = places.to(torch.int32).unsqueeze(0)
-        return ModelAndMask(with_axis(server.params), mask)
+        return ModelAndMask(with_axis(server.params), mask, len(clients) if self.variant in _PUBLIC else 0)
 
     def client_update(
         self, task: Task, at: At, down: ModelAndMask, data: ClientData, state: State, rng: ClientStreams
@@ -168,7 +172,7 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
         if down.mask:
             gradient = gradient.index_select(1, down.mask["places"][0].long())
         noisy = clip_and_noise({"values": gradient}, self.clip, self.noise_multiplier, rng.noise())
-        return Selected(noisy["values"], {}), state
+        return Selected(noisy["values"], {}, down.cohort), state
 
     def _top_k(self, count: int) -> TopKGaussian:
         """V2's mechanism: both parts together cost 1 / (2 sigma^2) zCDP."""
@@ -221,7 +225,8 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
             return self._moved(at, server, mean, mean)
         like = next(iter(server.params.values()))
         total = like.new_zeros(1, places.shape[1]) if up is None else up.values.sum(0, keepdim=True)
-        missing = missing_noise(self.noise_multiplier, "local", at.plan, present)
+        asked = 0 if up is None else up.cohort
+        missing = missing_noise(self.noise_multiplier, "local", at.plan, present, asked)
         if missing > 0 and math.isfinite(self.clip):
             total = Gaussian(self.clip, missing).perturb({"values": total}, [rng.noise("top-up")])["values"]
         total = total / self._divisor(at, present)

@@ -9,7 +9,8 @@ Symbols: C `clip`, z `noise_multiplier`, K `plan.cohort`, E `epochs`, B `batch_s
 `unit = "client"`:
 - `noise_scope = "central"`: clients send clipped updates as they are; the server, which sees them and is trusted,
   adds noise z C to their sum.
-- `noise_scope = "local"`: each client adds noise z C itself; the server is not trusted.
+- `noise_scope = "local"`: each client adds noise z C itself; the server is not trusted. The cohort is told its size, so
+  that the server knows whose noise is missing from the sum.
 `unit = "record"`: E / q steps of DP-SGD in each participation, each on a fresh Poisson batch of rate q: every
 example's gradient is clipped to C, noise z C is added to their sum, which is divided by q n_k. The sizes n_k
 and the rate count as public. All adversaries see only models that are protected already.
@@ -35,9 +36,15 @@ from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
 from fedveil.messages import Message
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
-from fedveil.methods.method import At, register
-from fedveil.methods.shared_model import Model, Server, SharedModel
-from fedveil.methods.user_level import clip_and_noise, gaussian_or_nothing, missing_noise, upload_and_mean
+from fedveil.methods.method import At, Method, register
+from fedveil.methods.shared_model import Server
+from fedveil.methods.user_level import (
+    CohortModel,
+    clip_and_noise,
+    gaussian_or_nothing,
+    missing_noise,
+    upload_and_mean,
+)
 from fedveil.privacy.mechanisms import Gaussian, add_noise
 from fedveil.privacy.releases import ADVERSARIES, Plan, Release, Unprotected
 from fedveil.streams import ClientStreams, ServerStreams
@@ -49,17 +56,19 @@ from fedveil.tree import Params, State, add, scale, sub, with_axis, without_axis
 @record(frozen=True)
 class Update(Message):
     update: Params
+    cohort: int = 0
+    """The size of the cohort, if that was announced to the client."""
 
 
 @register(
     "dp-fedavg",
     "averaging under client-level or record-level DP, noise from the server or the clients",
     server=Server,
-    down=Model,
+    down=CohortModel,
     up=Update,
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class DPFedAvg(LocalTraining, SharedModel[Update]):
+class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
     unit: Literal["client", "record"] = "client"
     clip: Clip = 1.0
     noise_multiplier: NoiseMultiplier = 1.0
@@ -83,14 +92,24 @@ class DPFedAvg(LocalTraining, SharedModel[Update]):
         """Noisy steps of one participation, `unit = "record"`."""
         return max(1, round(self.epochs / self.record_rate))
 
+    def init_server(self, params: Params, plan: Plan) -> Server:
+        return Server(params)
+
+    def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> CohortModel:
+        shared = self.unit == "client" and self.noise_scope == "local"
+        return CohortModel(with_axis(server.params), len(clients) if shared else 0)
+
+    def model(self, server: Server) -> Params:
+        return server.params
+
     def client_update(
-        self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
+        self, task: Task, at: At, down: CohortModel, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[Update, State]:
         if self.unit == "record":
             return Update(sub(self._dp_sgd(task, at, down.params, data, rng), down.params)), state
         update = sub(self.train(task, at, down.params, data, rng).params, down.params)
         own = self.noise_multiplier if self.noise_scope == "local" else 0.0
-        return Update(clip_and_noise(update, self.clip, own, rng.noise())), state
+        return Update(clip_and_noise(update, self.clip, own, rng.noise()), down.cohort), state
 
     def _dp_sgd(self, task: Task, at: At, start: Params, data: ClientData, rng: ClientStreams) -> Params:
         """Each client's model after `steps()` noisy steps; a client without examples adds noise only."""
@@ -133,18 +152,18 @@ class DPFedAvg(LocalTraining, SharedModel[Update]):
         total = with_axis(zeros_like(server.params))
         if up is not None:
             total = {name: leaf.sum(0, keepdim=True) for name, leaf in up.update.items()}
-        missing = self._missing(at.plan, present)
+        missing = self._missing(at.plan, present, 0 if up is None else up.cohort)
         if missing > 0 and math.isfinite(self.clip):
             total = Gaussian(self.clip, missing).perturb(total, [rng.noise("sum")])
         return Server(add(server.params, scale(without_axis(total), 1 / divisor)))
 
-    def _missing(self, plan: Plan, present: int) -> float:
+    def _missing(self, plan: Plan, present: int, cohort: int) -> float:
         """The noise that the server owes to the sum, in units of the clip."""
         if self.unit == "record":
             return 0.0
         if self.noise_scope == "central":
             return self.noise_multiplier
-        return missing_noise(self.noise_multiplier, "local", plan, present)
+        return missing_noise(self.noise_multiplier, "local", plan, present, cohort)
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         if self.unit == "record":

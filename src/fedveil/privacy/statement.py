@@ -54,7 +54,7 @@ class PrivacyStatement:
         for adversary in ADVERSARIES:
             rows = [row for row in self.proven if row.adversary == adversary]
             if rows:
-                lines += [*_against(adversary, rows, self.releases), ""]
+                lines += [*_against(adversary, rows, self.releases, self.plan), ""]
         lines += _not_covered(self.proven, self.plan)
         lines.append(_audited(self.audit))
         return "\n".join(lines)
@@ -66,7 +66,9 @@ def _claim(claim: str | float) -> str:
     return f"The paper states: {claim}. That is the paper's claim, not a result of this accounting."
 
 
-def _against(adversary: Adversary, rows: Sequence[Guarantee], releases: Sequence[Release]) -> list[str]:
+def _against(
+    adversary: Adversary, rows: Sequence[Guarantee], releases: Sequence[Release], plan: Plan | None
+) -> list[str]:
     who = _WHO[adversary]
     seen = [r for r in releases if adversary in r.visible_to and not isinstance(r.protection, PostProcessing)]
     lines = [f"Against {who}:"]
@@ -89,7 +91,7 @@ def _against(adversary: Adversary, rows: Sequence[Guarantee], releases: Sequence
             continue
         lines.append(
             f"  For {whom}, against {who} epsilon is {show(row.epsilon)} at delta {row.delta:g} "
-            f"({_NEIGHBOUR[row.adjacency]}; sampler: {row.sampler}). {_meaning(row.epsilon)}"
+            f"({_NEIGHBOUR[row.adjacency]}; sampler: {row.sampler}). {_meaning(row, row.epsilon, plan)}"
         )
         lines.append(f"  Proof: {row.theorem}.")
     return lines
@@ -101,7 +103,13 @@ def _who_took_part(release: Release) -> str:
     return ", and who took part" if release.participation == "seen" else ", but not who took part"
 
 
-def _meaning(epsilon: float) -> str:
+def _meaning(row: Guarantee, epsilon: float, plan: Plan | None) -> str:
+    units = 1 if plan is None else plan.clients * (1 if row.unit == "client" else plan.records_per_client)
+    if epsilon <= 10 and row.delta * units >= 1:
+        return (
+            f"Delta is too large for this to be called protection: with {units} {row.unit}s it would allow to "
+            "publish one of them whole."
+        )
     if epsilon <= 1:
         return "This is strong protection."
     if epsilon <= 10:
@@ -115,6 +123,11 @@ def _not_covered(rows: Sequence[Guarantee], plan: Plan | None) -> list[str]:
     if units == {"record"}:
         lines.append(
             "  Only single records are protected; that a client took part, and all its data, is not."
+        )
+    if any(row.unit == "record" and row.epsilon is not None for row in rows):
+        lines.append(
+            "  How many records each client holds counts as public, and so do the classes that the labels of "
+            "synthetic images name."
         )
     if "client" in units and any(row.adjacency == "zero-out" for row in rows):
         lines.append("  Where who took part is visible, that fact itself is not hidden.")
@@ -130,7 +143,10 @@ def _not_covered(rows: Sequence[Guarantee], plan: Plan | None) -> list[str]:
         )
     if plan is not None:
         sizes = f"{plan.clients} clients, {plan.cohort} in a round, {plan.rounds} rounds"
-        lines.append(f"  The number of clients, the plan ({sizes}) and the model's shape count as public.")
+        lines.append(
+            f"  The number of clients, the plan ({sizes}), the model's shape and how examples are prepared (the "
+            "numbers a table is standardised with, its categories) count as public."
+        )
     return lines
 
 

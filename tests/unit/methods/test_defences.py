@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from fedveil.config import make_config
 from fedveil.data.client_data import ArrayClients, ClientData
 from fedveil.errors import InputError
+from fedveil.methods.dp_fedags import DPFedAGS
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.fedem import FedEM
 from fedveil.methods.fedsgd import FedSGD, batch_in_step
@@ -114,6 +116,23 @@ def test_noise_has_its_scale() -> None:
     laplace = flatten(sub(sent(GradientLaplace(scale=0.5).around(FedSGD(batch_size=4))), PLAIN))
     assert float(gaussian.std()) == pytest.approx(0.5, rel=0.03)
     assert float(laplace.abs().mean()) == pytest.approx(0.5, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [FedSGD(batch_size=4), DPSGD(clip=1e-9).around(FedSGD(batch_size=4)), DPFedAGS()],
+    ids=lambda method: method.name,
+)
+def test_no_two_layers_draw_the_same_noise(inner: AnyMethod) -> None:
+    """Neither two layers of noise nor a layer and the method inside: the second would only double the first."""
+    layers = [inner]
+    for _ in range(3):
+        layers.append(GradientGaussian(std=1.0).around(layers[-1]))
+    uploads = [sent(method) for method in layers]
+    added = [sub(after, before) for before, after in itertools.pairwise(uploads)]
+    draws = torch.stack([flatten(noise).flatten() for noise in (uploads[0], *added)])
+    alike = torch.corrcoef(draws) - torch.eye(len(draws))
+    assert float(alike.abs().max()) < 5 / math.sqrt(draws.shape[1])
 
 
 def test_ppfa_moves_by_its_length() -> None:

@@ -9,6 +9,9 @@ import pytest
 import torch
 
 from fedveil import At, Plan
+from fedveil.audits.of_method import canary_clients, canary_task
+from fedveil.config import build_method
+from fedveil.engines.worker import ClientWorker
 from fedveil.methods.udp_fedavg import UDPFedAvg
 from fedveil.methods.user_level import missing_noise, private_mean, sum_multiplier, upload_multiplier
 from fedveil.privacy.releases import GaussianNoise, RandomGaussianNoise
@@ -84,3 +87,30 @@ def test_large_cohorts_are_declared_in_few_groups_and_never_with_more_noise() ->
     assert len(upload.weights) <= 48
     assert min(upload.multipliers) <= 1 / math.sqrt(1290)
     assert upload.failure == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("udp-fedavg", {"noise_scope": "local"}),
+        ("dp-fedavg", {"noise_scope": "local"}),
+        ("dp-fedags-proven", {"variant": "everywhere"}),
+        ("dp-fedags-proven", {"variant": "public-mask", "selected": 1.0}),
+    ],
+)
+def test_who_does_not_answer_takes_no_noise_from_a_sum_of_local_noise(
+    name: str, fields: dict[str, Any]
+) -> None:
+    """Six of eight clients come where three were expected, and two answer: the row is about six noises."""
+    method = build_method({"name": name, "lr": 1.0, "noise_multiplier": 3.0} | fields)
+    plan = Plan(8, 3, "poisson", 200, 1, 1)
+    task = canary_task(400)
+    worker = ClientWorker(task, canary_clients(8, (), 400), method, 0)
+    server = method.init_server(task.init(0), plan)
+    seen = []
+    for number in range(1, 30):
+        at = At(plan, number)
+        up, _ = worker.update((1, 4), method.broadcast(at, server, range(6)).rows([0]), {}, at)
+        after = method.server_update(task, at, server, (1, 4), up, ServerStreams(0, number))
+        seen.append(next(iter(method.model(after).values())).flatten())
+    assert float(torch.cat(seen).std()) * 3 == pytest.approx(3.0 * math.sqrt(6), rel=0.03)

@@ -75,6 +75,26 @@ def test_words_for_records_and_repeated_access() -> None:
     assert "Only single records are protected" in text
 
 
+def test_words_name_what_counts_as_public() -> None:
+    records, clients = (
+        _statement(releases).in_words() for releases in (declared.fedlap_dp(), declared.udp_fedavg(1.0))
+    )
+    assert "How many records each client holds counts as public" in records
+    assert "How many records each client holds" not in clients
+    assert "standardised" in clients
+
+
+@pytest.mark.parametrize(
+    ("delta", "praise"), [(1e-5, True), (0.009, True), (0.01, False), (0.5, False), (0.999, False)]
+)
+def test_no_epsilon_is_called_protection_at_a_delta_that_betrays_somebody(delta: float, praise: bool) -> None:
+    """100 clients: at delta 0.01 one of them, drawn at random, might be published whole."""
+    releases = declared.udp_fedavg(10.0)
+    text = PrivacyStatement("none", account(releases, PLAN, delta), None, tuple(releases), PLAN).in_words()
+    assert ("strong protection" in text) is praise
+    assert ("with 100 clients it would allow to publish one of them whole" in text) is not praise
+
+
 def test_an_audit_is_reported_as_what_it_is() -> None:
     audit = {"lower_bound": 1.54, "confidence": 0.95, "samples": 1000}
     statement = _statement(declared.udp_fedavg(1.0), audit=audit)

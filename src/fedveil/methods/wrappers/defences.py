@@ -31,6 +31,7 @@ from torch import Tensor
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
 from fedveil.messages import Message, Record
+from fedveil.methods.fedem import FedEM
 from fedveil.methods.fedsgd import FedSGD, Gradient, batch_in_step
 from fedveil.methods.fields import STRICT, Clip, NoiseMultiplier
 from fedveil.methods.method import AnyMethod, At, unprotected
@@ -95,7 +96,8 @@ class GradientDefence(Defence):
         rng: ClientStreams,
     ) -> tuple[Any, State]:
         up, after = inner.client_update(task, at, down, data, state, rng)
-        return replace(up, gradient=self.defend(up.gradient, rng)), after
+        own = replace(rng, layer=_layer_around(inner))
+        return replace(up, gradient=self.defend(up.gradient, own)), after
 
     def releases(self, inner: AnyMethod, plan: Plan) -> Sequence[Release]:
         return unprotected("the changed gradient of each client", self.reason)
@@ -151,6 +153,13 @@ class Defended(Around[Record]):
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         return self.defence.releases(self.inner, plan)
+
+
+def _layer_around(inner: AnyMethod) -> int:
+    """A number of its own for each layer that draws noise: the same draws twice would not be two noises."""
+    if isinstance(inner, Defended):
+        return 1 + _layer_around(inner.inner)
+    return 0 if isinstance(inner, (FedSGD, FedEM)) else 1  # these two draw none themselves
 
 
 @wrapper("gradient-gaussian", "Gaussian noise on every coordinate of the gradient, without clipping")
