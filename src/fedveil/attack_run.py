@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -105,8 +107,14 @@ def attack_exchange(
         return recorded, carried_out(view, watch)
     adapting = carried_out(view, _half(watch, 0))
     plain = carried_out(replace(view, adaptation=Adaptation()), _half(watch, 1))
-    weaker, stronger = sorted((plain, adapting), key=lambda scored: scored.against_x.means()["psnr"] or 0.0)
+    weaker, stronger = sorted((plain, adapting), key=_closeness)
     return recorded, replace(stronger, weaker=weaker)
+
+
+def _closeness(scored: Scored) -> float:
+    """The mean PSNR; what is not a number is not close."""
+    value = scored.against_x.means()["psnr"]
+    return -math.inf if value is None or math.isnan(value) else value
 
 
 def _half(watch: Watch | None, done: int) -> Watch | None:
@@ -224,8 +232,7 @@ def describe(
         "notes": list(finding.notes),
     }
     if not run.prepared.dataset.predicts_tokens:
-        right = finding.labels.sort(1).values == scored.truth.y.sort(1).values
-        known["labels_right"] = float(right.float().mean())
+        known["labels_right"] = labels_right(finding.labels, scored.truth.y)
     if isinstance(scored, ScoredTexts):
         return known | describe_texts(scored)
     return known | {
@@ -243,6 +250,12 @@ def describe(
         "distortion_psnr": scored.distortion_psnr,
         "classifier": scored.classifier,
     }
+
+
+def labels_right(found: Tensor, truth: Tensor) -> float:
+    """The part of the labels that were there which was named; a batch has no order."""
+    shared = [(Counter(a) & Counter(b)).total() for a, b in zip(found.tolist(), truth.tolist(), strict=True)]
+    return sum(shared) / truth.numel()
 
 
 def write_finding(
