@@ -25,7 +25,7 @@ class Engine(Protocol):
     def exchange(self, clients: Sequence[int], down: Message, at: At) -> Answers: ...
 
     def leave_out(self, client: int, at: At, problem: str) -> bool:
-        """Do without this client for the rest of the round; False where its answers, and so the problem, are our own."""
+        """Do without this client for the rest of the round; False where its answers are our own, and so the problem."""
         ...
 
     def own(self, record: R) -> R:
