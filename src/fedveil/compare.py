@@ -7,8 +7,11 @@ stopped: the same command can be given as often as one likes.
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -100,12 +103,17 @@ def run_cells(
                 failed[cell.title] = str(error)
         return failed
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_one_thread)
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin)
     try:
         waiting = {pool.submit(_run_elsewhere, cell, results, data_dir): cell for cell in open_cells}
         for future in _as_they_end(waiting, lambda: tell(*_progress(cells, results))):
             if (problem := future.result()) is not None:
                 failed[waiting[future].title] = problem
+    except BrokenProcessPool as error:
+        raise FedveilError(
+            "the process of a run ended unexpectedly, perhaps for lack of memory, and the others with it. "
+            "Give the same command again with fewer --jobs: it goes on from here."
+        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
     return failed
@@ -161,10 +169,19 @@ def _run_elsewhere(cell: Cell, results: Path, data_dir: Path | None) -> str | No
     return None
 
 
-def _one_thread() -> None:
+def _begin() -> None:
+    """Of a process that runs cells: one thread, and no life of its own once nobody waits for it."""
     import torch
 
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _method_field(change: str) -> str | None:

@@ -153,12 +153,27 @@ def task_for(
 
     The task holds no data: attacks are given it, and nothing private may be reached from it.
     """
+    build = _builder(config, input_shape, classes, vocabulary)
+    next_token = model_entry(config.task.model).reads == "texts without labels"
+    return Task(build, loss=next_token_loss if next_token else cross_entropy, device=device)
+
+
+def model_bytes(
+    config: Config, input_shape: Sequence[int], classes: int, vocabulary: Vocabulary | None = None
+) -> int:
+    """How large the parameters of a configuration's model are, without taking any memory for them."""
+    with torch.device("meta"):
+        model = _builder(config, input_shape, classes, vocabulary)()
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+def _builder(
+    config: Config, input_shape: Sequence[int], classes: int, vocabulary: Vocabulary | None
+) -> Callable[[], torch.nn.Module]:
     options = dict(config.task.model_options)
     if vocabulary is not None:
         options |= {"vocabulary": vocabulary.size, "pad": vocabulary.pad}
-    build = functools.partial(make_model, config.task.model, tuple(input_shape), classes, **options)
-    next_token = model_entry(config.task.model).reads == "texts without labels"
-    return Task(build, loss=next_token_loss if next_token else cross_entropy, device=device)
+    return functools.partial(make_model, config.task.model, tuple(input_shape), classes, **options)
 
 
 def split_clients(config: Config, dataset: Dataset, seed: int) -> Partition:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
 import safetensors.torch
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 from fedveil.errors import FedveilError
 
 _SCALARS = (bool, int, float, str, type(None))
-_EXACT: dict[str, tuple[type, ...]] = {"bool": (bool,), "int": (int,), "float": (float, int), "str": (str,)}
+_EXACT: tuple[type, ...] = (bool, int, float, str, type(None), Tensor, dict)
 
 
 class MessageError(FedveilError):
@@ -69,7 +70,10 @@ class Record:
         """The record of this `head()` and these `tensors()`; anything else is refused with `MessageError`."""
         try:
             kind = str(head["kind"])
-            values: dict[str, Any] = dict(head["scalars"]) | {str(name): {} for name in head["empty"]}
+            values: dict[str, Any] = {str(name): value for name, value in dict(head["scalars"]).items()}
+            if not all(isinstance(value, _SCALARS) for value in values.values()):
+                raise ValueError("a scalar that is none")
+            values |= {str(name): {} for name in head["empty"]}
             tensors = {str(name): tensors[name] for name in head["order"]}
         except (KeyError, TypeError, ValueError) as error:
             raise MessageError(f"not a {cls.__name__}: its header is damaged") from error
@@ -86,10 +90,11 @@ class Record:
             raise MessageError(
                 f"a {cls.__name__} has the fields {sorted(expected)}; this one has {sorted(values)}"
             )
-        for one in fields(cls):  # 3.9 clients would be taken for 3 by one reader and for 3.9 by another
-            allowed = _EXACT.get(getattr(one.type, "__name__", str(one.type)))
-            if allowed is not None and type(values[one.name]) not in allowed:
-                raise MessageError(f"{one.name!r} of a {cls.__name__} is not of type {allowed[0].__name__}")
+        # 3.9 clients would be taken for 3 by one reader and for 3.9 by another; a number is no tensor.
+        for name, allowed in _kinds(cls).items():
+            value = values[name]
+            if type(value) not in allowed and not (Tensor in allowed and isinstance(value, Tensor)):
+                raise MessageError(f"{name!r} of a {cls.__name__} is not of type {allowed[0].__name__}")
         return cls(**values)
 
     def to_bytes(self) -> bytes:
@@ -135,6 +140,31 @@ class Message(Record):
     def row_bytes(self) -> int:
         """What one client sends or receives of this message, in bytes of payload."""
         return sum(leaf[:1].numel() * leaf.element_size() for leaf in self.tensors().values())
+
+
+_KINDS: dict[type[Record], dict[str, tuple[type, ...]]] = {}
+
+
+def _kinds(record: type[Record]) -> dict[str, tuple[type, ...]]:
+    """The types that each field may have; a field of any other annotation is left out."""
+    if record not in _KINDS:
+        _KINDS[record] = _read_kinds(record)
+    return _KINDS[record]
+
+
+def _read_kinds(record: type[Record]) -> dict[str, tuple[type, ...]]:
+    found = {}
+    try:
+        hints = get_type_hints(record)
+    except NameError:  # a name that only a type checker sees
+        return {}
+    for field in fields(record):
+        hint = hints[field.name]
+        union = get_origin(hint) in (Union, types.UnionType)
+        kinds = [get_origin(kind) or kind for kind in (get_args(hint) if union else (hint,))]
+        if all(kind in _EXACT for kind in kinds):
+            found[field.name] = (*kinds, *((int,) if float in kinds else ()))
+    return found
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

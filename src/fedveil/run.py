@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedveil.engines.engine import Answers, Engine
-from fedveil.errors import DivergedError
+from fedveil.errors import DivergedError, FedveilError
 from fedveil.messages import Message, Record
 from fedveil.methods.method import AnyMethod, At
 from fedveil.privacy.releases import Plan
@@ -93,11 +93,24 @@ def run_rounds(
                 _require_finite(answers.up, answers.clients, at)
                 received += answers.up.row_bytes() * len(answers.clients)
             sent += down.row_bytes() * len(cohort)
-            answered = len(answers.clients)
             for observer in observers:
                 observer.exchange_ends(at, answers.clients, down, answers.up)
-            streams = ServerStreams(seed, number, exchange, noise_source)
-            server = method.server_update(task, at, server, answers.clients, answers.up, streams)
+
+            def update(kept: Answers, at: At = at, server: Record = server) -> Record:
+                streams = ServerStreams(seed, at.round, at.exchange, noise_source)
+                new: Record = method.server_update(task, at, server, kept.clients, kept.up, streams)
+                if _form(method.model(new)) != _form(method.model(server)):
+                    raise ValueError("the update changed the names or shapes of the model's parameters")
+                return new
+
+            try:
+                server = update(answers)
+            except FedveilError:
+                raise
+            except Exception as error:
+                answers = _without_failing(engine, at, answers, update, error, min_clients)
+                server = update(answers)
+            answered = len(answers.clients)
             server = engine.own(server)
         end = RoundEnd(at, cohort, server, method.model(server), last=number == plan.rounds)
         _require_finite_model(end.model, at)
@@ -106,6 +119,39 @@ def run_rounds(
         for observer in observers:
             observer.round_ends(end)
     return Outcome(server, max(start, plan.rounds), None)
+
+
+def _without_failing(
+    engine: Engine,
+    at: At,
+    answers: Answers,
+    update: Callable[[Answers], Record],
+    error: Exception,
+    min_clients: int,
+) -> Answers:
+    """The answers without those that the server cannot use even alone, where others than ourselves made them.
+
+    If that explains nothing, the failure is the method's own and goes on.
+    """
+    kept: list[int] = []
+    problems: dict[int, str] = {}
+    for row, client in enumerate(answers.clients):
+        try:
+            update(Answers((client,), None if answers.up is None else answers.up.rows([row])))
+            kept.append(row)
+        except Exception as alone:
+            problems[client] = f"the server cannot use its upload ({type(alone).__name__})"
+    if not problems or (not kept and len(problems) > 1):
+        raise error
+    if not all(engine.leave_out(client, at, problem) for client, problem in problems.items()):
+        raise error
+    if answers.up is None or len(kept) < max(1, min_clients):
+        return Answers((), None)
+    return Answers(tuple(answers.clients[row] for row in kept), answers.up.rows(kept))
+
+
+def _form(model: Params) -> dict[str, torch.Size]:
+    return {name: leaf.shape for name, leaf in model.items()}
 
 
 def _require_finite(up: Message, clients: Sequence[int], at: At) -> None:

@@ -207,14 +207,14 @@ def test_a_node_whose_policy_says_no_is_named_and_the_others_go_on(tmp_path: Pat
 
 
 def test_a_message_beyond_a_nodes_limit_is_refused_by_name_and_charges_nothing(tmp_path: Path) -> None:
-    small = {"methods": ["fedavg"], "minimum_cohort": 1, "maximum_message": 1000}
+    small = {"methods": ["fedavg"], "minimum_cohort": 1, "maximum_message": 19_000}
     folders = write_nodes(tmp_path, policies={1: small})
     result = deployed(federated("fedavg"), folders, tmp_path)
     assert [line["answered"] for line in result.history] == [2, 2]
     assert result.folder is not None
     log = (result.folder / LOG).read_text()
     assert "client 1, node 'node-1' (1001), is left out: refused:" in log
-    assert "more than the 1000 allowed" in log
+    assert "more than the 19000 allowed" in log
     assert len(open_node(folders[1]).guard.ledger) == 0
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
+from collections.abc import Callable
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +25,12 @@ _scalars = st.one_of(
     st.integers(-(2**70), 2**70),
     st.floats(),
     st.text(max_size=10),
-    st.sampled_from(["<script>alert(1)</script>", "\u202e", "x" * 5000, "../../etc"]),
-)
+    st.sampled_from([10**400, -(10**400), 1e308, -1e308, 5e-324, "\ud800"]),
+    st.sampled_from(
+        ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "' onload=alert(1) x='", "\u202e",
+         "x" * 5000, "../../etc", "javascript:alert(1)"]
+    ),
+)  # fmt: skip
 _json = st.recursive(
     _scalars,
     lambda inner: st.one_of(
@@ -62,7 +69,27 @@ def report(files: dict[str, bytes]) -> None:
             path.write_bytes(content)
         page = write_report([Path(folder) / "results"], Path(folder) / "page.html").read_text()
     assert page.rstrip().endswith("</html>")
-    assert "<script>alert" not in page
+    reader = Reader()
+    reader.feed(page)
+    assert reader.scripts == 1, "the page's own, which its policy names by hash"
+    assert reader.harmful == []
+
+
+class Reader(HTMLParser):
+    """Reads a page as a browser does, and notes whatever could run or fetch something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scripts = 0
+        self.harmful: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.scripts += tag == "script"
+        for name, value in attributes:
+            place = (value or "").strip().lower()
+            elsewhere = name in ("src", "href", "action") and not place.startswith(("data:", "#"))
+            if name.startswith("on") or elsewhere or tag in ("iframe", "object", "embed", "base", "form"):
+                self.harmful.append(f"<{tag} {name}={value}>")
 
 
 def test_the_unharmed_folder(files: dict[str, bytes]) -> None:
@@ -99,3 +126,45 @@ def test_missing_files(files: dict[str, bytes], data: st.DataObject) -> None:
     kept = {name: content for name, content in files.items() if name not in gone}
     if kept:
         report(kept)
+
+
+ODD: dict[str, Callable[[Path], object]] = {
+    "nested without end": lambda path: path.write_text('{"round": ' + "[" * 100_000),
+    "a number without end": lambda path: path.write_text('{"round": ' + "9" * 5000 + "}"),
+    "nothing": lambda path: path.write_bytes(b""),
+    "what a power cut leaves": lambda path: path.write_bytes(bytes(4096)),
+    "no text": lambda path: path.write_bytes(b"\xff\xfe"),
+    "a pipe": os.mkfifo,
+    "a folder": Path.mkdir,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a link to nothing": lambda path: path.symlink_to("nowhere"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("name", ["config.toml", "rounds.jsonl", "summary.json", "figures/spectrum.png"])
+def test_what_is_no_file_is_told_and_costs_no_more_than_it_held(
+    name: str, kind: str, files: dict[str, bytes], tmp_path: Path
+) -> None:
+    for path, content in files.items():
+        (tmp_path / "r" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "r" / path).write_bytes(content)
+    harmed = tmp_path / "r" / "demo" / "fedavg" / "seed-0" / name
+    harmed.unlink()
+    ODD[kind](harmed)
+    page = write_report([tmp_path / "r"], tmp_path / "page.html").read_text()
+    assert harmed.name in page or kind == "nothing"
+
+
+@pytest.mark.parametrize(
+    "name", ["<img src=x onerror=alert(1)>", "1\u00b21", "a\nb", "x" * 200, b"seed-\xff"]
+)
+def test_any_name_of_a_folder(name: str | bytes, files: dict[str, bytes], tmp_path: Path) -> None:
+    folder = tmp_path / "r" / os.fsdecode(name)
+    folder.mkdir(parents=True)
+    for path in ("summary.json", "rounds.jsonl"):
+        (folder / path).write_bytes(files[f"demo/fedavg/seed-0/{path}"])
+    reader = Reader()
+    reader.feed(write_report([tmp_path / "r"], tmp_path / "page.html").read_text())
+    assert (reader.scripts, reader.harmful) == (1, [])

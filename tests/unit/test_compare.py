@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from fedveil import compare
 from fedveil.attack_run import attack_smallest
-from fedveil.compare import plan_cells, run_cells
-from fedveil.errors import InputError
+from fedveil.compare import Cell, plan_cells, run_cells
+from fedveil.errors import FedveilError, InputError
 from fedveil.results import ResultFolder
 
 CONFIG = """
@@ -131,6 +137,49 @@ def test_processes_give_the_results_of_one(config: Path, tmp_path: Path) -> None
         assert many["accuracy"] == one["accuracy"]
         assert many["privacy"] == one["privacy"]
     assert heard[-1] == (4, 2)
+
+
+def _killed(_cell: Cell, _results: Path, _data: Path | None) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_is_killed_is_told_with_the_remedy(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "_run_elsewhere", _killed)
+    with pytest.raises(FedveilError, match=r"perhaps for lack of memory.*fewer --jobs"):
+        run_cells(plan_cells([config], seeds=[0, 1]), tmp_path / "results", jobs=2)
+
+
+_PARENT = """
+import multiprocessing, os, time
+from concurrent.futures import ProcessPoolExecutor
+from fedveil.compare import _begin
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=_begin)
+    print(pool.submit(os.getpid).result(), flush=True)
+    pool.submit(time.sleep, 600)
+    time.sleep(600)
+"""
+
+
+def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
+    """Else they would train on for nobody, and keep the same command out of its own folders."""
+    script = tmp_path / "parent.py"
+    script.write_text(_PARENT)
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            os.kill(child, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    os.kill(child, signal.SIGKILL)
+    pytest.fail("the process of a run outlived its command")
 
 
 def test_the_most_exposed_upload_is_attacked_once(config: Path, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class Policy(Section):
     minimum_cohort: Annotated[int, Field(ge=1)] = 2
     """The fewest clients, this one included, among which the node's update may be."""
     maximum_message: Annotated[int, Field(ge=1)] = 256 << 20
-    """The largest message, in bytes, that the node reads."""
+    """The largest message, in bytes, that the node reads, and the largest model that it builds."""
     limit: tuple[Limit, ...] = ()
 
     @field_validator("methods")

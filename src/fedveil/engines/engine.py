@@ -24,6 +24,10 @@ class Answers:
 class Engine(Protocol):
     def exchange(self, clients: Sequence[int], down: Message, at: At) -> Answers: ...
 
+    def leave_out(self, client: int, at: At, problem: str) -> bool:
+        """Do without this client for the rest of the round; False where its answers are our own, and so the problem."""
+        ...
+
     def own(self, record: R) -> R:
         """The record safe to keep: no later exchange overwrites anything in it."""
         ...

@@ -9,7 +9,8 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -96,7 +97,7 @@ class Pool:
         order_text = json.dumps(order | {"expected": expected}).encode()
         _let_threads_sleep()
         for connection in self._connections:
-            connection.send_bytes(order_text)
+            _send(connection, order_text)
         waiting = list(chunks)
         idle = list(self._connections)
         busy: list[Connection] = []
@@ -106,7 +107,7 @@ class Pool:
                 share = max(1, len(waiting) // (2 * len(self._connections)))
                 taken, waiting = waiting[:share], waiting[share:]
                 connection = idle.pop()
-                connection.send_bytes(json.dumps({"chunks": [list(rows) for rows in taken]}).encode())
+                _send(connection, json.dumps({"chunks": [list(rows) for rows in taken]}).encode())
                 busy.append(connection)
             for ready in wait(busy):
                 assert isinstance(ready, Connection)
@@ -143,14 +144,26 @@ def _lends(tables: dict[str, Any]) -> int:
     return len(tables["trained"])
 
 
-def _receive(connection: Connection) -> list[dict[str, Any]]:
+def _send(connection: Connection, data: bytes) -> None:
+    with _worker_lives():
+        connection.send_bytes(data)
+
+
+@contextmanager
+def _worker_lives() -> Iterator[None]:
+    """A worker that was killed, whatever it was about to do, is an error that says what may help."""
     try:
-        reply: dict[str, Any] = json.loads(connection.recv_bytes())
-    except EOFError as error:
+        yield
+    except (EOFError, OSError) as error:
         raise FedveilError(
             "a worker process ended unexpectedly, perhaps for lack of memory. "
-            "Set run.workers = 1 or a smaller run.max_memory."
+            "Set run.workers = 1 or a smaller run.max_memory; the same command goes on from the last checkpoint."
         ) from error
+
+
+def _receive(connection: Connection) -> list[dict[str, Any]]:
+    with _worker_lives():
+        reply: dict[str, Any] = json.loads(connection.recv_bytes())
     if "error" in reply:
         raise FedveilError(reply["error"])
     if "crash" in reply:

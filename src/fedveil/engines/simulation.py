@@ -86,6 +86,9 @@ class Simulation:
         back = sorted(range(len(order)), key=order.__getitem__)
         return up.rows(back), {name: leaf[back] for name, leaf in after.items()}
 
+    def leave_out(self, client: int, at: At, problem: str) -> bool:
+        return False
+
     def own(self, record: R) -> R:
         if self._pool is None:
             return record

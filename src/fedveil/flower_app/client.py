@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedveil.config import TextSection
+from fedveil.config import Config, TextSection
 from fedveil.data.dataset import require_labels_below
+from fedveil.data.vocabulary import Vocabulary
 from fedveil.deploy.node import NodeClients, open_node
 from fedveil.deploy.policy import RefusedError
 from fedveil.engines.flower.node import Node, admit_all, refused_by
 from fedveil.engines.flower.wire import LARGEST_MESSAGE, Order, RefusalError, read_hello
 from fedveil.engines.worker import ClientWorker
-from fedveil.errors import FedveilError, InputError
-from fedveil.experiment import Prepared, prepare, task_for
+from fedveil.errors import InputError
+from fedveil.experiment import Prepared, model_bytes, prepare, task_for
 from fedveil.flower_app.settings import RunSettings, parse_config, vocabulary_on_nodes
 from fedveil.messages import Message as Downlink
 
@@ -37,7 +39,7 @@ def hello(message: Message, context: Context) -> Message:
     try:
         read_hello(message.content)
         return Message(node_of(context).introduction(), reply_to=message)
-    except FedveilError as error:
+    except Exception as error:  # Flower would send the server its text, which may speak of data
         return Message(refused_by(error, _name(context)), reply_to=message)
 
 
@@ -46,7 +48,7 @@ def exchange(message: Message, context: Context) -> Message:
     """One exchange of this client."""
     try:
         return Message(node_of(context).answer(message.content), reply_to=message)
-    except FedveilError as error:
+    except Exception as error:
         return Message(refused_by(error, _name(context)), reply_to=message)
 
 
@@ -77,6 +79,8 @@ def _deployed(settings: RunSettings, folder: str) -> Node:
         text = config.task.text or TextSection()
         examples = home.tokens(vocabulary, length=text.length, too_long=text.too_long)
     require_labels_below(examples.y, classes, home.name)
+    limit = home.guard.policy.maximum_message
+    _require_room(config, examples.x.shape[1:], classes, vocabulary, limit)
     task, method = task_for(config, examples.x.shape[1:], classes, vocabulary), config.build_method()
 
     def admit(order: Order, down: Downlink) -> None:
@@ -89,8 +93,21 @@ def _deployed(settings: RunSettings, folder: str) -> Node:
 
     clients = NodeClients(home.client, examples)
     worker = ClientWorker(task, clients, method, settings.seed, home.noise)
-    limit = home.guard.policy.maximum_message
     return Node(home.name, home.client, len(examples), worker, home.state / "clients", admit, limit)
+
+
+def _require_room(
+    config: Config, shape: Sequence[int], classes: int, vocabulary: Vocabulary | None, most: int
+) -> None:
+    """Refuse a model that no message this node reads could hold, before any memory is taken for it."""
+    try:
+        size = model_bytes(config, shape, classes, vocabulary)
+    except (RuntimeError, OverflowError) as error:  # more elements than can be counted
+        raise RefusalError("size", "the model cannot be built") from error
+    if size > most:
+        raise RefusalError(
+            "size", f"a model of {size} bytes, more than a message may hold (maximum_message = {most})"
+        )
 
 
 def _simulated(settings: RunSettings, context: Context) -> Node:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedveil.config import Config, make_config
 from fedveil.data.vocabulary import Vocabulary
-from fedveil.errors import InputError
+from fedveil.errors import LARGEST_SEED, InputError, whole_number
 from fedveil.experiment import result_folder, vocabulary_of
 from fedveil.models.registry import model_entry
 from fedveil.streams import NoiseSource
@@ -58,7 +58,8 @@ class RunSettings:
         try:
             text, seed, experiment, results, data, noise = (values[f"fedveil-{key}"] for key in _KEYS)
             config = parse_config(str(text))
-        except (KeyError, ValueError) as error:
+            whole_number("seed", seed, 0, LARGEST_SEED)
+        except (KeyError, ValueError, RecursionError) as error:
             raise InputError(
                 "run configuration", sorted(values), "is not one of fedveil", "Submit the run with fedveil."
             ) from error

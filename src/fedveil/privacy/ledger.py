@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedveil.errors import InputError, LedgerError
+from fedveil.errors import InputError, LedgerError, whole_number
 from fedveil.privacy.accounting import (
     Cohort,
     Guarantee,
@@ -101,7 +101,7 @@ class Entry:
                 body["previous"],
                 stored,
             )
-        except (ValueError, KeyError, TypeError, AttributeError, InputError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InputError) as error:
             raise LedgerError(f"line {index + 1}: not a ledger entry ({error})") from error
         if cls.digest(body) != stored:
             raise LedgerError(f"line {index + 1}: altered after it was written")
@@ -132,9 +132,12 @@ class Ledger:
 
     def refresh(self) -> None:
         """Read and verify what other processes have appended."""
+        count, last = (
+            self._head()
+        )  # first: what another process appends meanwhile only adds to what it vouches for
         try:
             if not self.path.exists():
-                if self._entries or self._head()[0]:
+                if self._entries or count:
                     raise LedgerError(f"{self.path}: the privacy ledger has disappeared")
                 return
             with self.path.open("rb") as file:
@@ -154,7 +157,6 @@ class Ledger:
             except LedgerError as error:
                 raise LedgerError(f"{self.path}: {error}. {_REMEDY}") from error
         self._offset += complete
-        count, last = self._head()
         if count > len(self._entries) or (count and self._entries[count - 1].hash != last):
             raise LedgerError(
                 f"{self.path}: holds {len(self._entries)} entries where {count} were written. {_REMEDY}"
@@ -212,11 +214,13 @@ class Ledger:
     def _head(self) -> tuple[int, str]:
         try:
             head = json.loads(self._head_path().read_text())
-            return int(head["entries"]), str(head["hash"])
+            return whole_number("entries", head["entries"], 0), str(head["hash"])
         except (FileNotFoundError, NotADirectoryError):
             return 0, GENESIS
-        except (ValueError, KeyError, TypeError) as error:
-            raise LedgerError(f"{self._head_path()}: not the head of a privacy ledger") from error
+        except OSError as error:
+            raise LedgerError(f"{self._head_path()}: cannot be read: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError, RecursionError, InputError) as error:
+            raise LedgerError(f"{self._head_path()}: not the head of a privacy ledger. {_REMEDY}") from error
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -322,7 +322,7 @@ def partition_chart(counts: Sequence[Sequence[int]], classes: Sequence[str], *, 
     """Classes by clients: dots whose area is the count, or shades where the clients are many."""
     clients, number = len(counts), len(counts[0])
     most = max(1, max(max(row) for row in counts))
-    names = [*classes, *(str(i) for i in range(len(classes), number))]
+    names = [*classes, *(str(i) for i in range(len(classes), number))][:number]
     bubbles = clients <= MOST_BUBBLES
 
     def draw(width: int) -> tuple[int, str]:

@@ -35,7 +35,7 @@ def write_report(results: Sequence[Path | str | Result], path: Path | str) -> Pa
     body = render(read_runs(results), _empty(results))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, body.encode())
+        write_atomically(target, body.encode("utf-8", "replace"))  # a folder's name may be no text
     except OSError as error:
         raise InputError(
             "-o", str(target), f"cannot be written: {error.strerror}", "Choose another."

@@ -6,22 +6,21 @@ for the reader of the report; the rest is kept.
 
 from __future__ import annotations
 
-import json
-import math
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedveil.errors import InputError, ResultError
+from fedveil.report.files import parse_json, parse_toml, read_bytes, read_json, read_text, why
 from fedveil.results import Result
 
 MARKS = ("summary.json", "rounds.jsonl", "config.toml")
 _PNG = b"\x89PNG\r\n\x1a\n"
 _LARGEST_PICTURE = 4 << 20
 _MOST_PICTURES = 48
+_LARGEST_NUMBER = 1e100  # beyond anything measured, and far from where sums overflow
 
 
 @dataclass(frozen=True)
@@ -143,8 +142,8 @@ class Run:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    """A finite number that charts can work with, or None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST_NUMBER:
         return None
     return float(value)
 
@@ -192,12 +191,12 @@ def run_folders(place: Path) -> list[Path]:
 def read_folder(folder: Path) -> Run:
     """One run, whatever state its folder is in."""
     problems: list[str] = []
-    config_text = _text(folder / "config.toml", problems) or ""
-    config = _toml(config_text, problems)
+    config_text = read_text(folder / "config.toml", problems) or ""
+    config = parse_toml(config_text, problems)
     history = _history(folder / "rounds.jsonl", problems)
     summary: Mapping[str, Any] | None = None
     if (folder / "summary.json").exists():
-        loaded = _json(folder / "summary.json", problems)
+        loaded = read_json(folder / "summary.json", problems)
         if isinstance(loaded, Mapping):
             summary = loaded
         elif loaded is not None:
@@ -208,7 +207,7 @@ def read_folder(folder: Path) -> Run:
     audits = [
         row
         for path in sorted((folder / "audits").glob("**/*.json"), key=_natural)
-        for row in _audit_rows(_json(path, problems))
+        for row in _audit_rows(read_json(path, problems))
     ]
     return _build(
         "/".join(folder.resolve().parts[-3:]),
@@ -397,10 +396,10 @@ def _unfinished(history: Sequence[Point], config: Mapping[str, Any]) -> str:
 
 def _history(path: Path, problems: list[str]) -> tuple[Point, ...]:
     lines: list[Any] = []
-    for place, line in enumerate((_text(path, problems) or "").splitlines(), start=1):
+    for place, line in enumerate((read_text(path, problems) or "").splitlines(), start=1):
         try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError:
+            lines.append(parse_json(line))
+        except (ValueError, RecursionError):
             problems.append(f"rounds.jsonl: line {place} is cut off or damaged")
     points = _points(lines)
     if len(points) < len(lines):
@@ -440,17 +439,17 @@ def _attacks(place: Path) -> list[Path]:
 def _attack(folder: Path, place: Path, problems: list[str]) -> Attack:
     name, *target = folder.relative_to(place).parts
     within = "/".join(("attacks", name, *target, ""))
-    found = _json(folder / "finding.json", problems, within=within)
+    found = read_json(folder / "finding.json", problems, within=within)
     facts = tuple(_flat(found)) if isinstance(found, Mapping) else ()
     roc = None
     if (folder / "roc.json").exists():
-        roc = _roc(_json(folder / "roc.json", problems, within=within))
+        roc = _roc(read_json(folder / "roc.json", problems, within=within))
         if roc is None:
             problems.append(f"{within}roc.json holds no curve")
     pictures = tuple(p for p in _pictures(folder, problems) if roc is None or p.name != "roc")
     texts: tuple[TextPair, ...] = ()
     if (folder / "texts.json").exists():
-        texts = _text_pairs(_json(folder / "texts.json", problems, within=within))
+        texts = _text_pairs(read_json(folder / "texts.json", problems, within=within))
         if not texts:
             problems.append(f"{within}texts.json holds no texts")
     return Attack(name, " ".join(target), facts, pictures, roc, texts, _psnrs(found))
@@ -516,53 +515,17 @@ def _pictures(folder: Path, problems: list[str]) -> tuple[Picture, ...]:
     pictures = []
     for path in paths[:_MOST_PICTURES]:
         try:
-            body = path.read_bytes() if path.stat().st_size <= _LARGEST_PICTURE else b""
+            body = read_bytes(path, _LARGEST_PICTURE)
         except OSError as error:
-            problems.append(f"{folder.name}/{path.name} cannot be read: {error.strerror}")
+            problems.append(f"{folder.name}/{path.name} {why(error)}")
             continue
         if not body.startswith(_PNG):
-            why = "is no PNG picture" if body else f"is larger than {_LARGEST_PICTURE >> 20} MiB"
-            problems.append(f"{folder.name}/{path.name} {why}")
+            problems.append(f"{folder.name}/{path.name} is no PNG picture")
             continue
         pictures.append(Picture(path.stem, body))
     if len(paths) > _MOST_PICTURES:
         problems.append(f"{folder.name}: the first {_MOST_PICTURES} of {len(paths)} pictures are shown")
     return tuple(pictures)
-
-
-def _text(path: Path, problems: list[str]) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        problems.append(f"{path.name} is missing")
-    except (OSError, UnicodeDecodeError) as error:
-        problems.append(f"{path.name} cannot be read: {_why(error)}")
-    return None
-
-
-def _json(path: Path, problems: list[str], within: str = "") -> Any:
-    text = _text(path, problems)
-    if text is None:
-        return None
-    try:
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        problems.append(f"{within}{path.name} is damaged: {_why(error)}")
-        return None
-
-
-def _toml(text: str, problems: list[str]) -> Mapping[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        problems.append(f"config.toml is damaged: {error}")
-        return {}
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return error.strerror or "unknown reason"
-    return "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
 
 
 def _subfolders(folder: Path) -> list[Path]:
@@ -573,5 +536,5 @@ def _subfolders(folder: Path) -> list[Path]:
 
 def _natural(path: Path | str) -> list[tuple[int, int, str]]:
     """Sort seed-2 before seed-10."""
-    parts = re.split(r"(\d+)", str(path))
-    return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts]
+    parts = re.split(r"(\d{1,300})", str(path))
+    return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in parts]

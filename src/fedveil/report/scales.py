@@ -43,8 +43,8 @@ def linear(values: Sequence[float], start: float, end: float, *, count: int = 5,
 
 def exact(low: float, high: float, start: float, end: float, *, count: int = 5) -> Scale:
     """A scale over just this range, with round ticks inside."""
-    if high <= low:
-        high = low + 1
+    if high - low < 1e-9 * max(1.0, abs(high)):
+        high = low + max(1.0, 0.1 * abs(low))
     step = _round_step((high - low) / count)
     inside = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
     return Scale(low, high, start, end, tuple(round(i * step, 12) for i in inside))

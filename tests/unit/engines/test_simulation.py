@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass as record
 
@@ -53,6 +55,29 @@ def test_what_goes_wrong_in_a_worker_is_told(how: str, kind: type[Exception], te
     down = method.broadcast(at, method.init_server(task.init(0), plan), range(5))
     try:
         with pytest.raises(kind, match=text):
+            engine.exchange(range(5), down, at)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("asleep", [False, True], ids=["idle", "with an order unread"])
+def test_a_worker_that_is_killed_is_told_whatever_it_was_about_to_do(asleep: bool) -> None:
+    """As the system does when memory runs out."""
+    task, plan, method = make_task(), make_plan(cohort=5), FedAvg(batch_size=4)
+    engine = Simulation(task, make_clients(), method, plan, seed=0, workers=2)
+    assert engine._pool is not None
+    victim = engine._pool._processes[0]
+    assert victim.pid is not None
+    at = At(plan, 1)
+    down = method.broadcast(at, method.init_server(task.init(0), plan), range(5))
+    if asleep:
+        os.kill(victim.pid, signal.SIGSTOP)
+        threading.Timer(0.2, victim.kill).start()
+    else:
+        victim.kill()
+        victim.join()
+    try:
+        with pytest.raises(FedveilError, match=r"ended unexpectedly, perhaps for lack of memory\. Set"):
             engine.exchange(range(5), down, at)
     finally:
         engine.close()

@@ -262,3 +262,41 @@ def test_two_runs_side_by_side_stay_within_the_shared_budget(tmp_path: Path) -> 
 def test_impossible_budgets_are_refused(epsilon: float, delta: float) -> None:
     with pytest.raises(InputError):
         Budget(epsilon, delta, "server", "client")
+
+
+def test_what_another_run_appends_during_a_look_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the entries and the head that vouches for them another process may have written both."""
+    path = tmp_path / "ledger.jsonl"
+    reader, writer = _charge(path, 1), Ledger(path)
+    read = Ledger._head
+    meanwhile = iter([2])
+
+    def head(self: Ledger) -> tuple[int, str]:
+        if self is reader:
+            for round_ in meanwhile:
+                writer.charge("other", round_, RELEASES, PLAN, replay_safe=True)
+        return read(self)
+
+    monkeypatch.setattr(Ledger, "_head", head)
+    reader.refresh()
+    assert len(reader) == len(writer) == 4
+
+
+@pytest.mark.parametrize(
+    "head", ['{"entries": 1e999, "hash": ""}', '{"entries": -3, "hash": ""}', "[" * 100_000, "[]", "\udcff"]
+)
+def test_a_head_that_is_none_is_an_error_with_a_remedy(head: str, tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    _charge(path, 1)
+    (tmp_path / "ledger.jsonl.head").write_bytes(head.encode("utf-8", "surrogateescape"))
+    with pytest.raises(LedgerError, match=r"not the head of a privacy ledger\. Restore"):
+        Ledger(path)
+
+
+def test_a_line_nested_without_end_is_no_entry(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    path.write_text("[" * 100_000 + "\n")
+    with pytest.raises(LedgerError, match="line 1: not a ledger entry"):
+        Ledger(path)

@@ -176,6 +176,12 @@ class FlowerEngine:
             problem,
         )
 
+    def leave_out(self, client: int, at: At, problem: str) -> bool:
+        if self._states is not None:
+            return False  # a simulation of ours
+        self._lose(client, at, problem)
+        return True
+
     def own(self, record: R) -> R:
         return record
 

@@ -111,9 +111,10 @@ def admit_all(_order: Order, _down: Message) -> None:
     """Takes part in everything: a simulated client has no policy of its own."""
 
 
-def refused_by(error: FedveilError, name: str) -> RecordDict:
+def refused_by(error: Exception, name: str) -> RecordDict:
     """The answer of a node that cannot even begin; of a failure the server is told only the kind."""
-    log.warning("node %s cannot take part: %s", name, error)
+    trace = None if isinstance(error, FedveilError) else error
+    log.warning("node %s cannot take part: %s", name, error, exc_info=trace)
     if isinstance(error, RefusalError):
         return refuse(RefusalError(error.reason, f"node {name}: {error}"), None)
     return refuse(RefusalError("error", f"node {name} failed with {type(error).__name__}"), None)

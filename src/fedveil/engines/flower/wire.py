@@ -27,6 +27,7 @@ EXCHANGE = "train.exchange"
 VERSION = metadata.version("fedveil")
 LARGEST_MESSAGE = 1 << 30
 LARGEST_HEAD = 1 << 20
+LARGEST_NUMBER = (1 << 63) - 1
 _HEAD, _BODY, _ENCODING = "fedveil", "message", "fedveil"
 
 Reason = Literal["version", "model", "policy", "size", "message", "plan", "error"]
@@ -138,12 +139,12 @@ def read_introduction(content: RecordDict) -> Introduction:
     try:
         who = Introduction(
             str(head["name"])[:64],
-            int(head["client"]),
-            int(head["size"]),
+            _whole(head["client"]),
+            _whole(head["size"]),
             str(head["version"]),
             str(head["fingerprint"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError) as error:
         raise RefusalError("message", "its introduction is damaged") from error
     if who.client < 0 or who.size < 0:
         raise RefusalError("message", f"it says that it is client {who.client} with {who.size} examples")
@@ -153,12 +154,13 @@ def read_introduction(content: RecordDict) -> Introduction:
 def read_order(content: RecordDict, limit: int = LARGEST_MESSAGE) -> Order:
     head, body = _unpack(content, "order", limit)
     try:
-        plan = Plan(**head["plan"])
+        numbers = {key: _whole(value) for key, value in head["plan"].items() if key != "sampler"}
+        plan = Plan(sampler=head["plan"]["sampler"], **numbers)
         check_plan(plan)
-        round_, exchange = (int(part) for part in head["at"])
+        round_, exchange = (_whole(part) for part in head["at"])
         order = Order(
             str(head["run"]),
-            int(head["client"]),
+            _whole(head["client"]),
             At(plan, round_, exchange),
             str(head["version"]),
             str(head["fingerprint"]),
@@ -166,7 +168,7 @@ def read_order(content: RecordDict, limit: int = LARGEST_MESSAGE) -> Order:
             tuple(_version(item) for item in head["needed"]),
             body,
         )
-    except (KeyError, TypeError, ValueError, InputError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, InputError) as error:
         raise RefusalError("message", f"the order is damaged: {type(error).__name__}") from error
     if not (1 <= round_ <= plan.rounds and exchange >= 0 and 0 <= order.client < plan.clients):
         raise RefusalError("plan", f"round {round_}, client {order.client} are not in the plan")
@@ -177,15 +179,15 @@ def read_reply(content: RecordDict, limit: int = LARGEST_MESSAGE) -> Reply:
     head, body = _unpack(content, "reply", limit)
     try:
         return Reply(
-            int(head["client"]),
-            int(head["round"]),
-            int(head["exchange"]),
+            _whole(head["client"]),
+            _whole(head["round"]),
+            _whole(head["exchange"]),
             str(head["version"]),
             str(head["fingerprint"]),
             bool(head["remembers"]),
             body,
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError) as error:
         raise RefusalError("message", "its reply is damaged") from error
 
 
@@ -213,9 +215,21 @@ def read_upload(method: AnyMethod, data: bytes) -> Message:
     return up
 
 
+def _one_line(text: str) -> str:
+    """Words for a log, in which nobody may begin a line of his own."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
 def _version(value: Any) -> Version:
     round_, exchange = value
-    return int(round_), int(exchange)
+    return _whole(round_), _whole(exchange)
+
+
+def _whole(value: Any) -> int:
+    """The number, if it is a whole one that a machine counts with: an infinity has no place in a plan."""
+    if type(value) is not int or not -LARGEST_NUMBER <= value <= LARGEST_NUMBER:
+        raise TypeError("not a whole number")
+    return value
 
 
 def _pack(head: Mapping[str, Any], body: bytes | None = None) -> RecordDict:
@@ -235,11 +249,11 @@ def _unpack(content: RecordDict, kind: str, limit: int) -> tuple[dict[str, Any],
             )
         head = json.loads(words)
         said = head["kind"]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise RefusalError("message", "this is not a message of fedveil") from error
     if said == "refusal":
         reason: Reason = next((known for known in REASONS if known == head.get("reason")), "error")
-        raise RefusalError(reason, f"refused: {str(head.get('text'))[:500]}")
+        raise RefusalError(reason, f"refused: {_one_line(str(head.get('text'))[:500])}")
     if said != kind:
         raise RefusalError("message", f"expected {kind}, got {str(said)[:40]!r}")
     if _BODY not in content.array_records:

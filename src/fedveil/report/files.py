@@ -1,0 +1,72 @@
+"""Files of result folders, read with distrust: whatever is wrong with one is a problem in words, never a failure."""
+
+from __future__ import annotations
+
+import json
+import stat
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_LARGEST_TEXT = 256 << 20
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """What a file holds: a pipe would never end, and neither would a device."""
+    seen = path.stat()
+    if not stat.S_ISREG(seen.st_mode):
+        raise OSError(0, "it is no file")
+    if seen.st_size > most:
+        raise OSError(0, f"it is larger than {most >> 20} MiB")
+    return path.read_bytes()
+
+
+def read_text(path: Path, problems: list[str]) -> str | None:
+    try:
+        return read_bytes(path, _LARGEST_TEXT).decode()
+    except FileNotFoundError:
+        problems.append(f"{path.name} is missing")
+    except (OSError, UnicodeDecodeError) as error:
+        problems.append(f"{path.name} {why(error)}")
+    return None
+
+
+def parse_json(text: str) -> Any:
+    """JSON whose texts can be written down again: half a surrogate pair is no letter."""
+    return _written(json.loads(text)) if "\\ud" in text.lower() else json.loads(text)
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, list):
+        return [_written(item) for item in value]
+    if isinstance(value, dict):
+        return {_written(key): _written(item) for key, item in value.items()}
+    return value
+
+
+def read_json(path: Path, problems: list[str], within: str = "") -> Any:
+    text = read_text(path, problems)
+    if text is None:
+        return None
+    try:
+        return parse_json(text)
+    except (ValueError, RecursionError) as error:
+        problems.append(f"{within}{path.name} is damaged: {why(error)}")
+        return None
+
+
+def parse_toml(text: str, problems: list[str]) -> Mapping[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        problems.append(f"config.toml is damaged: {error}")
+        return {}
+
+
+def why(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"cannot be read: {error.strerror or 'unknown reason'}"
+    return "cannot be read: not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)

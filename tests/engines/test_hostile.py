@@ -1,0 +1,203 @@
+"""A node that sends whatever it likes cannot end a run; a server that does cannot end, fill or sound out a node."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import torch
+
+pytest.importorskip("flwr")
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from fedveil.engines.flower.wire import (
+    HELLO,
+    RefusalError,
+    Reply,
+    hello,
+    pack_reply,
+    read_introduction,
+    read_order,
+    read_reply,
+)
+from fedveil.flower_app import client as client_module
+from fedveil.flower_app.client import app as client_app
+from fedveil.flower_app.launch import with_shape
+from fedveil.flower_app.settings import LOG, RunSettings
+from fedveil.methods.dp_fedags_proven import Selected
+from fedveil.methods.fedavg import TrainedModel
+from fedveil.results import Result
+from tests.engines.grid import Fault, InMemoryNodes
+from tests.engines.test_deployed_nodes import NODES, deployed, federated, write_nodes
+
+DEEP = "[" * 100_000
+
+
+def head(text: str) -> RecordDict:
+    return RecordDict({"fedveil": ConfigRecord({"head": text})})
+
+
+def says(kind: str, **fields: object) -> RecordDict:
+    return head(json.dumps({"kind": kind} | fields))
+
+
+def answering(kind: str, content: RecordDict) -> Fault:
+    """Sends this to every message of the kind, and the truth to others."""
+
+    def fault(message: Message, answer: Callable[[], Message]) -> Message:
+        asked = message.metadata.message_type.startswith(kind)
+        return Message(content, reply_to=message) if asked else answer()
+
+    return fault
+
+
+def uploading(change: Callable[[bytes], bytes]) -> Fault:
+    def fault(message: Message, answer: Callable[[], Message]) -> Message:
+        reply = answer()
+        if not message.metadata.message_type.startswith("train"):
+            return reply
+        said = read_reply(reply.content)
+        return Message(pack_reply(Reply(**(said.__dict__ | {"up": change(said.up)}))), reply_to=message)
+
+    return fault
+
+
+def log_of(result: Result) -> str:
+    assert result.folder is not None
+    return (result.folder / LOG).read_text()
+
+
+REPLY = {"client": 1, "round": 1, "exchange": 0, "version": "", "fingerprint": "", "remembers": False}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (head(DEEP), "not a message of fedveil"),
+        (head('{"kind": "reply", "client": ' + '{"a": ' * 100_000), "not a message of fedveil"),
+        (says("reply", **(REPLY | {"client": float("inf")})), "its reply is damaged"),
+        (says("reply", **(REPLY | {"round": 10**400})), "its reply is damaged"),
+        (says("refusal", text="no\n2026-01-01 INFO all is well"), "refused: no 2026-01-01 INFO all is well"),
+    ],
+)
+def test_a_reply_without_sense_costs_its_sender_only(content: RecordDict, said: str, tmp_path: Path) -> None:
+    faults = {1001: answering("train", content)}
+    result = deployed(federated("fedavg", cohort=NODES), write_nodes(tmp_path), tmp_path, faults=faults)
+    assert [line["answered"] for line in result.history] == [2, 2]
+    assert said in log_of(result)
+    assert "\n2026-01-01" not in log_of(result), "nobody writes lines of his own into the log"
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan"), 10**400, 2**63, 1.5, True, "7", None, [1]])
+def test_a_node_that_counts_beyond_reason_is_not_let_in(number: object, tmp_path: Path) -> None:
+    who = {"name": "x", "client": 1, "size": number, "version": "", "fingerprint": ""}
+    faults = {1001: answering("query", says("introduction", **who))}
+    result = deployed(federated("fedavg", cohort=NODES), write_nodes(tmp_path), tmp_path, faults=faults)
+    assert [line["answered"] for line in result.history] == [2, 2]
+    assert "is not let in: its introduction is damaged" in log_of(result)
+
+
+def numbers_for_tensors(_: bytes) -> bytes:
+    text = json.dumps({"kind": "TrainedModel", "scalars": {"params": 3, "size": 4}, "empty": [], "order": []})
+    return len(text).to_bytes(4, "little") + text.encode() + b"\x08\0\0\0\0\0\0\0{}      "
+
+
+def without_parameters(data: bytes) -> bytes:
+    return TrainedModel({}, TrainedModel.from_bytes(data).size).to_bytes()
+
+
+@pytest.mark.parametrize("change", [numbers_for_tensors, without_parameters])
+def test_the_only_answer_of_a_round_may_be_hostile(change: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    """Then there are no others to compare it with."""
+    silent: Fault = lambda message, answer: (  # noqa: E731
+        None if message.metadata.message_type.startswith("train") else answer()
+    )
+    faults = {1000: silent, 1001: uploading(change), 1002: silent}
+    config = federated("fedavg", cohort=NODES, deadline=1.0)
+    result = deployed(config, write_nodes(tmp_path), tmp_path, faults=faults)
+    assert [line["answered"] for line in result.history] == [0, 0]
+    assert "client 1, node 'node-1' (1001), is left out:" in log_of(result)
+
+
+def test_an_upload_that_the_server_cannot_use_is_left_out_of_the_update(tmp_path: Path) -> None:
+    """Coordinates that no model has are of the right shape and type."""
+
+    def elsewhere(data: bytes) -> bytes:
+        up = Selected.from_bytes(data)
+        return Selected(up.values, {"places": torch.full_like(up.own["places"], 10**9)}).to_bytes()
+
+    config = federated("dp-fedags-proven", cohort=NODES)
+    config = config.model_copy(update={"method": config.method | {"variant": "top-k"}})
+    faults = {1001: uploading(elsewhere)}
+    result = deployed(config, write_nodes(tmp_path), tmp_path, faults=faults)
+    assert [line["answered"] for line in result.history] == [2, 2]
+    assert "is left out: the server cannot use its upload (RuntimeError)" in log_of(result)
+
+
+def told(folder: Path, values: dict[str, Any]) -> str:
+    """Why the node of this folder does not introduce itself to a server that sends these values."""
+    grid = InMemoryNodes(client_app, [{"fedveil-node": str(folder)}], values)
+    (reply,) = grid.send_and_receive([Message(hello(), 1000, HELLO)])
+    with pytest.raises(RefusalError) as caught:
+        read_introduction(reply.content)
+    return str(caught.value)
+
+
+def sent(folder: Path, **task: object) -> dict[str, Any]:
+    values: dict[str, Any] = dict(
+        RunSettings(with_shape(federated("fedavg"), None), 0, "test", folder).to_run_config()
+    )
+    config = tomllib.loads(values["fedveil-config"])
+    config["task"] |= task
+    return values | {"fedveil-config": tomli_w.dumps(config)}
+
+
+@pytest.mark.parametrize(
+    "task", [{"model_options": {"hidden": 10**12}}, {"classes": 10**9}, {"model_options": {"hidden": 10**18}}]
+)
+def test_a_model_beyond_a_nodes_largest_message_is_not_built(task: dict[str, Any], tmp_path: Path) -> None:
+    folder = write_nodes(tmp_path)[0]
+    said = told(folder, sent(folder, **task))
+    assert "node node-0: a model of" in said or "the model cannot be built" in said
+
+
+@pytest.mark.parametrize("seed", ["abc", -1, 2**70, float("inf")])
+def test_a_seed_that_is_none_is_refused(seed: object, tmp_path: Path) -> None:
+    folder = write_nodes(tmp_path)[0]
+    assert (
+        told(folder, sent(folder) | {"fedveil-seed": seed}) == "refused: node node-0 failed with InputError"
+    )
+
+
+def test_settings_nested_without_end_are_refused(tmp_path: Path) -> None:
+    folder = write_nodes(tmp_path)[0]
+    given = sent(folder) | {"fedveil-config": "a = " + DEEP}
+    assert told(folder, given) == "refused: node node-0 failed with InputError"
+
+
+def test_of_a_failure_the_server_is_told_its_kind_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower itself would send the text along."""
+
+    def fails(_: Context) -> None:
+        raise ZeroDivisionError("record 7 of patient X")
+
+    monkeypatch.setattr(client_module, "node_of", fails)
+    folder = write_nodes(tmp_path)[0]
+    assert told(folder, sent(folder)) == "refused: node node-0 failed with ZeroDivisionError"
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 2.5, True, "3", None, [], 10**400])
+@pytest.mark.parametrize("key", ["clients", "cohort", "rounds", "records_per_client", "largest_client"])
+def test_a_plan_is_counted_in_whole_numbers(key: str, value: object) -> None:
+    plan = {"clients": 3, "cohort": 3, "sampler": "all", "rounds": 9, "records_per_client": 1}
+    plan |= {"largest_client": 9, key: value}
+    order = {"run": "r", "client": 0, "plan": plan, "at": [1, 0], "version": "", "fingerprint": ""}
+    with pytest.raises(RefusalError, match="the order is damaged"):
+        read_order(says("order", **order, state=None, needed=[]))
