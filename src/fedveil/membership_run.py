@@ -80,6 +80,7 @@ def attack_result(
     result = ResultFolder(folder).read()
     seed = int(result.summary["seed"])
     prepared = prepare(load_config(folder / "config.toml"), seed, data_dir)
+    ResultFolder(folder).require_data(prepared.digest)
     rng = named_stream(attack_seed, "membership", name, target)
     if target == "model":
         seen = _final_model(folder, prepared, result.model, rounds_seen)
