@@ -16,7 +16,15 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from fedveil.checkpoint import Checkpoint
-from fedveil.data.client_data import Array, ArrayClients, Clients, first_not_finite, labels_of, tensor_of
+from fedveil.data.client_data import (
+    Array,
+    ArrayClients,
+    Clients,
+    digest_of,
+    first_not_finite,
+    labels_of,
+    tensor_of,
+)
 from fedveil.data.dataset import Examples
 from fedveil.data.own import examples_from_torch
 from fedveil.engines.engine import Engine
@@ -181,6 +189,7 @@ def run(
         plan,
         seed=seed,
         test=test,
+        data=source,
         classes=classes,
         scored_on=(local_test or source) if score_clients else None,
         held_out=local_test is not None,
@@ -205,6 +214,7 @@ def run_on(
     *,
     seed: int = 0,
     test: Examples | tuple[Array, Array] | None = None,
+    data: Clients | None = None,
     classes: int | None = None,
     scored_on: Clients | None = None,
     held_out: bool = False,
@@ -222,6 +232,7 @@ def run_on(
 ) -> Result:
     """Train through the engine that `engine_of` gives for the run's name, wherever its clients are.
 
+    Where the clients' `data` are on this machine, a folder that was begun on others is refused.
     With `noise_source` "entropy" a round that is repeated draws fresh noise, so it is charged again; cohorts are
     then drawn from entropy too, since the sampling that accounting counts on must be secret.
     """
@@ -257,9 +268,11 @@ def run_on(
         if folder is not None:
             stack.enter_context(folder.held())
             folder.require(described)
+            digest = None if data is None else digest_of(data, tested)
+            folder.require_data(digest)
             if folder.finished:
                 return folder.read()
-            start = folder.start(config or described, described, name, method.server_type)
+            start = folder.start(config or described, described, name, method.server_type, digest)
             history = folder.rounds()
         engine = engine_of(name)
         stack.callback(engine.close)

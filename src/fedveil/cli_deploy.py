@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from fedveil.cli import AsJson, Changes, ConfigFile, DataDir, Results, Seed, app, out, run
+from fedveil.cli import AsJson, Changes, ConfigFile, DataDir, Results, Seed, app, notes, out, run
 from fedveil.deploy.config import NODE_FILE, SERVER_FILE, NodeConfig, ServerConfig, read_toml
 from fedveil.errors import InputError
 from fedveil.privacy.releases import Adversary
@@ -96,6 +96,7 @@ def form_command(
     made = form_of(table, label, categorical=categorical or (), drop=drop or ())
     write_form(made, output)
     out.print(f"{len(made.columns)} columns, {len(made.classes)} classes in {output}")
+    notes.print(f"for a server without data: input_shape = [{len(made.mean)}], classes = {len(made.classes)}")
 
 
 @deploy.command("certificate")

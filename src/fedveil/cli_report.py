@@ -77,7 +77,8 @@ def compare(
     if attack is not None:
         _require_attackable(cells, attack, settings)
     failed = _run(cells, results, data, jobs)
-    done = [folder for cell in cells if ResultFolder(folder := cell.folder(results)).finished]
+    kept = [cell.folder(results) for cell in cells if cell.title not in failed]
+    done = [folder for folder in kept if ResultFolder(folder).finished]
     if attack is not None:
         _attack(done, attack, settings, data)
     if done:

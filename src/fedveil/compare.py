@@ -92,7 +92,7 @@ def run_cells(
     With more than one job each run has a process of its own and one worker. `watch` is asked for observers of runs
     in this process; `tell` hears how many rounds and runs are done when they are elsewhere.
     """
-    open_cells = [cell for cell in cells if not ResultFolder(cell.folder(results)).finished]
+    open_cells = [cell for cell in cells if not _settled(cell, results)]
     count = min(jobs or cores(), len(open_cells))
     failed: dict[str, str] = {}
     if count <= 1:
@@ -117,6 +117,11 @@ def run_cells(
     finally:
         pool.shutdown(cancel_futures=True)
     return failed
+
+
+def _settled(cell: Cell, results: Path) -> bool:
+    """Whether there is nothing to do or to look at: files that the user names may have changed since a run was finished."""
+    return ResultFolder(cell.folder(results)).finished and "path" not in cell.config.task.data_options
 
 
 def total_rounds(cells: Sequence[Cell]) -> int:

@@ -203,15 +203,16 @@ class Config(_Section):
     def _require_shape(self) -> None:
         """Only a server that holds no data must be told what the nodes' examples look like."""
         task, deployed = self.task, self.run.engine == "flower"
-        for key, value in (("input_shape", task.input_shape), ("classes", task.classes)):
-            if value is not None and not deployed:
-                raise InputError(f"task.{key}", value, "the data set says it", "Leave it out.")
-            if value is None and task.dataset == NO_DATASET:
-                raise InputError(f"task.{key}", value, "no data set says it", f"Give task.{key}.")
         if task.dataset == NO_DATASET and not deployed:
             raise InputError(
                 "task.dataset", task.dataset, "a simulation needs data", "See `fedveil list datasets`."
             )
+        for key, value in (("input_shape", task.input_shape), ("classes", task.classes)):
+            if value is not None and not deployed:
+                remedy = 'Leave it out: it is for engine = "flower".'
+                raise InputError(f"task.{key}", value, "the data set says it", remedy)
+            if value is None and task.dataset == NO_DATASET:
+                raise InputError(f"task.{key}", value, "no data set says it", f"Give task.{key}.")
         if deployed and self.partition.clients is None:
             raise InputError(
                 "partition.clients", None, "a federation has so many nodes", "Give their number."

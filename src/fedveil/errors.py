@@ -50,7 +50,18 @@ def known_name(field: str, kind: str, name: object, known: Collection[str]) -> s
         return name
     near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.4)
     remedy = f"Did you mean {' or '.join(near)}? " if near else ""
-    raise InputError(field, name, f"no such {kind}", remedy + f"Known: {', '.join(sorted(known))}.")
+    remedy += f"Known: {', '.join(sorted(known))}."
+    if kind in ("method", "model"):
+        remedy += " One of your own: fedveil --plugin FILE.py COMMAND."
+    raise InputError(field, name, f"no such {kind}", remedy)
+
+
+def require_free(kind: str, name: str, made: object, known: object | None) -> None:
+    """Refuse a name that another file has taken: what is done under it would pass for the other's. The same file may be
+    run again."""
+    owner = getattr(known, "__module__", None)
+    if known is not None and owner != getattr(made, "__module__", None):
+        raise InputError("name", name, f"is the name of a {kind} of {owner}", "Choose another name.")
 
 
 def install(extra: str) -> str:

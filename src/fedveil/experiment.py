@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedveil.api import first_server, make_plan, run
+from fedveil.api import check_test, first_server, make_plan, run
 from fedveil.config import Config, TextSection
-from fedveil.data.client_data import ArrayClients, Clients
+from fedveil.data.client_data import ArrayClients, Clients, digest_of
 from fedveil.data.dataset import Dataset, TextDataset
 from fedveil.data.files import places, state_of
 from fedveil.data.registry import list_datasets, load_dataset
@@ -47,6 +47,11 @@ class Prepared:
     local_test: Clients | None
     plan: Plan
     method: AnyMethod
+
+    @property
+    def digest(self) -> str | None:
+        """What a run's folder knows its data by."""
+        return digest_of(self.clients, check_test(self.task, self.dataset.test))
 
 
 def load_examples(config: Config, data_dir: Path | None) -> Dataset:

@@ -94,6 +94,7 @@ def attack_result(
     result = ResultFolder(folder).read()
     seed = int(result.summary["seed"])
     prepared = prepare(load_config(folder / "config.toml"), seed, data_dir)
+    ResultFolder(folder).require_data(prepared.digest)
     rng = named_stream(attack_seed, "membership", name, target)
     _require_classes(prepared, name)
     if target == "model":

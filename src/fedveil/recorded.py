@@ -25,6 +25,7 @@ from fedveil.methods.method import At
 from fedveil.methods.ppsgd import PPSGD
 from fedveil.methods.scaffold import ModelAndControl
 from fedveil.methods.uploads import innermost
+from fedveil.results import ResultFolder
 from fedveil.sampling import draw_cohort
 from fedveil.streams import ClientStreams
 from fedveil.tree import Params, add, concatenate, expand, norms, scale, sub, without_axis, zeros_like
@@ -81,7 +82,9 @@ def open_run(path: Path, data_dir: Path | None = None) -> RecordedRun:
             f"{folder} has no transcript to attack. Run it again with --set run.transcript=true."
         )
     config = load_config(folder / "config.toml")
-    return RecordedRun(folder, int(number[1]), config, prepare(config, int(number[1]), data_dir))
+    prepared = prepare(config, int(number[1]), data_dir)
+    ResultFolder(folder).require_data(prepared.digest)  # else the attack would be scored against others
+    return RecordedRun(folder, int(number[1]), config, prepared)
 
 
 def read_exchange(run: RecordedRun, round: int, exchange: int = 0) -> Exchange:

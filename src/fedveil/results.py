@@ -110,7 +110,19 @@ class ResultFolder:
                 "differ. Remove it or choose another folder."
             )
 
-    def start(self, config: str, identity: str, run: str, server_type: type[Record]) -> Checkpoint | None:
+    def require_data(self, digest: str | None) -> None:
+        """Refuse a folder begun on other data of the same form: its result is not theirs, and rounds replayed with the
+        same noise on other data would show the difference bare."""
+        mark = self.path / ".data"
+        if digest is not None and mark.exists() and mark.read_text() != digest:
+            raise ResultError(
+                f"{self.path} holds a run on other data: the clients' examples or the test set have changed since. "
+                "Remove it, or choose another folder with --results."
+            )
+
+    def start(
+        self, config: str, identity: str, run: str, server_type: type[Record], data: str | None = None
+    ) -> Checkpoint | None:
         """Begin, or go on from the newest whole checkpoint; rounds after it will be replayed."""
         stored = self.path / "config.toml"
         mark = self.path / ".identity"
@@ -123,6 +135,8 @@ class ResultFolder:
             )
         if not mark.exists():
             write_atomically(stored, config.encode())
+            if data is not None:
+                write_atomically(self.path / ".data", data.encode())
             write_atomically(mark, identity.encode())  # last: it vouches for the configuration beside it
         checkpoint = load_checkpoint(self.path / "checkpoint", server_type)
         keep = [line for line in self.rounds() if checkpoint and line["round"] <= checkpoint.round]

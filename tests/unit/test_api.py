@@ -82,6 +82,38 @@ class Breaks(Observer):
             raise RuntimeError("power cut")
 
 
+@pytest.mark.parametrize("finished", [True, False], ids=["finished", "interrupted"])
+def test_a_run_does_not_go_on_with_other_data(tmp_path: Path, finished: bool) -> None:
+    def go_on(
+        x: torch.Tensor, y: torch.Tensor, parts: torch.Tensor, test: torch.Tensor, *observers: Observer
+    ) -> Result:
+        task, clients = Task(lambda: torch.nn.Linear(3, 2)), ArrayClients(x, y, list(parts))
+        folder = tmp_path / "r"
+        return run(
+            task, clients, METHOD, rounds=2, results=folder, test=(test, y[:5]), observers=list(observers)
+        )
+
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(12, 3, generator=generator), torch.tensor([0, 1] * 6)
+    parts, test = torch.arange(12).reshape(3, 4), x[:5]
+    if finished:
+        go_on(x, y, parts, test)
+    else:
+        with pytest.raises(RuntimeError, match="power cut"):
+            go_on(x, y, parts, test, Breaks(1))
+    changed = x.clone()
+    changed[7, 1] += 1e-3
+    for others in (
+        (changed, y, parts, test),
+        (x, y.flip(0), parts, test),
+        (x, y, parts.T.reshape(3, 4), test),
+        (x, y, parts, x[1:6]),
+    ):
+        with pytest.raises(ResultError, match="holds a run on other data"):
+            go_on(*others)
+    assert go_on(x, y, parts, test).summary["rounds"] == 2
+
+
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "none"])
 def test_a_damaged_checkpoint_is_not_believed(tmp_path: Path, damage: str) -> None:
     whole = go(tmp_path / "whole")

@@ -122,6 +122,27 @@ def test_finished_cells_are_not_run_again_and_a_failure_stops_nobody_else(
     assert (cells[0].folder(results) / "summary.json").stat().st_mtime_ns == mark
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_was_finished_on_a_table_as_it_was_is_not_shown_for_the_table_as_it_is(
+    tmp_path: Path, jobs: int
+) -> None:
+    table, config = tmp_path / "own.csv", tmp_path / "own.toml"
+    rows = [f"{row % 3},{row},{row % 2}\n" for row in range(60)]
+    table.write_text("who,a,y\n" + "".join(rows))
+    options = f'path = "{table}"\nlabel = "y"\nuser = "who"\n'
+    config.write_text(
+        f'[task]\ndataset = "table"\nmodel = "logistic"\n[task.data_options]\n{options}'
+        '[partition]\nkind = "user"\n[run]\nrounds = 1\n'
+    )
+    cells, results = plan_cells([config], methods=["fedavg", "fedprox"]), tmp_path / "results"
+    assert run_cells(cells, results, jobs=jobs) == {}
+    assert run_cells(cells, results, jobs=jobs) == {}  # read back
+    table.write_text("who,a,y\n" + "".join(rows).replace("59,", "58,"))
+    failed = run_cells(cells, results, jobs=jobs)
+    assert len(failed) == 2
+    assert all("holds a run on other data" in reason for reason in failed.values())
+
+
 def test_processes_give_the_results_of_one(config: Path, tmp_path: Path) -> None:
     cells = plan_cells([config], methods=["udp-fedavg"])
     heard: list[tuple[int, int]] = []

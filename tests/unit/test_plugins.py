@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.errors import InputError
+from fedveil.flower_app.settings import RunSettings
 from fedveil.models.registry import list_models
 from fedveil.plugins import VARIABLE, load_plugins
 
@@ -51,5 +52,53 @@ def test_a_plugin_that_cannot_be_used_is_named(
     path = tmp_path / name
     if content is not None:
         path.write_text(content)
+    with pytest.raises(InputError, match=problem):
+        load_plugins([path])
+
+
+METHOD = """
+from dataclasses import dataclass as record
+
+from pydantic.dataclasses import dataclass
+
+from fedveil.methods.fedavg import FedAvg
+from fedveil.methods.fields import STRICT
+from fedveil.methods.method import register
+
+
+@register("plugged-method", "a test's", server=FedAvg.server_type, down=FedAvg.down_type, up=FedAvg.up_type)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Mine(FedAvg):
+    pass
+"""
+
+
+@pytest.mark.usefixtures("names_of_this_test_only")
+def test_a_process_that_flower_starts_knows_the_methods_of_its_own_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "plugged_method.py"
+    path.write_text(METHOD)
+    monkeypatch.setenv(VARIABLE, str(path))
+    values = {"config": '[method]\nname = "plugged-method"\n', "seed": 0, "experiment": "e", "results": "r"}
+    given = {f"fedveil-{key}": value for key, value in (values | {"data": "", "noise": ""}).items()}
+    assert RunSettings.from_run_config(given).config.build_method().name == "plugged-method"
+
+
+@pytest.mark.usefixtures("names_of_this_test_only")
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (METHOD.replace('"plugged-method"', '"udp-fedavg"'), "name of a method of fedveil.methods.udp_fedavg"),
+        (GOOD.replace('"plugged-in"', '"mlp-2"'), "name of a model of fedveil.models.mlp"),
+        (METHOD.replace("class Mine(FedAvg):", "class Mine(Method):"), "does not say broadcast and .* releases"),
+    ],
+)
+def test_a_plugin_that_would_pass_for_something_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, problem: str
+) -> None:
+    monkeypatch.setenv(VARIABLE, "")
+    path = tmp_path / "passes.py"
+    path.write_text(content.replace("import register\n", "import Method, register\n"))
     with pytest.raises(InputError, match=problem):
         load_plugins([path])

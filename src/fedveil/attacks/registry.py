@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 from pydantic import ValidationError
 
 from fedveil.attacks.view import Attack
-from fedveil.errors import InputError, known_name, within
+from fedveil.errors import InputError, known_name, require_free, within
 from fedveil.validation import refused
 
 ATTACKS: dict[str, type[Attack]] = {}
@@ -29,6 +29,7 @@ def register_attack(name: str, summary: str) -> Callable[[type[C]], type[C]]:
 
     def add(attack: type[C]) -> type[C]:
         known = cast(type[Attack], attack)
+        require_free("attack", name, attack, ATTACKS.get(name))
         known.name, known.summary = name, summary
         ATTACKS[name] = known
         return attack

@@ -47,7 +47,12 @@ class RawTable:
     def column(self, name: str, role: str) -> list[str]:
         if not isinstance(name, str) or name not in self.columns:
             have = ", ".join(self.columns)
-            raise DataError(f"{self.path}: there is no column {name!r} for the {role}. It has: {have}.")
+            only = next(iter(self.columns)) if len(self.columns) == 1 else ""
+            other = next((mark for mark in ";\t|" if mark in only), None)
+            remedy = "" if other is None else f" Its cells are separated by {other!r}: save it with commas."
+            raise DataError(
+                f"{self.path}: there is no column {name!r} for the {role}. It has: {have}.{remedy}"
+            )
         return self.columns[name]
 
 
@@ -112,6 +117,7 @@ class TableForm:
         if self.user is None:
             return None
         cells = table.column(self.user, "user")
+        _require_cells(table, self.user)  # rows of nobody would be one client of many people
         ids = {} if users is None else users
         return torch.tensor([ids.setdefault(cell, len(ids)) for cell in cells], dtype=torch.int64)
 
@@ -192,8 +198,14 @@ def fit_form(
     for name, cells in table.columns.items():
         if name in (label, user) or name in drop:
             continue
-        if name in categorical or not all(_is_number(cell) or not cell.strip() for cell in cells):
+        words = [row for row, cell in enumerate(cells) if cell.strip() and not _is_number(cell)]
+        if name in categorical or words:
             _require_cells(table, name)
+            if name not in categorical and 2 * len(words) < len(cells):
+                raise DataError(
+                    f"{table.path}: {table.place(words[0])}, column {name!r} is not a number, and most of the column "
+                    f"is. Mend it or drop the row; codes such as 3A go into categorical = [{name!r}]."
+                )
             categories = tuple(sorted(set(cells)))
             if len(categories) > _MOST_CATEGORIES:
                 raise DataError(
@@ -219,6 +231,11 @@ def class_names(tables: Sequence[RawTable], label: str) -> tuple[str, ...]:
     for table in tables:
         _require_cells(table, label)
         found.update(map(_label, table.column(label, "label")))
+    if len(found) == 1:
+        raise DataError(
+            f"{tables[0].path}: every row has the label {next(iter(found))!r} in column {label!r}. "
+            "Name another column, or add rows of other classes."
+        )
     numeric = [cell for cell in found if _is_number(cell)]
     if len(numeric) == len(found):
         for cell in numeric:
@@ -241,7 +258,7 @@ def read_table(path: Path) -> RawTable:
     """A table as text cells: Parquet for `.parquet`, CSV otherwise (`.gz` and `.xz` are opened)."""
     table = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
     if not table.columns or len(table) == 0:
-        raise DataError(f"{path}: there are no rows in it.")
+        raise DataError(f"{path}: there are no rows in it. Give a header line and a row for each example.")
     return table
 
 
@@ -275,15 +292,18 @@ def _read_csv(path: Path) -> RawTable:
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     try:
         header = next(reader, [])
-        if not header or len(set(header)) != len(header):
-            raise DataError(f"{path}: the header line is empty or names a column twice.")
+        if not header:
+            raise DataError(f"{path}: the header line is empty. Name the columns in it.")
+        if twice := [name for name in header if header.count(name) > 1]:
+            raise DataError(f"{path}: the header line names a column twice: {twice[0]!r}. Rename one.")
         rows: list[list[str]] = []
         for row in reader:
             if not row:
                 continue  # an empty line at the end
             if len(row) != len(header):
                 raise DataError(
-                    f"{path}: line {reader.line_num} has {len(row)} cells where the header has {len(header)}."
+                    f"{path}: line {reader.line_num} has {len(row)} cells where the header has {len(header)}. "
+                    "Mend the line."
                 )
             rows.append(row)
     except csv.Error as error:

@@ -78,6 +78,7 @@ def run_seed(
     check_method(prepared, seed)
     finished = ResultFolder(settings.folder)
     if finished.finished:
+        finished.require_data(prepared.digest)
         return finished.read()
     with tempfile.TemporaryDirectory(prefix="fedveil-flower-") as place:
         link = ServerConfig(port=free_port(), insecure=True, state=Path())

@@ -100,6 +100,7 @@ def serve_simulated(grid: Grid, settings: RunSettings) -> Result:
         plan,
         seed=seed,
         test=prepared.dataset.test,
+        data=prepared.clients,
         classes=prepared.dataset.num_classes,
         scored_on=prepared.local_test or prepared.clients,
         held_out=prepared.local_test is not None,

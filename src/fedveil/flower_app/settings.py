@@ -14,6 +14,7 @@ from fedveil.data.vocabulary import Vocabulary
 from fedveil.errors import LARGEST_SEED, InputError, whole_number
 from fedveil.experiment import result_folder, vocabulary_of
 from fedveil.models.registry import model_entry
+from fedveil.plugins import load_plugins
 from fedveil.streams import NoiseSource
 
 PROBLEM = ".flower-problem"  # in a run's folder: why its last attempt failed
@@ -55,6 +56,7 @@ class RunSettings:
 
     @classmethod
     def from_run_config(cls, values: Mapping[str, Any]) -> RunSettings:
+        load_plugins(())  # a process that Flower starts knows what its own machine's user named, and nothing else
         try:
             text, seed, experiment, results, data, noise = (values[f"fedveil-{key}"] for key in _KEYS)
             config = parse_config(str(text))

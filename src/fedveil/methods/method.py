@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from fedveil.data.client_data import ClientData, Clients
-from fedveil.errors import InputError
+from fedveil.errors import InputError, require_free
 from fedveil.messages import Message, Record
 from fedveil.privacy.releases import ADVERSARIES, UNITS, Plan, Release, Unprotected
 from fedveil.streams import ClientStreams, ServerStreams
@@ -115,6 +115,11 @@ def register(
 
     def add(method: type[C]) -> type[C]:
         assert issubclass(method, Method)
+        require_free("method", name, method, METHODS.get(name))
+        if left_out := sorted(method.__abstractmethods__):
+            raise InputError(
+                "method", method.__name__, f"does not say {' and '.join(left_out)}", "A method defines each."
+            )
         method.name, method.summary = name, summary
         method.server_type, method.down_type, method.up_type = server, down, up
         METHODS[name] = method

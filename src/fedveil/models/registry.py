@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import nn
 
-from fedveil.errors import InputError, known_name
+from fedveil.errors import InputError, known_name, require_free
 from fedveil.models.alexnet import alexnet
 from fedveil.models.causal_lm import causal_lm
 from fedveil.models.convnet import convnet, convnet_64
@@ -108,6 +108,7 @@ def register_model(
     """
 
     def add(build: BuildModel) -> BuildModel:
+        require_free("model", name, build, _ENTRIES[name].build if name in _ENTRIES else None)
         _ENTRIES[name] = ModelEntry(name, summary, build, reads)
         return build
 

@@ -87,7 +87,11 @@ def test_labels_are_sorted_as_numbers_or_as_names(tmp_path: Path) -> None:
         ("a,y\n1,0\n2\n", "line 3 has 1 cells where the header has 2"),
         ("a,y\n1,0\n2,1,3\n", "line 3 has 3 cells"),
         ("a,y\n", "no rows"),
-        ("a,a,y\n1,1,1\n", "names a column twice"),
+        ("a,a,y\n1,1,1\n", "names a column twice: 'a'. Rename one"),
+        ("\n1,1\n", "the header line is empty"),
+        ("a;y\n1;0\n", "separated by ';': save it with commas"),
+        ("a,y\n1,3\n2,3\n", "every row has the label '3' in column 'y'"),
+        ("a,y\n1,0\nn/a,1\n3,1\n", r"row 2, column 'a' is not a number.* categorical = \['a'\]"),
         ("a,y\n,0\n1,1\n", "column 'a' is empty"),
         ("a,y\nnan,0\n1,1\n", "NaN, infinite or too large"),
         ("a,y\ninf,0\n1,1\n", "NaN, infinite or too large"),
@@ -104,6 +108,19 @@ def test_wrong_tables_are_refused(tmp_path: Path, content: str, problem: str) ->
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(DataError, match=problem):
         load_table(path=path, label="y", test_fraction=0.0)
+
+
+def test_a_row_of_nobody_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("who,a,y\n" + "u1,1,0\nu2,2,1\n" * 5 + " ,3,0\n")
+    with pytest.raises(DataError, match="row 11, column 'who' is empty"):
+        load_table(path=path, label="y", user="who")
+
+
+def test_codes_among_numbers_are_categories_if_the_user_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("ward,y\n" + "1,0\n2,1\n3A,0\n" * 5)
+    assert load_table(path=path, label="y", categorical=["ward"]).input_shape == (3,)
 
 
 def test_the_row_that_is_named_is_the_files_and_so_is_the_file(tmp_path: Path) -> None:
@@ -339,6 +356,7 @@ def test_a_folder_of_clients_has_a_name_and_its_users_are_the_clients(tmp_path: 
     dataset = load_client_folder(path=tmp_path / "split", label="y")
     assert dataset.train.users is not None
     assert dataset.train.users.tolist() == [0] * 8 + [1] * 8 + [2] * 8
+    assert dataset.user_names == ("north", "south", "west")
     written = (dataset.train.x[:, 0].double() * dataset.std[0] + dataset.mean[0]).round().long()
     assert torch.equal(written // 10, dataset.train.users)
     assert len(dataset.test) == 6

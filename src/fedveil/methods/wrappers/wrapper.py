@@ -17,6 +17,7 @@ from typing import Any, ClassVar, TypeVar, cast
 from torch import Tensor
 
 from fedveil.data.client_data import ClientData, Clients
+from fedveil.errors import require_free
 from fedveil.messages import Message, Record
 from fedveil.methods.method import AnyMethod, At, Method, S
 from fedveil.privacy.releases import Plan, Release
@@ -173,6 +174,7 @@ def wrapper(name: str, summary: str) -> Callable[[type[C]], type[C]]:
 
     def add(kind: type[C]) -> type[C]:
         assert issubclass(kind, Wrapper)
+        require_free("wrapper", name, kind, WRAPPERS.get(name))
         kind.name, kind.summary = name, summary
         WRAPPERS[name] = kind
         return kind
