@@ -16,7 +16,8 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from fedveil.report.figures import INKS, LINES, new_figure, save_figure
+from fedveil.report.figures import new_figure, save_figure
+from fedveil.report.style import matplotlib_line
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -24,7 +25,8 @@ sys.path.insert(0, str(HERE))
 import generate as paper  # noqa: E402
 from reduced import TABLE_1, TABLE_2  # noqa: E402
 
-MARKS = ("o", "s", "^", "D", "v", "P", "X")
+# A method looks the same in every figure.
+DRAWN = list(dict.fromkeys([*TABLE_1, "fedlap-dp", "dp-fedavg", "dp-fedprox", *TABLE_2]))
 
 
 @dataclass(frozen=True)
@@ -125,22 +127,15 @@ def other_tables(results: Path) -> None:
         row(ipc, percent(after(seeds_of(results, "cifar10", method))))
 
 
-def curve(axes: Axes, runs: Sequence[Seed], place: int, name: str, x: Callable[[Seed, int], float]) -> None:
+def curve(axes: Axes, runs: Sequence[Seed], method: str, x: Callable[[Seed, int], float]) -> None:
     """Mean accuracy of the seeds, with a band from the lowest to the highest."""
     count = min(len(run.rounds) for run in runs)
     scores = [[100 * run.rounds[t]["accuracy"] for run in runs] for t in range(count)]
     at = [x(runs[0], t) for t in range(count)]
-    ink = INKS[place % len(INKS)]
-    axes.fill_between(at, [min(v) for v in scores], [max(v) for v in scores], color=ink, alpha=0.15, lw=0)
-    axes.plot(
-        at,
-        [statistics.fmean(v) for v in scores],
-        color=ink,
-        linestyle=LINES[place % len(LINES)] if count > 1 else "none",
-        marker=MARKS[place % len(MARKS)],
-        markersize=4,
-        label=name,
-    )
+    line = matplotlib_line(DRAWN.index(method)) | ({} if count > 1 else {"linestyle": "none"})
+    low, high = [min(v) for v in scores], [max(v) for v in scores]
+    axes.fill_between(at, low, high, color=line["color"], alpha=0.15, lw=0)
+    axes.plot(at, [statistics.fmean(v) for v in scores], label=paper.NAMES[method], **line)
 
 
 def draw(
@@ -151,9 +146,9 @@ def draw(
     panels = figure.subplots(1, len(paper.DATASETS), sharey=True)
     for axes, data in zip(panels, paper.DATASETS, strict=True):
         count = 0
-        for place, method in enumerate(methods):
+        for method in methods:
             if runs := seeds_of(results, data, method):
-                curve(axes, runs, place, paper.NAMES[method], x)
+                curve(axes, runs, method, x)
                 count = max(count, len(runs))
         axes.set_title(f"{data}, {count} seed{'s' if count != 1 else ''}", loc="left", fontsize=10)
         axes.set_xlabel(label)

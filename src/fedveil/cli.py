@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from fedveil.config import Config, load_config
+from fedveil.config import Config, load_config, load_experiment
 from fedveil.errors import LARGEST_SEED, FedveilError, InputError, known_name
 from fedveil.experiment import check_attacks, client_names, load_examples, result_folder, split_clients
 from fedveil.flower_app.launch import run_seed
@@ -86,7 +86,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment: every seed of its configuration, or the one given."""
-    loaded = load_config(config, changes or [])
+    loaded = load_experiment(config, changes or [])
     check_attacks(loaded)
     with Watching(live=live, tensorboard=tensorboard, mlflow=mlflow) as watching:
         if watching.url is not None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from fedveil.config import Config, load_config
+from fedveil.config import Config, load_config, load_experiment
 from fedveil.engines.simulation import cores
 from fedveil.errors import FedveilError, InputError
 from fedveil.experiment import result_folder
@@ -62,16 +62,13 @@ def plan_cells(
     axes = [_axis(text) for text in grid]
     cells: dict[tuple[str, str, int], Cell] = {}
     for path in paths:
-        written = load_config(path)
-        names = list(methods) or [str(written.method["name"])]
+        names = list(methods) or [str(load_config(path).method["name"])]
         _require_known_fields(names, [*changes, *(f"{key}={','.join(values)}" for key, values in axes)])
         for name in names:
             for values in product(*(options for _, options in axes)):
                 chosen = [f"{key}={value}" for (key, _), value in zip(axes, values, strict=True)]
                 fitting = [change for change in (*changes, *chosen) if _applies(change, name)]
-                config = load_config(path, [f"method.name={name}", *fitting])
-                if config.identity() != written.identity():  # the paper's number is for the file as written
-                    config = config.model_copy(update={"paper": None})
+                config = load_experiment(path, [f"method.name={name}", *fitting])
                 for seed in seeds or config.run.seeds:
                     cell = Cell(path.stem, config, seed)
                     cells.setdefault((cell.experiment, config.identity(), seed), cell)

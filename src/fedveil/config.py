@@ -308,6 +308,18 @@ def load_config(path: Path, changes: Sequence[str] = ()) -> Config:
     return make_config(raw, changes)
 
 
+def load_experiment(path: Path, changes: Sequence[str] = ()) -> Config:
+    """`load_config`, without the paper's number where the changes make another experiment of the file.
+
+    That number is for the file as written. A change of `paper` itself keeps it.
+    """
+    config = load_config(path, changes)
+    about_it = any(change.strip().startswith("paper.") for change in changes)
+    if config.paper is None or about_it or config.identity() == load_config(path).identity():
+        return config
+    return config.model_copy(update={"paper": None})
+
+
 def make_config(raw: Mapping[str, Any], changes: Sequence[str] = ()) -> Config:
     content = _copy(raw)
     for change in changes:

@@ -93,6 +93,21 @@ def test_run_ends_with_one_json_object(fedveil: Command, config: Path, tmp_path:
     assert json.loads(again.stdout) == answer
 
 
+def test_a_changed_experiment_is_not_held_against_the_paper(
+    fedveil: Command, config: Path, tmp_path: Path
+) -> None:
+    config.write_text('[paper]\nsource = "x"\nexpected = 99.0\n' + CONFIG)
+    for changes, kept in (
+        (["run.workers=1"], True),
+        (["method.clip=2.0"], False),
+        (["method.clip=2.5", 'paper.scale="clip 2.5"'], True),
+    ):
+        options = [part for change in changes for part in ("--set", change)]
+        answer = json.loads(fedveil("run", config, "--json", "--seed", "0", *options).stdout)
+        summary = json.loads((tmp_path / answer["result"] / "summary.json").read_text())
+        assert (summary.get("paper") is not None) == kept
+
+
 def test_several_seeds_are_a_list_of_runs(fedveil: Command, config: Path) -> None:
     done = fedveil("run", config, "--set", "run.seeds=[0,1]", "--set", "run.rounds=1", "--json")
     assert len(json.loads(done.stdout)["runs"]) == 2

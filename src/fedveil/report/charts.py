@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -89,8 +90,9 @@ def line_chart(
     y_label: str,
     percent: bool = True,
     rates: bool = False,
+    whole: bool = False,
 ) -> str:
-    """Lines with bands; `rates`: both axes run from 0 to 1, with the diagonal."""
+    """Lines with bands; `rates`: both axes run from 0 to 1, with the diagonal; `whole`: x counts something."""
     thin = [_thin(curve) for curve in curves if curve.x]
     if not thin:
         return ""
@@ -105,7 +107,7 @@ def line_chart(
         if rates:
             x, y = exact(0, 1, left, right, count=5), exact(0, factor, bottom, top, count=5)
         else:
-            x, y = exact(min(xs), max(xs), left, right, count=ticks), linear(ys, bottom, top)
+            x, y = exact(min(xs), max(xs), left, right, count=ticks, whole=whole), linear(ys, bottom, top)
         parts = [_frame(x, y, x_label, y_label, height)]
         if rates:
             parts.append(f'<path class="guess" d="M{left} {bottom}L{right} {top}"/>')
@@ -236,10 +238,10 @@ def privacy_chart(rows: Sequence[Row], *, label: str) -> str:
 
     def draw(width: int) -> tuple[int, str]:
         left = 168 if width == WIDE else max(84, 14 + 6 * max(len(row.short) for row in rows))
-        head, step = 24, 26
-        headings = sum(bool(row.heading) for row in rows)
+        head, step, line = 24, 26, 16
+        headings = [_lines(row.heading, width // 8) for row in rows]
         top = 30
-        height = top + headings * head + len(rows) * step + 46
+        height = top + sum(head + line * (len(h) - 1) for h in headings if h) + len(rows) * step + 46
         right, bottom = width - 12, height - 40
         edge = right - (96 if width == WIDE else 56)
         x = logarithmic([*values, 0.1, 10.0, 100.0], left, edge, most=8 if width == WIDE else 4)
@@ -259,16 +261,22 @@ def privacy_chart(rows: Sequence[Row], *, label: str) -> str:
             "epsilon (logarithmic): smaller is more private</text>"
         )
         at = float(top)
-        for row in rows:
-            if row.heading:
-                at += head
-                parts.append(
-                    f'<rect class="gap" x="0" y="{at - head:.0f}" width="{width}" height="{head}"/>'
-                    f'<text class="name strong" x="0" y="{at - 7:.0f}">'
-                    f"{escape(_clip(row.heading, 60 if width == WIDE else 40))}</text>"
-                )
+        for row, heading in zip(rows, headings, strict=True):
+            if heading:
+                tall = head + line * (len(heading) - 1)
+                at += tall
+                parts.append(f'<rect class="gap" x="0" y="{at - tall:.0f}" width="{width}" height="{tall}"/>')
+                parts += [
+                    f'<text class="name strong" x="0" y="{at - 7 - line * above:.0f}">{escape(text)}</text>'
+                    for above, text in enumerate(reversed(heading))
+                ]
             at += step
             middle = at - step / 2
+            if all(mark.kind in ("audit", "claim") for mark in row.marks):
+                # The zones say what a proof is worth. A bound from below, or a claim, is worth none of it.
+                parts.append(
+                    f'<rect class="gap" x="{left}" y="{at - step:.0f}" width="{right - left}" height="{step}"/>'
+                )
             parts.append(
                 f'<text class="tick" x="8" y="{middle + 4:.0f}">'
                 f"{escape(row.label if width == WIDE else row.short)}</text>"
@@ -457,6 +465,11 @@ def _dash(number: int) -> str:
 
 def _n(number: int) -> int:
     return number % len(LOOKS)
+
+
+def _lines(text: str, most: int) -> list[str]:
+    """The text in lines of at most so many letters, none for no text; a longer word has a line to itself."""
+    return textwrap.wrap(text, most, break_on_hyphens=False)
 
 
 def _clip(text: str, most: int) -> str:

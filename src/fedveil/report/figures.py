@@ -10,7 +10,7 @@ from typing import ParamSpec
 import matplotlib
 import torch
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from fedveil.errors import InputError
 from fedveil.partition.picture import counts_figure
@@ -84,6 +84,8 @@ def accuracy_figure(settings: Sequence[Setting], *, against: str = "round") -> F
         )
         every = max(1, len(x) // 6)
         axes.plot(places, [100 * v for v in mean], label=_with_seeds(setting), markevery=every, **line)
+    if against != "bytes":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("MB sent, up and down, all clients" if against == "bytes" else "round")
     axes.set_ylabel("test accuracy, %")
     _legend(figure)

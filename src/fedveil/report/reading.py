@@ -358,7 +358,9 @@ def _counts(told: _Fields) -> tuple[tuple[int, ...], ...]:
 def _paper(section: Mapping[str, Any]) -> Paper | None:
     if not section:
         return None
-    where = ", ".join(str(section[key]) for key in ("table", "row") if section.get(key))
+    number_of = str(section.get("table") or "")
+    table = f"Table {number_of}" if re.fullmatch(r"\d+|[IVXL]+", number_of) else number_of
+    where = ", ".join(part for part in (table, str(section.get("row") or "")) if part)
     return Paper(
         str(section.get("source", "")),
         where,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import Any, TypeVar
 
 from fedveil.privacy.statement import NO_AUDIT, show
 from fedveil.report import charts
@@ -15,11 +15,14 @@ from fedveil.report.charts import Curve, Dot, Mark, Row
 from fedveil.report.markup import NOTHING, Cell, legend, named, section, table
 from fedveil.report.reading import Proof, Run, number
 from fedveil.report.settings import ADVERSARIES, WHO, WHOM, Setting, Spread
+from fedveil.report.tables import size
 from fedveil.report.verdict import headline, lines, percent, small, strength
 
+Shown = TypeVar("Shown")
 _MOST_CLIENTS = 200  # rows of the per-client table and columns of the partition picture
 _SHORT = {"observer": "published", "server": "server", "client": "participant"}
 _MOST_ROUNDS = 12  # rows of the table below the curves
+_MOST_BARS = 5  # settings side by side in a table: more are cut off on paper
 
 
 def verdict(settings: Sequence[Setting]) -> str:
@@ -77,7 +80,9 @@ def results(settings: Sequence[Setting]) -> str:
         ]
         for adversary in ("observer", "server"):
             proof = s.proof(adversary)
-            if proof is None or proof.epsilon is None:
+            if not s.first.finished:  # what it will prove is not known yet
+                row.append((NOTHING, None))
+            elif proof is None or proof.epsilon is None:
                 row.append(("none", float("inf")))
             else:
                 row.append((f"{show(proof.epsilon)} <small>{escape(proof.unit)}</small>", proof.epsilon))
@@ -89,7 +94,7 @@ def results(settings: Sequence[Setting]) -> str:
             sent = Spread.of(values)
             row.append(
                 (
-                    NOTHING if sent is None else f"{sent.mean / 1e6:.2f} MB",
+                    NOTHING if sent is None else size(sent.mean),
                     None if sent is None else sent.mean,
                 )
             )
@@ -255,7 +260,7 @@ def learning(settings: Sequence[Setting]) -> str:
         return ""
     ends = ". ".join(f"{curve.name} ends at {100 * curve.y[-1]:.1f} percent" for curve in drawn)
     chart = charts.line_chart(
-        drawn, label=f"Accuracy over rounds. {ends}.", x_label="round", y_label="test accuracy, %"
+        drawn, label=f"Accuracy over rounds. {ends}.", x_label="round", y_label="test accuracy, %", whole=True
     )
     bands = any(list(curve.low) != list(curve.high) for curve in drawn)
     lead = (
@@ -270,14 +275,16 @@ def _values(curves: Sequence[Curve]) -> str:
     longest = max(curves, key=lambda curve: len(curve.x))
     step = max(1, -(-len(longest.x) // _MOST_ROUNDS))
     shown = sorted({*list(longest.x)[::step], longest.x[-1]})
-    rows = []
-    for at in shown:
-        cells: list[Cell] = [f"{at:g}"]
-        for curve in curves:
-            known = dict(zip(curve.x, curve.y, strict=True)).get(at)
-            cells.append(NOTHING if known is None else f"{100 * known:.2f}")
-        rows.append(cells)
-    body = table("Accuracy in percent", ["round", *(curve.name for curve in curves)], rows, sortable=False)
+    body = ""
+    for some in _side_by_side(curves):
+        rows = []
+        for at in shown:
+            cells: list[Cell] = [f"{at:g}"]
+            for curve in some:
+                known = dict(zip(curve.x, curve.y, strict=True)).get(at)
+                cells.append(NOTHING if known is None else f"{100 * known:.2f}")
+            rows.append(cells)
+        body += table("Accuracy in percent", ["round", *(curve.name for curve in some)], rows, sortable=False)
     return f"<details><summary>The values as a table</summary>{body}</details>"
 
 
@@ -288,14 +295,19 @@ def tradeoff(settings: Sequence[Setting]) -> str:
     parts = []
     for adversary in ("observer", "server"):
         dots = []
+        units = {proof.unit for s in done if (proof := s.proof(adversary)) is not None}
         for s in done:
             spread, proof = s.accuracy, s.proof(adversary)
             assert spread is not None
             epsilon = None if proof is None else proof.epsilon
-            said = "nothing proven" if epsilon is None else f"epsilon {show(epsilon)}"
+            said = "nothing proven"
+            unit = ""
+            if proof is not None and epsilon is not None:
+                said = f"epsilon {show(epsilon)} for {WHOM.get(proof.unit, proof.unit)}"
+                unit = " (record)" if len(units) > 1 and proof.unit == "record" else ""
             dots.append(
                 Dot(
-                    s.name,
+                    s.name + unit,
                     s.look,
                     epsilon,
                     spread.mean,
@@ -309,6 +321,7 @@ def tradeoff(settings: Sequence[Setting]) -> str:
             [i for i, s in enumerate(done) if s.method == method]
             for method in dict.fromkeys(s.method for s in done)
         ]
+        whom = f" for {WHOM.get(next(iter(units)), '')}" if len(units) == 1 else ""
         chart = charts.plane_chart(
             dots,
             label=f"Accuracy against proven epsilon ({WHO[adversary]}). "
@@ -318,9 +331,8 @@ def tradeoff(settings: Sequence[Setting]) -> str:
             log=True,
             joined=same,
         )
-        parts.append(
-            f"<figure><figcaption>Accuracy and what is proven against {WHO[adversary]}</figcaption>{chart}</figure>"
-        )
+        title = f"Accuracy and what is proven{whom} against {WHO[adversary]}"
+        parts.append(f"<figure><figcaption>{escape(title)}</figcaption>{chart}</figure>")
     if parts:
         parts = [f'<div class="pair">{"".join(parts)}</div>']
     sent = [Curve(s.name, s.look, *_in_megabytes(s.curve("bytes", "accuracy"))) for s in settings]
@@ -337,6 +349,11 @@ def tradeoff(settings: Sequence[Setting]) -> str:
     if not parts:
         return ""
     lead = "Up is better; left is more private, or cheaper. Bars are one sample deviation over seeds."
+    if len({proof.unit for s in done for who in ("observer", "server") if (proof := s.proof(who))}) > 1:
+        lead += (
+            " Where a name ends in (record), epsilon is for single records, else for whole clients: "
+            "the two cannot be compared."
+        )
     return section("trade-off", "What privacy and traffic buy", legend(settings), *parts, lead=lead)
 
 
@@ -352,15 +369,18 @@ def per_class(settings: Sequence[Setting]) -> str:
         return ""
     count = max(len(s.first.per_class) for s in known)
     names = max((s.first.classes for s in known), key=len)
-    rows = []
-    for label in range(count):
-        cells: list[Cell] = [escape(names[label]) if label < len(names) else str(label)]
-        for s in known:
-            values = [run.per_class[label] for run in s.runs if label < len(run.per_class)]
-            cells.append(_bar(Spread.of(values)))
-        rows.append(cells)
-    heads = ["class", *(s.name for s in known)]
-    return section("classes", "Per class", table("Test accuracy per class, in percent", heads, rows))
+    tables = []
+    for some in _side_by_side(known):
+        rows = []
+        for label in range(count):
+            cells: list[Cell] = [escape(names[label]) if label < len(names) else str(label)]
+            for s in some:
+                values = [run.per_class[label] for run in s.runs if label < len(run.per_class)]
+                cells.append(_bar(Spread.of(values)))
+            rows.append(cells)
+        heads = ["class", *(s.name for s in some)]
+        tables.append(table("Test accuracy per class, in percent", heads, rows))
+    return section("classes", "Per class", *tables)
 
 
 def per_client(settings: Sequence[Setting]) -> str:
@@ -369,20 +389,22 @@ def per_client(settings: Sequence[Setting]) -> str:
         return ""
     count = max(len(s.first.per_client) for s in known)
     sizes = [sum(row) for row in known[0].first.partition]
-    rows = []
-    for client in range(min(count, _MOST_CLIENTS)):
-        size = sizes[client] if client < len(sizes) else None
-        cells: list[Cell] = [
-            (str(client), float(client)),
-            (NOTHING if size is None else str(size), size),
-        ]
-        for s in known:
-            values = [run.per_client[client] for run in s.runs if client < len(run.per_client)]
-            cells.append(_bar(Spread.of(values)))
-        rows.append(cells)
     on = known[0].first.per_client_on or "their examples"
-    heads = ["client", "examples", *(s.name for s in known)]
     caption = f"Accuracy of the shared model on each client's {on}, in percent"
+    tables = []
+    for some in _side_by_side(known):
+        rows = []
+        for client in range(min(count, _MOST_CLIENTS)):
+            held = sizes[client] if client < len(sizes) else None
+            cells: list[Cell] = [
+                (str(client), float(client)),
+                (NOTHING if held is None else str(held), held),
+            ]
+            for s in some:
+                values = [run.per_client[client] for run in s.runs if client < len(run.per_client)]
+                cells.append(_bar(Spread.of(values)))
+            rows.append(cells)
+        tables.append(table(caption, ["client", "examples", *(s.name for s in some)], rows))
     extremes = []
     for s in known:
         scores = [score for score in s.first.per_client if score is not None]
@@ -390,8 +412,15 @@ def per_client(settings: Sequence[Setting]) -> str:
             extremes.append(f"{s.name}: {100 * min(scores):.1f} to {100 * max(scores):.1f} %")
     cut = f" The first {_MOST_CLIENTS} of {count} clients." if count > _MOST_CLIENTS else ""
     lead = f"From the worst-served client to the best. {'; '.join(extremes)}.{cut}"
-    body = f"<details><summary>All clients</summary>{table(caption, heads, rows)}</details>"
+    body = f"<details><summary>All clients</summary>{''.join(tables)}</details>"
     return section("clients", "Per client", body, lead=lead)
+
+
+def _side_by_side(items: Sequence[Shown]) -> list[Sequence[Shown]]:
+    """The settings of each table: as few tables as hold them, of about the same width."""
+    tables = -(-len(items) // _MOST_BARS)
+    width = -(-len(items) // max(1, tables))
+    return [items[start : start + width] for start in range(0, len(items), max(1, width))]
 
 
 def _bar(spread: Spread | None) -> tuple[str, float | None]:

@@ -1,12 +1,13 @@
 """One look for every figure: the page's charts and the pictures for papers share colours, dashes and markers.
 
-Neighbouring looks differ in lightness, in dash and in marker, so that they stay apart in grey.
+Neighbouring looks differ in lightness, in dash and in marker, so that they stay apart in grey. A setting beyond the
+last colour takes the first again, with another dash and another marker.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Marker = Literal["circle", "square", "triangle", "diamond", "cross", "ring", "down"]
@@ -30,7 +31,14 @@ LOOKS: tuple[Look, ...] = (
     Look("#94700a", "#e3c25c", (4, 2), "down"),
     Look("#b0304f", "#f28ca6", (12, 4), "ring"),
     Look("#4f5b66", "#b4c0cc", (1.5, 4), "cross"),
+    Look("#2e8bd0", "#4c9be0", (), "square"),
+    Look("#5a8f12", "#a6d45c", (7, 3), "triangle"),
+    Look("#c93a9e", "#f07fd0", (2, 2.5), "diamond"),
+    Look("#6b4226", "#c99a72", (9, 3, 2, 3), "down"),
+    Look("#df463c", "#ff7d6e", (4, 2), "ring"),
 )
+_DASHES = tuple(item.dash for item in LOOKS[:7])
+_MARKERS = tuple(item.marker for item in LOOKS[:7])
 
 LIGHT: Mapping[str, str] = {
     "paper": "#ffffff",
@@ -68,8 +76,12 @@ _MATPLOTLIB_MARKERS: Mapping[Marker, str] = {
 
 
 def look(number: int) -> Look:
-    """The look of the setting with this number; beyond the last they start again."""
-    return LOOKS[number % len(LOOKS)]
+    """The look of the setting with this number; no two of the first 84 share both colour and marker."""
+    again, place = divmod(number, len(LOOKS))
+    base = LOOKS[place]
+    dash = _DASHES[(_DASHES.index(base.dash) + again) % len(_DASHES)]
+    marker = _MARKERS[(_MARKERS.index(base.marker) + 3 * again) % len(_MARKERS)]
+    return replace(base, dash=dash, marker=marker)
 
 
 def css() -> str:

@@ -13,15 +13,47 @@ from fedveil.privacy.statement import show
 from fedveil.report.settings import Setting, Spread
 
 
+def size(count: float) -> str:
+    """Bytes with a unit in which they are neither 0.00 nor a long number."""
+    if count < 1e5:
+        return f"{count / 1e3:.2f} kB"
+    return f"{count / 1e6:.2f} MB" if count < 1e9 else f"{count / 1e9:.2f} GB"
+
+
 def megabytes(count: float) -> str:
-    return f"{count / 1e6:.2f} MB"
+    """For a column in MB."""
+    value = count / 1e6
+    return f"{value:.2f}" if value >= 0.1 or value == 0 else f"{value:.2g}"
 
 
-def proven_epsilon(summary: Mapping[str, Any], adversary: str) -> str:
-    """The proven epsilon against this adversary, or a dash where nothing is proven."""
-    rows = [row for row in summary["privacy"]["proven"] if row["adversary"] == adversary]
-    values = [row["epsilon"] for row in rows if row["epsilon"] is not None]
-    return show(values[0]) if values else "none"
+def _proof(summary: Mapping[str, Any], adversary: str) -> tuple[float, str] | None:
+    """Epsilon and unit proven against this adversary: for whole clients if that is proven, else for records."""
+    rows = [
+        (row["epsilon"], row["unit"])
+        for row in summary["privacy"]["proven"]
+        if row["adversary"] == adversary and row["epsilon"] is not None
+    ]
+    return min(rows, key=lambda row: row[1] != "client", default=None)
+
+
+_AGAINST = ("observer", "server")
+
+
+def _epsilons(proofs: Sequence[Mapping[str, tuple[float, str] | None]]) -> tuple[str, list[list[str]]]:
+    """What heads are to add (the unit, if all share one) and the cells, which name it where units differ."""
+    units = {proof[1] for row in proofs for proof in row.values() if proof is not None}
+    cells = [
+        [
+            "none"
+            if (proof := row[adversary]) is None
+            else show(proof[0])
+            if len(units) == 1
+            else f"{show(proof[0])} {proof[1]}"
+            for adversary in _AGAINST
+        ]
+        for row in proofs
+    ]
+    return (f" {units.pop()}" if len(units) == 1 else ""), cells
 
 
 def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
@@ -29,18 +61,20 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(title="Results", title_justify="left")
     table.add_column("method", no_wrap=True)
     of_texts = [name for name in ("mcc", "perplexity") if any(name in summary for summary in summaries)]
-    for column in ("seed", "accuracy", *of_texts, "ε observer", "ε server", "sent", "seconds"):
-        table.add_column(column, justify="right")
-    for summary in summaries:
+    unit, epsilons = _epsilons([{who: _proof(summary, who) for who in _AGAINST} for summary in summaries])
+    heads = [f"ε {who}{unit}".replace(" ", "\n") for who in _AGAINST]
+    spelt = [name.replace("perplexity", "per-\nplexity") for name in of_texts]  # 80 columns hold no more
+    for column in ("seed", "accuracy\n%", *spelt, *heads, "sent", "seconds"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for summary, epsilon in zip(summaries, epsilons, strict=True):
         accuracy = summary["accuracy"]
         table.add_row(
             summary["method"],
             str(summary["seed"]),
-            "-" if accuracy is None else f"{100 * accuracy:.2f} %",
+            "-" if accuracy is None else f"{100 * accuracy:.2f}",
             *(f"{summary[name]:.4g}" if name in summary else "-" for name in of_texts),
-            proven_epsilon(summary, "observer"),
-            proven_epsilon(summary, "server"),
-            megabytes(summary["bytes_up"] + summary["bytes_down"]),
+            *epsilon,
+            size(summary["bytes_up"] + summary["bytes_down"]),
             f"{summary['seconds']:.1f}",
         )
     return table
@@ -97,11 +131,14 @@ class Compared:
 
 
 def compared(settings: Sequence[Setting]) -> list[Compared]:
-    """Mean and sample deviation per setting; the best mean accuracy (to two digits) is marked, ties alike."""
+    """Mean and sample deviation per setting; the best mean accuracy (to two digits) is marked, ties alike.
+
+    Epsilons name their unit where the settings do not share one: a record's and a client's are no rivals.
+    """
     shown = {s.name: f"{100 * s.accuracy.mean:.2f}" for s in settings if s.accuracy is not None}
     best = max(shown.values(), key=float, default=None)
     rows = []
-    for s in settings:
+    for s, (observer, server) in zip(settings, _epsilons(_proofs(settings))[1], strict=True):
         spread = s.accuracy
         deviation = "" if spread is None or spread.deviation is None else f" ± {100 * spread.deviation:.2f}"
         sent = Spread.of([_sum(run.bytes_up, run.bytes_down) for run in s.runs])
@@ -112,9 +149,9 @@ def compared(settings: Sequence[Setting]) -> list[Compared]:
                 str(len(s.runs)),
                 "-" if spread is None else f"{shown[s.name]}{deviation}",
                 len(settings) > 1 and shown.get(s.name) == best,
-                _epsilon(s, "observer"),
-                _epsilon(s, "server"),
-                "-" if sent is None else f"{sent.mean / 1e6:.2f}",
+                observer,
+                server,
+                "-" if sent is None else megabytes(sent.mean),
                 "-" if seconds is None else f"{seconds.mean:.1f}",
                 _published(s),
             )
@@ -122,21 +159,41 @@ def compared(settings: Sequence[Setting]) -> list[Compared]:
     return rows
 
 
-_HEADS = ("method", "seeds", "accuracy %", "ε observer", "ε server", "sent MB", "seconds", "paper %")
+_HEADS = ("method", "seeds", "accuracy %", "ε observer", "ε server", "sent MB", "time s", "paper %")
+
+
+def _heads(settings: Sequence[Setting], rows: Sequence[Compared]) -> list[str]:
+    unit, _ = _epsilons(_proofs(settings))
+    heads = [head + unit if head.startswith("ε") else head for head in _HEADS]
+    return heads if _any_paper(rows) else heads[:-1]
+
+
+def _proofs(settings: Sequence[Setting]) -> list[dict[str, tuple[float, str] | None]]:
+    found = [{who: s.proof(who) for who in _AGAINST} for s in settings]
+    return [
+        {who: None if p is None or p.epsilon is None else (p.epsilon, p.unit) for who, p in row.items()}
+        for row in found
+    ]
 
 
 def comparison_table(settings: Sequence[Setting]) -> Table:
-    """For the terminal: one row per setting."""
+    """For the terminal: one row per setting. Where room is short names and deviations take two lines."""
     table = Table(title="Results (mean ± deviation over seeds)", title_justify="left")
     rows = compared(settings)
-    heads = _HEADS if _any_paper(rows) else _HEADS[:-1]
+    heads = _heads(settings, rows)
     for head in heads:
         named = head == "method"
         table.add_column(
-            head.replace(" ", "\n"), justify="left" if named else "right", no_wrap=not named, overflow="fold"
+            head.replace(" ", "\n"),
+            justify="left" if named else "right",
+            no_wrap=head not in ("method", "accuracy %"),
+            overflow="fold",
+            min_width=10 if named else None,  # numbers before names, but not without them
         )
     for row in rows:
         cells = [Text(cell) for cell in _cells(row)[: len(heads)]]
+        for place in (3, 4):  # the unit, where it is named, below its number
+            cells[place] = Text(cells[place].plain.replace(" ", "\n"))
         if row.best:
             cells[2].stylize("bold")
         table.add_row(*cells)
@@ -146,7 +203,7 @@ def comparison_table(settings: Sequence[Setting]) -> Table:
 def markdown_table(settings: Sequence[Setting]) -> str:
     """One row per setting, the best accuracy bold."""
     rows = compared(settings)
-    heads = _HEADS if _any_paper(rows) else _HEADS[:-1]
+    heads = _heads(settings, rows)
     lines = [_markdown(heads), "|" + "|".join([":--", *["--:"] * (len(heads) - 1)]) + "|"]
     for row in rows:
         cells = [_markdown_text(cell) for cell in _cells(row)[: len(heads)]]
@@ -159,7 +216,7 @@ def markdown_table(settings: Sequence[Setting]) -> str:
 def latex_table(settings: Sequence[Setting]) -> str:
     """A booktabs table, the best accuracy bold."""
     rows = compared(settings)
-    heads = _HEADS if _any_paper(rows) else _HEADS[:-1]
+    heads = _heads(settings, rows)
     body = []
     for row in rows:
         cells = [_latex_text(cell) for cell in _cells(row)[: len(heads)]]
@@ -196,11 +253,6 @@ def _cells(row: Compared) -> list[str]:
 
 def _any_paper(rows: Sequence[Compared]) -> bool:
     return any(row.paper != "-" for row in rows)
-
-
-def _epsilon(setting: Setting, adversary: str) -> str:
-    proof = setting.proof(adversary)
-    return "none" if proof is None or proof.epsilon is None else show(proof.epsilon)
 
 
 def _published(setting: Setting) -> str:

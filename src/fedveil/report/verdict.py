@@ -60,9 +60,11 @@ def headline(settings: Sequence[Setting]) -> Verdict:
         return Verdict(
             "bad", f"An audit contradicts what is proven for {_listed(broken)}: do not rely on it."
         )
+    if not any(run.finished for setting in settings for run in setting.runs):
+        return Verdict("bad", "No run here is finished: nothing can be said yet.")
     done = [setting for setting in settings if setting.accuracy is not None]
     if not done:
-        return Verdict("bad", "No run here is finished: nothing can be said yet.")
+        return _untested([s for s in settings if s.first.finished])
     best = max(done, key=_accuracy)
     proven = [setting for setting in done if setting.proof("observer") is not None]
     limited = [setting for setting in proven if _epsilon(setting) <= 10]
@@ -91,6 +93,23 @@ def headline(settings: Sequence[Setting]) -> Verdict:
     return Verdict("bad", f"{name}, and proves no privacy at all: nothing hides what clients send.")
 
 
+def _untested(settings: Sequence[Setting]) -> Verdict:
+    """Of runs without test data only the privacy can be told."""
+    proven = [setting for setting in settings if setting.proof("observer") is not None]
+    if not proven:
+        return Verdict(
+            "bad", f"No accuracy was measured, and nothing is proven against {_AGAINST['observer']}."
+        )
+    pick = min(proven, key=_epsilon)
+    row = pick.proof("observer")
+    assert row is not None
+    text = (
+        f"No accuracy was measured. {pick.name} proves epsilon {show(_epsilon(pick))} for "
+        f"{WHOM.get(row.unit, row.unit)} against {_AGAINST['observer']}: {strength(row.epsilon)}."
+    )
+    return Verdict(level(row.epsilon), text + _server(pick, row.unit))
+
+
 def lines(setting: Setting) -> list[Verdict]:
     """A sentence per setting, and one for each paper, budget and audit that bears on it."""
     out = [Verdict(_level(setting), _line(setting))]
@@ -107,10 +126,12 @@ def lines(setting: Setting) -> list[Verdict]:
 
 def _line(setting: Setting) -> str:
     spread = setting.accuracy
-    if spread is None:
+    if not setting.first.finished:
         return "Not finished: no accuracy yet."
-    seeds = f" over {spread.count} seeds" if spread.count > 1 else ""
-    text = f"{percent(spread)} accuracy{seeds}. "
+    text = "No accuracy was measured. "
+    if spread is not None:
+        seeds = f" over {spread.count} seeds" if spread.count > 1 else ""
+        text = f"{percent(spread)} accuracy{seeds}. "
     rows = [row for row in (setting.proof(adversary) for adversary in ("observer", "server")) if row]
     if not rows:
         return text + "Nothing is proven against anybody."

@@ -33,7 +33,7 @@ def proof(adversary: str, epsilon: float | None, unit: str = "client") -> dict[s
     return row if epsilon is not None else row | {"reason": "no noise is added"}
 
 
-def summary_of(method: str, seed: int, accuracy: float, **more: Any) -> dict[str, Any]:
+def summary_of(method: str, seed: int, accuracy: float | None, **more: Any) -> dict[str, Any]:
     proven = more.pop("proven", [proof("server", None), proof("observer", None), proof("client", None)])
     return {
         "method": method,
@@ -67,7 +67,7 @@ def write_run(
     method: str = "fedavg",
     *,
     seed: int = 0,
-    accuracy: float = 0.9,
+    accuracy: float | None = 0.9,
     identity: str | None = None,
     fields: Mapping[str, Any] | None = None,
     finished: bool = True,
@@ -80,7 +80,7 @@ def write_run(
     lines = [
         {
             "round": t,
-            "accuracy": accuracy * t / 4,
+            "accuracy": None if accuracy is None else accuracy * t / 4,
             "loss": 1 / t,
             "bytes_up": 1000,
             "bytes_down": 1000,

@@ -106,6 +106,22 @@ def test_what_is_proven_for_another_unit_or_not_at_all_is_said_so(tmp_path: Path
     assert "Against the server nothing is proven." in headline(group(read_runs([tmp_path / "b"]))).text
 
 
+def test_a_finished_run_without_test_data_is_not_called_unfinished(tmp_path: Path) -> None:
+    write_run(
+        tmp_path / "a", "udp-fedavg", accuracy=None, proven=[proof("observer", 4.0), proof("server", 20.0)]
+    )
+    (setting,) = group(read_runs([tmp_path / "a"]))
+    said = headline([setting])
+    assert said.level == "fair"
+    assert said.text.startswith(
+        "No accuracy was measured. udp-fedavg proves epsilon 4 for one client's whole"
+    )
+    assert "Against the server: epsilon 20, too large to be called protection." in said.text
+    assert lines(setting)[0].text.startswith("No accuracy was measured. Proven for one client's whole data")
+    write_run(tmp_path / "b", "fedavg", accuracy=None)
+    assert headline(group(read_runs([tmp_path / "b"]))).level == "bad"
+
+
 def test_private_because_it_knows_nothing_is_said(tmp_path: Path) -> None:
     write_run(tmp_path, "udp-fedavg", accuracy=0.35, proven=[proof("observer", 0.5)])
     assert "little better than guessing among 3 classes" in headline(group(read_runs([tmp_path]))).text

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from fedveil.errors import InputError
 from fedveil.report.figures import accuracy_figure, save_figure, save_figures, tradeoff_figure
+from fedveil.report.html import render
 from fedveil.report.reading import read_runs
 from fedveil.report.scales import exact, linear, logarithmic
 from fedveil.report.settings import group
-from fedveil.report.style import DARK, LIGHT, LOOKS
-from fedveil.report.tables import compared, latex_table, markdown_table
-from tests.unit.report.makers import write_everything, write_run
+from fedveil.report.style import DARK, LIGHT, LOOKS, look
+from fedveil.report.tables import compared, comparison_table, latex_table, markdown_table, size
+from tests.unit.report.makers import proof, write_everything, write_run
 
 
 def test_markdown_has_mean_deviation_and_the_best_in_bold(tmp_path: Path) -> None:
@@ -25,6 +28,54 @@ def test_markdown_has_mean_deviation_and_the_best_in_bold(tmp_path: Path) -> Non
     assert "| fedavg | 2 | **91.00 ± 1.41** | none | none |" in lines[2]
     assert "| 80.50 ± 0.71 | 4 | 20 |" in lines[3]
     assert "paper" not in lines[0]
+
+
+def test_an_epsilon_is_shown_with_its_unit(tmp_path: Path) -> None:
+    """One for single records and one for whole clients are not to be taken for rivals."""
+    write_run(tmp_path / "a", "udp-fedavg", proven=[proof("observer", 4.0), proof("server", None)])
+    lines = markdown_table(group(read_runs([tmp_path / "a"]))).splitlines()
+    assert "| ε observer client | ε server client |" in lines[0]
+    assert "| 4 | none |" in lines[2]
+    record = [proof("observer", 2.0, "record"), proof("server", 9.0, "record")]
+    write_run(tmp_path / "b", "dp-fedprox", accuracy=0.5, proven=record)
+    settings = group(read_runs([tmp_path]))
+    lines = markdown_table(settings).splitlines()
+    assert "| ε observer | ε server |" in lines[0]
+    assert "| 2 record | 9 record |" in lines[2]
+    assert "| 4 client | none |" in lines[3]
+    page = render(read_runs([tmp_path]))
+    assert ">dp-fedprox (record)</text>" in page
+    assert "else for whole clients: the two cannot be compared" in page
+
+
+@pytest.mark.parametrize("deviation", [True, False])
+def test_names_and_numbers_are_whole_in_80_columns(tmp_path: Path, deviation: bool) -> None:
+    unit = [proof("observer", 17.86, "record"), proof("server", 153.1, "record")]
+    for seed in range(2 if deviation else 1):
+        write_run(tmp_path, "udp-fedavg", seed=seed, accuracy=0.6 + 0.2 * seed)
+        paper = {"source": "x", "expected": 92.5}
+        write_run(
+            tmp_path, "dp-fedags-proven", seed=seed, accuracy=0.5 + 0.3 * seed, proven=unit, paper=paper
+        )
+    out = io.StringIO()
+    settings = group(read_runs([tmp_path]))
+    Console(file=out, width=80).print(comparison_table(settings))
+    for text in ("dp-fedags-", "udp-fedavg", "17.86", "153.1", "record", "92.50"):
+        assert text in out.getvalue()
+    assert "…" not in out.getvalue()
+
+
+def test_little_traffic_is_not_shown_as_none(tmp_path: Path) -> None:
+    write_run(tmp_path, "fedavg", bytes_up=400, bytes_down=4000)
+    assert compared(group(read_runs([tmp_path])))[0].sent == "0.0044"
+    assert "0.40 kB" in render(read_runs([tmp_path]))
+    assert [size(count) for count in (0, 99_999, 100_000, 4.5e7, 1.2e9)] == [
+        "0.00 kB",
+        "100.00 kB",
+        "0.10 MB",
+        "45.00 MB",
+        "1.20 GB",
+    ]
 
 
 def test_the_published_number_stands_beside(tmp_path: Path) -> None:
@@ -113,6 +164,11 @@ def test_exact_scales_keep_their_ends() -> None:
     assert all(1 <= tick <= 40 for tick in scale.ticks)
 
 
+@pytest.mark.parametrize(("rounds", "ticks"), [(2, (1, 2)), (20, (3, 6, 9, 12, 15, 18))])
+def test_rounds_are_counted_in_whole_numbers(rounds: int, ticks: tuple[int, ...]) -> None:
+    assert exact(1, rounds, 0.0, 390.0, count=8, whole=True).ticks == ticks
+
+
 def _luminance(colour: str) -> float:
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
@@ -136,3 +192,9 @@ def test_lines_stand_out_and_stay_apart_in_grey() -> None:
         assert _contrast(item.light, LIGHT["paper"]) >= 3
         assert _contrast(item.dark, DARK["paper"]) >= 3
     assert len({(item.dash, item.marker) for item in LOOKS}) == len(LOOKS)
+
+
+def test_no_two_of_many_settings_look_alike() -> None:
+    many = [look(number) for number in range(84)]
+    assert len({(item.light, item.marker) for item in many}) == len(many)
+    assert tuple(many[: len(LOOKS)]) == LOOKS
