@@ -52,6 +52,11 @@ def test_the_budget_stops_before_the_round_that_would_exceed_it(tmp_path: Path) 
     assert row["epsilon"] == pytest.approx(after(3))
 
 
+def test_the_record_of_a_round_has_epsilon_up_to_it() -> None:
+    rounds = {line["round"]: line["epsilon"] for line in go(None, rounds=3).history}
+    assert rounds == pytest.approx({t: after(t, "observer") for t in (1, 2, 3)})
+
+
 def test_runs_that_share_a_ledger_share_the_budget(tmp_path: Path) -> None:
     ledger = tmp_path / "shared.jsonl"
     settings = PrivacySettings(budget=(after(6) + after(7)) / 2, budget_adversary="server", ledger=ledger)

@@ -244,6 +244,14 @@ def test_two_rates_lie_between_the_single_ones() -> None:
     assert _epsilon(low, plan) == pytest.approx(_epsilon(high, plan), rel=0.05)
 
 
+def test_the_first_access_has_a_rate_of_its_own() -> None:
+    together = Release("g", "record", ("server",), GaussianNoise(1.0), accesses=5, rate=0.3, first_rate=0.05)
+    first = Release("a", "record", ("server",), GaussianNoise(1.0), rate=0.05)
+    rest = Release("b", "record", ("server",), GaussianNoise(1.0), accesses=4, rate=0.3)
+    plan = Plan(5, 5, "all", 3)
+    assert _epsilon([together], plan) == pytest.approx(_epsilon([first, rest], plan), rel=1e-9)
+
+
 def test_runs_compose() -> None:
     one = rounds_of(declared.udp_fedavg(1.0), PLAN)
     other = rounds_of(declared.udp_fedavg(2.0), Plan(100, 20, "poisson", 30))
@@ -294,6 +302,17 @@ def test_a_client_of_a_cohort_of_one_learns_of_others_only_from_outside() -> Non
     assert client == pytest.approx(observer, rel=0.01)  # drawn out of 49 in 49 of 50 rounds
     whole = Plan(2, 1, "fixed", 5)
     assert _epsilon([release], whole, "client") > 0
+
+
+def test_sampling_hides_nobody_from_a_client_in_the_rounds_whose_size_it_is_told() -> None:
+    """It may know no noise at all: in its own share of the rounds a Poisson cohort is seen."""
+    told = Release(
+        "m", "client", ("observer", "client"), GaussianNoise(1.0), participation="hidden", insider=GaussianNoise(1.0)
+    )  # fmt: skip
+    plan = Plan(100, 10, "poisson", 20)
+    seen = Release("m", "client", ("client",), GaussianNoise(1.0))
+    assert 1.3 * _epsilon([told], plan, "observer") < _epsilon([told], plan, "client")
+    assert _epsilon([told], plan, "client") < _epsilon([seen], plan, "client")
 
 
 # --- properties ---------------------------------------------------------------------------------------------
