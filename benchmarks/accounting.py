@@ -18,7 +18,7 @@ from fedveil.data.client_data import ArrayClients
 from fedveil.engines.simulation import Simulation
 from fedveil.methods.method import At
 from fedveil.methods.udp_fedavg import UDPFedAvg
-from fedveil.privacy.accounting import RoundAccountant, account, epsilon_by_round
+from fedveil.privacy.accounting import account, epsilon_by_round
 from fedveil.privacy.calibrate import calibrate
 from fedveil.privacy.ledger import Budget, BudgetKeeper, Ledger
 from fedveil.privacy.releases import Plan, Release, Sampler
@@ -110,8 +110,6 @@ def main() -> None:
         lambda: calibrate(releases, plan, DELTA, 8.0, "server", "client"),
     )
     timed("curve of 24 points, all adversaries", lambda: epsilon_by_round(releases(1.0), plan, DELTA))
-    rounds = RoundAccountant(releases(1.0), plan, DELTA, "observer", "client")
-    timed("rounds within a budget of 5", lambda: rounds.rounds_within(5.0))
     with tempfile.TemporaryDirectory() as folder:
         each = charges(Path(folder), ROUNDS)
     rounds_of_w1 = w1_rounds(3)

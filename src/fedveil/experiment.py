@@ -113,11 +113,11 @@ def _text_section(config: Config) -> TextSection:
     return section.model_copy(update={"vocabulary": "tokenizer", "path": section.path or str(folder)})
 
 
-def vocabulary_of(config: Config, data_dir: Path | None = None) -> Vocabulary | None:
+def vocabulary_of(config: Config) -> Vocabulary | None:
     """What this configuration's model reads texts with; None for a model of images and tables."""
     if model_entry(config.task.model).reads == "numbers":
         return None
-    return _vocabulary(_text_section(config), data_dir)
+    return _vocabulary(_text_section(config), None)
 
 
 def _vocabulary(section: TextSection, data_dir: Path | None) -> Vocabulary:

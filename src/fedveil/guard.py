@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedveil.errors import InputError
 from fedveil.methods.method import AnyMethod, At
-from fedveil.privacy.accounting import RoundAccountant, account, account_rounds
+from fedveil.privacy.accounting import Rounds, account, account_rounds, rounds_of
 from fedveil.privacy.ledger import Budget, BudgetKeeper, Ledger
 from fedveil.privacy.releases import Adversary, Plan, Release, Unit, Unprotected
 from fedveil.privacy.statement import PrivacyStatement
@@ -88,7 +88,6 @@ class PrivacyGuard(Observer):
         unit = settings.budget_unit or unit_of(method, plan)
         adversary = settings.budget_adversary
         self._pair = unit, adversary
-        self._epsilon = RoundAccountant(self._releases, plan, settings.delta, adversary, unit)
         if settings.budget is None:
             return
         if self._ledger is None:
@@ -132,18 +131,22 @@ class PrivacyGuard(Observer):
             end.metrics["epsilon"] = self._epsilon_after(end.at.round)
 
     def _epsilon_after(self, round_: int) -> float | None:
-        if self._replay_safe or self._ledger is None:
-            return self._epsilon.epsilon(round_)
-        charged = self._ledger.rounds(self._run)
-        (row,) = account_rounds(charged, self._settings.delta, pairs=[self._pair])
+        disclosed = self._charged() or rounds_of(self._releases, self._plan, round_)
+        if not disclosed:
+            return 0.0
+        (row,) = account_rounds(disclosed, self._settings.delta, pairs=[self._pair])
         return row.epsilon
+
+    def _charged(self) -> Rounds:
+        """Every attempt at a round that was charged, where attempts draw fresh noise; else nothing."""
+        return Counter() if self._replay_safe or self._ledger is None else self._ledger.rounds(self._run)
 
     def statement(self, rounds: int) -> PrivacyStatement:
         """The statement of the rounds that were run; with fresh noise, of every attempt at one that was charged."""
         delta = self._settings.delta
         plan = replace(self._plan, rounds=rounds) if rounds else self._plan
         plain = privacy_statement(self._method, plan, delta, deployed=not self._replay_safe)
-        charged = Counter() if self._replay_safe or self._ledger is None else self._ledger.rounds(self._run)
+        charged = self._charged()
         if charged:
             pairs = [(row.unit, row.adversary) for row in plain.proven]
             return replace(plain, proven=account_rounds(charged, delta, pairs=pairs))

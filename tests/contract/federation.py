@@ -11,6 +11,7 @@ from torch import nn
 from fedveil import METHODS, ArrayClients, Plan, Task
 from fedveil.methods.method import AnyMethod, field_names
 from fedveil.privacy.releases import Sampler
+from fedveil.run import Observer, RoundEnd
 from fedveil.tree import Params
 
 FEATURES, CLASSES = 6, 3
@@ -107,3 +108,14 @@ def make_plan(
 
 def distance(a: Params, b: Params) -> float:
     return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+class StopsAfter(Observer):
+    """Interrupts a run at the end of a round."""
+
+    def __init__(self, round: int) -> None:
+        self._round = round
+
+    def round_ends(self, end: RoundEnd) -> None:
+        if end.at.round == self._round:
+            raise KeyboardInterrupt

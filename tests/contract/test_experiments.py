@@ -6,6 +6,8 @@ there (`$FEDVEIL_DATA`), they are not run either, since that takes minutes.
 
 from __future__ import annotations
 
+import ast
+import importlib
 import importlib.util
 from pathlib import Path
 
@@ -69,6 +71,15 @@ def test_two_rounds_of_what_needs_no_download(path: Path, tmp_path: Path) -> Non
 def test_there_are_experiments() -> None:
     assert embedded()
     assert len(FILES) > len(embedded())
+
+
+@pytest.mark.parametrize("script", sorted(ROOT.rglob("*.py")), ids=label)
+def test_scripts_use_names_that_exist(script: Path) -> None:
+    """They run for hours and are not run here; a name that was moved must not be found out by whoever starts one."""
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedveil"):
+            module = importlib.import_module(node.module or "")
+            assert {alias.name for alias in node.names if not hasattr(module, alias.name)} == set()
 
 
 def test_fedceo_rows_are_those_of_its_generator() -> None:

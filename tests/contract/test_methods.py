@@ -17,13 +17,14 @@ from fedveil.messages import Message, Record
 from fedveil.methods.method import AnyMethod, Method, field_names
 from fedveil.privacy.accounting import account
 from fedveil.privacy.releases import GaussianNoise, RandomGaussianNoise
-from fedveil.run import Observer, RoundEnd, run_rounds
+from fedveil.run import run_rounds
 from fedveil.streams import ServerStreams
 from fedveil.tree import Params
 from tests.contract.federation import (
     BASELINES,
     WHOLE_UPDATE,
     Scaled,
+    StopsAfter,
     distance,
     make_clients,
     make_method,
@@ -201,15 +202,6 @@ def test_every_disclosure_is_priced_or_refused_with_a_reason(name: str) -> None:
     for row in rows:
         assert (row.epsilon is None) == bool(row.reason)
         assert row.epsilon is None or (row.epsilon > 0 and row.theorem)
-
-
-class StopsAfter(Observer):
-    def __init__(self, round: int) -> None:
-        self._round = round
-
-    def round_ends(self, end: RoundEnd) -> None:
-        if end.at.round == self._round:
-            raise KeyboardInterrupt
 
 
 def test_an_interrupted_run_resumes_to_the_same_bits(name: str, tmp_path: Path) -> None:

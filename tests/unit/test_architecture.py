@@ -64,6 +64,9 @@ def imports(path: Path) -> list[str]:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedveil."):
             found.append((node.module or "").removeprefix("fedveil."))
         elif isinstance(node, ast.Import):
+            assert "fedveil" not in {a.name for a in node.names}, (
+                f"{path.name} imports the top of the package"
+            )
             found += [a.name.removeprefix("fedveil.") for a in node.names if a.name.startswith("fedveil.")]
     return found
 

@@ -19,8 +19,16 @@ from fedveil.privacy import ledger as ledger_module
 from fedveil.privacy.accounting import epsilon_of
 from fedveil.privacy.ledger import Ledger, spent
 from fedveil.results import Result
-from fedveil.run import Observer, RoundEnd
-from tests.contract.federation import SIZES, distance, make_clients, make_method, make_plan, make_task
+from fedveil.run import RoundEnd
+from tests.contract.federation import (
+    SIZES,
+    StopsAfter,
+    distance,
+    make_clients,
+    make_method,
+    make_plan,
+    make_task,
+)
 
 METHOD = make_method("udp-fedavg", noise_multiplier=2.0)
 
@@ -46,6 +54,11 @@ def test_the_budget_stops_before_the_round_that_would_exceed_it(tmp_path: Path) 
     assert {entry.round for entry in Ledger(tmp_path / "run" / "ledger.jsonl").entries} == {1, 2, 3}
     row = next(r for r in result.privacy["proven"] if r["adversary"] == "server")
     assert row["epsilon"] == pytest.approx(after(3))
+
+
+def test_the_record_of_a_round_has_epsilon_up_to_it() -> None:
+    rounds = {line["round"]: line["epsilon"] for line in go(None, rounds=3).history}
+    assert rounds == pytest.approx({t: after(t, "observer") for t in (1, 2, 3)})
 
 
 def test_runs_that_share_a_ledger_share_the_budget(tmp_path: Path) -> None:
@@ -124,12 +137,6 @@ def test_a_budget_needs_a_ledger() -> None:
         go(None, privacy=PrivacySettings(budget=5.0))
 
 
-class Stops(Observer):
-    def round_ends(self, end: RoundEnd) -> None:
-        if end.at.round == 2:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("then", ["run", "elsewhere"])
 def test_a_resumed_run_is_charged_once_wherever_its_folder_is(
@@ -137,7 +144,7 @@ def test_a_resumed_run_is_charged_once_wherever_its_folder_is(
 ) -> None:
     settings = PrivacySettings(ledger=tmp_path / "shared.jsonl" if shared else None)
     with pytest.raises(KeyboardInterrupt):
-        go(tmp_path / "run", checkpoint_every=1, observers=[Stops()], privacy=settings)
+        go(tmp_path / "run", checkpoint_every=1, observers=[StopsAfter(2)], privacy=settings)
     (tmp_path / "run").rename(tmp_path / then)
     go(tmp_path / then, checkpoint_every=1, privacy=settings)
     entries = Ledger(settings.ledger or tmp_path / then / "ledger.jsonl").entries

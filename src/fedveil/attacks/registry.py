@@ -14,6 +14,7 @@ from fedveil.errors import InputError, known_name, require_free, within
 from fedveil.validation import refused
 
 ATTACKS: dict[str, type[Attack]] = {}
+A = TypeVar("A")
 C = TypeVar("C")
 
 
@@ -24,17 +25,22 @@ class AttackInfo:
     options: tuple[str, ...]
 
 
-def register_attack(name: str, summary: str) -> Callable[[type[C]], type[C]]:
-    """Make an attack known under its name."""
+def register_among(attacks: dict[str, type[A]], name: str, summary: str) -> Callable[[type[C]], type[C]]:
+    """Make an attack known under its name among these."""
 
     def add(attack: type[C]) -> type[C]:
-        known = cast(type[Attack], attack)
-        require_free("attack", name, attack, ATTACKS.get(name))
+        known = cast(Any, attack)
+        require_free("attack", name, attack, attacks.get(name))
         known.name, known.summary = name, summary
-        ATTACKS[name] = known
+        attacks[name] = known
         return attack
 
     return add
+
+
+def register_attack(name: str, summary: str) -> Callable[[type[C]], type[C]]:
+    """Make an attack known under its name."""
+    return register_among(ATTACKS, name, summary)
 
 
 def attack_fields(attack: type[Any]) -> tuple[str, ...]:

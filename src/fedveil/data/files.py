@@ -210,9 +210,9 @@ def read_text(path: Path, *, most: int = 1 << 31, sha256: str | None = None) -> 
         raise DataError(f"{path}: line {line} is not UTF-8. Convert the file to UTF-8.") from None
 
 
-def text_lines(path: Path, *, most: int = 1 << 31, sha256: str | None = None) -> list[str]:
+def text_lines(path: Path, *, sha256: str | None = None) -> list[str]:
     """The lines of a text, split on "\\n" only (other Unicode line breaks belong to the text)."""
-    lines = read_text(path, most=most, sha256=sha256).split("\n")
+    lines = read_text(path, sha256=sha256).split("\n")
     if lines[-1] == "":
         lines.pop()
     return lines

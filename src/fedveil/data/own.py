@@ -52,7 +52,7 @@ class OwnData:
 
 
 def examples_from_arrays(
-    x: Array, y: Array, *, users: Array | None = None, num_classes: int | None = None, field: str = "data"
+    x: Array, y: Array, *, num_classes: int | None = None, field: str = "data"
 ) -> Examples:
     """Examples from NumPy or torch arrays: any real numbers for x, whole numbers from 0 on for y."""
     features = _tensor(x, f"{field}: x")
@@ -61,9 +61,8 @@ def examples_from_arrays(
     with np.errstate(over="ignore"):
         features = features.to(torch.float32)
     labels = _whole_numbers(_tensor(y, f"{field}: y"), f"{field}: y")
-    owners = None if users is None else _whole_numbers(_tensor(users, f"{field}: users"), f"{field}: users")
     try:
-        examples = Examples(features, labels, owners)
+        examples = Examples(features, labels)
     except DataError as error:
         raise DataError(f"{field}: {error}") from error
     if num_classes is not None:
@@ -102,7 +101,6 @@ def clients_from_arrays(
     *,
     test: tuple[Array, Array] | None = None,
     names: Sequence[str] | None = None,
-    classes: Sequence[str] | None = None,
 ) -> OwnData:
     """One (x, y) pair of NumPy or torch arrays per client."""
     if names is None:
@@ -111,12 +109,8 @@ def clients_from_arrays(
         raise InputError("names", list(names), f"there are {len(clients)} clients", "Give one name for each.")
     parts = [examples_from_arrays(x, y, field=name) for (x, y), name in zip(clients, names, strict=True)]
     held_out = None if test is None else examples_from_arrays(*test, field=_TEST)
-    if classes is None:
-        highest = max(
-            (int(e.y.max()) for e in [*parts, *([held_out] if held_out else [])] if len(e)), default=-1
-        )
-        classes = [str(label) for label in range(highest + 1)]
-    return _own(parts, names, tuple(classes), held_out)
+    highest = max((int(e.y.max()) for e in [*parts, *([held_out] if held_out else [])] if len(e)), default=-1)
+    return _own(parts, names, tuple(str(label) for label in range(highest + 1)), held_out)
 
 
 def clients_from_folder(

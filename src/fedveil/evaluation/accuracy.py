@@ -50,10 +50,9 @@ def evaluate(
     y: Tensor,
     *,
     classes: int | None = None,
-    batch_size: int | None = None,
 ) -> Score:
     """The score of one model on these examples, in evaluation mode."""
-    size = batch_size or _batch_size(task)
+    size = _batch_size(task)
     if y.dim() == 2:
         return _evaluate_tokens(task, params, x, y, size)
     w = with_axis(params)

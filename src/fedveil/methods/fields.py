@@ -66,7 +66,6 @@ class LocalTraining:
         rng: ClientStreams,
         *,
         proximal: float = 0.0,
-        correction: Params | None = None,
         track_loss: bool = False,
         epochs: int | None = None,
         trainable: Collection[str] | None = None,
@@ -84,7 +83,6 @@ class LocalTraining:
             momentum=self.momentum,
             weight_decay=self.weight_decay,
             proximal=proximal,
-            correction=correction,
             track_loss=track_loss,
             trainable=trainable,
         )

@@ -183,49 +183,6 @@ def epsilon_by_round(
     }
 
 
-class RoundAccountant:
-    """Epsilon after round r of a plan on top of `before`, computed once and then looked up.
-
-    `rounds_within(budget)` finds by bisection how many rounds a budget allows (epsilon only grows with
-    rounds), so that the run's loop has nothing left to do but compare two integers.
-    """
-
-    def __init__(
-        self,
-        releases: Sequence[Release],
-        plan: Plan,
-        delta: float,
-        adversary: Adversary,
-        unit: Unit,
-        before: Rounds | None = None,
-    ) -> None:
-        self._releases = tuple(releases)
-        self._plan = plan
-        self._delta = delta
-        self._adversary: Adversary = adversary
-        self._unit: Unit = unit
-        self._before: Rounds = before if before is not None else Counter()
-        self._known: dict[int, float | None] = {}
-
-    def epsilon(self, rounds: int) -> float | None:
-        """Epsilon after `rounds` rounds, None where nothing is proven."""
-        if rounds not in self._known:
-            total = self._before + rounds_of(self._releases, self._plan, rounds)
-            self._known[rounds] = (
-                _guarantee(total, self._delta, self._unit, self._adversary, "best").epsilon if total else 0.0
-            )
-        return self._known[rounds]
-
-    def rounds_within(self, budget: float, upto: int | None = None) -> int:
-        """The largest number of rounds, at most `upto`, whose epsilon does not exceed `budget`."""
-
-        def fits(rounds: int) -> bool:
-            epsilon = self.epsilon(rounds)
-            return epsilon is not None and epsilon <= budget
-
-        return last_that_fits(fits, 0, self._plan.rounds if upto is None else upto)
-
-
 def last_that_fits(fits: Callable[[int], bool], low: int, high: int) -> int:
     """The largest number up to `high` that fits, where `low` does and none fits after one that does not."""
     if fits(high):

@@ -97,11 +97,10 @@ def per_example_gradients(
     y: Tensor,
     *,
     loss: Loss = cross_entropy,
-    dropout: Stream | None = None,
 ) -> Params:
     """The gradient of every example, leaves `[B, ...]` in the order of `params`."""
     found: dict[str, list[Tensor]] = {name: [] for name in params}
-    for _, parts in _parts(module, params, x, y, loss, None, dropout):
+    for _, parts in _parts(module, params, x, y, loss):
         for part in parts:
             for name, leaf in part.gradients().items():
                 found[name].append(leaf)
@@ -224,8 +223,8 @@ def _parts(
     x: Tensor,
     y: Tensor,
     loss: Loss,
-    micro_batch: int | None,
-    dropout: Stream | None,
+    micro_batch: int | None = None,
+    dropout: Stream | None = None,
 ) -> _Parts:
     """Micro-batch by micro-batch, the gradients of its examples."""
     _check(module, params, x, y, micro_batch, dropout)

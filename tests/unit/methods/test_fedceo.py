@@ -193,6 +193,16 @@ def test_auto_is_the_edge_of_pure_noise(d: int, h: int, slots: int) -> None:
     assert float(left.norm() / noise.norm()) < 0.02
 
 
+def test_auto_takes_the_noise_of_all_private_steps_as_far_as_the_server_follows() -> None:
+    method = FedCEO(
+        unit="record", noise_multiplier=1.5, clip=2.0, epochs=3, batch_size=10, lr=0.2, server_lr=0.5
+    )
+    plan = Plan(100, 5, "fixed", 5, 40, 40)
+    steps, expected_batch = 3 * 4, 10
+    each = 0.5 * 0.2 * 1.5 * 2.0 / expected_batch
+    assert method.noise_std(At(plan, 1)) == pytest.approx(each * math.sqrt(steps))
+
+
 def test_auto_without_noise_leaves_everything() -> None:
     up = stack(4)
     for method in (FedCEO(noise_multiplier=0.0, interval=1), FedCEO(clip=math.inf, interval=1)):

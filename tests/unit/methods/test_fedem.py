@@ -84,6 +84,17 @@ def test_projection_leaves_what_is_inside() -> None:
     assert torch.equal(project_to_shell(delta, 0.1, 1.0, "l2", lambda: delta), delta)
 
 
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_the_first_perturbation_is_anywhere_between_the_radii(norm: Norm) -> None:
+    method = FedEM(batch_size=400, perturbation_steps=0, rho_min=0.3, rho_max=0.7, norm=norm)
+    _, delta = one_round(method, make_task("logistic"), make_data([400]))
+    assert delta is not None
+    size = example_norm(delta, norm)[0]
+    assert 0.3 <= float(size.min()) < 0.32
+    assert 0.68 < float(size.max()) <= 0.7 + 1e-12
+    assert float(size.mean()) == pytest.approx(0.5, abs=0.02)
+
+
 @pytest.mark.parametrize("model", ["lenet-zhu", "logistic"])
 @pytest.mark.parametrize("sizes", [[8, 8], [9, 3, 1]])
 def test_no_perturbation_is_fedsgd_bit_for_bit(model: str, sizes: list[int]) -> None:

@@ -84,24 +84,29 @@ def test_the_server_adds_the_declared_noise_to_the_sum() -> None:
     assert float(spread.mean()) == pytest.approx(3.0 * 0.5 / 3, rel=0.05)
 
 
-def test_a_record_level_step_is_the_clipped_sum_over_the_expected_batch() -> None:
-    """At rate 1 without noise: one step of mean gradients, each clipped, against a plain loop."""
+@pytest.mark.parametrize("rate", [1.0, 0.5])
+def test_a_record_level_step_is_the_clipped_sum_over_the_expected_batch(rate: float) -> None:
+    """Without noise: 1 / rate steps of gradients, each clipped, against a plain loop over the same batches."""
     task = Task(lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(6, 3, bias=False)).double())
     clients, plan = make_clients(), make_plan()
     method = made(
-        "dp-fedavg", unit="record", noise_multiplier=0.0, clip=0.4, record_rate=1.0, epochs=1, lr=0.1
+        "dp-fedavg", unit="record", noise_multiplier=0.0, clip=0.4, record_rate=rate, epochs=1, lr=0.1
     )
     at = At(plan, 1)
     server = method.init_server(task.init(0), plan)
     up, _ = ClientWorker(task, clients, method, 0).update((1,), method.broadcast(at, server, (1,)), {}, at)
-    w = server.params["1.weight"]
-    total = torch.zeros_like(w)
-    for x, y in zip(clients.x[clients.parts[1]], clients.y[clients.parts[1]], strict=True):
-        error = torch.softmax(w @ x, 0)
-        error[y] -= 1
-        g = torch.outer(error, x)
-        total += g * min(1.0, 0.4 / float(g.norm()))
-    assert torch.allclose(up.tensors()["update/1.weight"][0], -0.1 * total / 9, atol=1e-7)
+    start = w = server.params["1.weight"]
+    (drawn,) = ClientStreams(0, 1, (1,)).noise("sampling")
+    for _ in range(round(1 / rate)):
+        total = torch.zeros_like(w)
+        for taken, place in zip(drawn.random(9) < rate, clients.parts[1], strict=True):
+            if taken:
+                error = torch.softmax(w @ clients.x[place], 0)
+                error[clients.y[place]] -= 1
+                g = torch.outer(error, clients.x[place])
+                total += g * min(1.0, 0.4 / float(g.norm()))
+        w = w - 0.1 * total / (9 * rate)
+    assert torch.allclose(up.tensors()["update/1.weight"][0], w - start, atol=1e-7)
 
 
 def test_a_deployed_node_draws_the_dropout_of_record_level_steps_in_secret() -> None:
@@ -267,6 +272,22 @@ def test_fedsnlc_noises_what_changes_the_loss_and_nothing_else() -> None:
     slope = torch.tensor([[1.0, 0.0, 1.0, 0.01]], dtype=torch.float64)
     out = method.perturb(clipped, slope, ClientStreams(0, 1, (0,)))  # type: ignore[attr-defined]
     assert (out != clipped).tolist() == [[True, False, False, False]]
+
+
+def test_fedsnlc_clips_and_its_noise_is_the_printed_one_times_the_clip() -> None:
+    """At an epsilon that leaves no noise worth the name the clipped gradient is sent."""
+    start, _, up, _ = exchange(made("dp-fedsnlc", clip=0.02, epsilon=1e16, lr=0.1))
+    plain = exchange(made("fedavg", lr=0.1))[2]
+    for row in range(3):
+        sent = flatten({name: leaf[row : row + 1] for name, leaf in up.gradient.items()})[0]
+        moved = [start.params[name] - leaf[row] for name, leaf in plain.params.items()]
+        gradient = torch.cat([leaf.flatten() for leaf in moved]) / 0.1
+        torch.testing.assert_close(sent, 0.02 * gradient / gradient.norm(), rtol=0, atol=1e-8)
+    method = made("dp-fedsnlc", clip=0.5, epsilon=0.5)
+    clipped = torch.full((1, 20_000), 1e-3, dtype=torch.float64)
+    noise = method.perturb(clipped, clipped, ClientStreams(0, 1, (0,)))[:, :18_000] - 1e-3  # type: ignore[attr-defined]
+    sigma = math.sqrt(2 * math.log(1.25 * math.exp(0.5))) / 0.5
+    assert float(noise.std()) == pytest.approx(sigma * 0.5, rel=0.03)
 
 
 def test_fedsnlc_proves_nothing_and_says_so() -> None:

@@ -1,10 +1,10 @@
-"""FedDM, DSC, PSG and DP-FedProx against their papers' steps, written out for a network of two layers."""
+"""FedDM, DSC, PSG, DP-FedProx and FedLAP's server against their papers' steps, for a network of two layers."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -17,10 +17,11 @@ from fedveil.errors import InputError
 from fedveil.methods.dp_fedprox import DPFedProx
 from fedveil.methods.dsc import DSC
 from fedveil.methods.feddm import FedDM, nearby
+from fedveil.methods.fedlap import FedLAP, MeasuredSet
 from fedveil.methods.method import AnyMethod
 from fedveil.methods.psg import PSG
 from fedveil.methods.synthetic import SizedSet, random_starts
-from fedveil.streams import ClientStreams
+from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.training.augmentation import Change
 from fedveil.tree import Params, norms, sub, with_axis, without_axis
 
@@ -139,18 +140,29 @@ def test_feddm_looks_at_models_near_the_servers(radius: float) -> None:
     assert len(set(lengths)) == 3 or radius == 0.01
 
 
-def test_feddms_server_descends_on_all_sets_weighted_by_size() -> None:
-    method = FedDM(**SETS, lr=0.2, lr_schedule="constant", server_steps=3)
-    problem, images = task(), first_images(method)
+@pytest.mark.parametrize("weighting", ["size", "uniform"])
+def test_the_server_descends_on_all_sets_weighted_by_size(weighting: Literal["size", "uniform"]) -> None:
+    """FedDM's and FedLAP's; FedLAP may also count all clients alike."""
+    problem, images = task(), first_images(FedDM(**SETS))
     labels = torch.stack([labels_of(0), labels_of(1)])
-    up = SizedSet(images, labels, torch.tensor(SIZES))
-    found = method.aggregate(problem, AT, problem.init(0), up)
+    counts = SIZES if weighting == "size" else (1, 1)
     w = problem.init(0)
     for _ in range(3):
         parts = [gradient(w, images[k], labels[k]) for k in range(2)]
-        w = {n: leaf - 0.2 * (7 * parts[0][n] + 4 * parts[1][n]) / 11 for n, leaf in w.items()}
-    for name, leaf in w.items():
-        torch.testing.assert_close(found[name], leaf, rtol=0, atol=1e-10)
+        step = {n: (counts[0] * g + counts[1] * parts[1][n]) / sum(counts) for n, g in parts[0].items()}
+        w = {n: leaf - 0.2 * step[n] for n, leaf in w.items()}
+    steps: dict[str, Any] = {"lr": 0.2, "lr_schedule": "constant", "server_steps": 3}
+    fedlap = FedLAP(**SETS, **steps, weighting=weighting, radius_strategy="fixed")
+    sized = torch.tensor(SIZES)
+    up = MeasuredSet(images, labels, torch.ones(2, dtype=torch.float64), sized)
+    server = fedlap.init_server(problem.init(0), PLAN)
+    found = [fedlap.server_update(problem, AT, server, (0, 1), up, ServerStreams(0, 1)).params]
+    if weighting == "size":
+        sets = SizedSet(images, labels, sized)
+        found.append(FedDM(**SETS, **steps).aggregate(problem, AT, problem.init(0), sets))
+    for params in found:
+        for name, leaf in w.items():
+            torch.testing.assert_close(params[name], leaf, rtol=0, atol=1e-10)
 
 
 def test_dsc_condenses_class_by_class_along_networks_trained_on_the_images() -> None:

@@ -29,7 +29,7 @@ from fedveil.methods.wrappers.denoising import (
 from fedveil.methods.wrappers.wrapper import Wrapped
 from fedveil.run import Observer, RoundEnd
 from fedveil.tree import Params
-from tests.contract.federation import distance, make_clients, make_plan, make_task
+from tests.contract.federation import StopsAfter, distance, make_clients, make_plan, make_task
 
 QUICK: dict[str, Any] = {"epochs": 2, "batch_size": 4}
 RULES = [rule for _, kind in sorted(WRAPPERS.items()) if isinstance(rule := kind(), Rule)]
@@ -164,15 +164,6 @@ def test_any_method_in_any_rule(rule: Rule, method: Any, tmp_path: Path) -> None
     resumed = run(task, clients, wrapped, rounds=4, cohort=3, results=tmp_path / "cut", workers=1)
     assert distance(whole.model, resumed.model) == 0
     assert (whole.summary["personal"] is None) == (method.name != "ppsgd")
-
-
-class StopsAfter(Observer):
-    def __init__(self, round: int) -> None:
-        self._round = round
-
-    def round_ends(self, end: RoundEnd) -> None:
-        if end.at.round == self._round:
-            raise KeyboardInterrupt
 
 
 class Models(Observer):

@@ -136,6 +136,31 @@ def test_a_cut_off_end_and_a_lost_file_are_refused(tmp_path: Path) -> None:
         Ledger(path)
 
 
+def test_another_ledger_of_the_same_length_is_refused(tmp_path: Path) -> None:
+    """Every line of it is in order; only what was noted of the last one tells."""
+    _charge(tmp_path / "ledger.jsonl", 3)
+    _charge(tmp_path / "other.jsonl", 3, run="another run")
+    (tmp_path / "other.jsonl").replace(tmp_path / "ledger.jsonl")
+    with pytest.raises(LedgerError, match="holds 6 entries where 6 were written"):
+        Ledger(tmp_path / "ledger.jsonl")
+
+
+def test_a_charge_is_on_the_disk_before_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[bytes] = []
+    sync = os.fsync
+
+    def watched(file: int) -> None:
+        sync(file)
+        if os.path.samestat(os.fstat(file), path.stat()):
+            synced.append(path.read_bytes())
+
+    path = tmp_path / "ledger.jsonl"
+    monkeypatch.setattr(os, "fsync", watched)
+    _charge(path, 2)
+    assert len(synced) == 2
+    assert synced[-1] == path.read_bytes()
+
+
 def test_nonsense_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     for text in ("hello\n", "{}\n", "[1]\n", '{"hash": 3}\n'):

@@ -375,9 +375,15 @@ def test_sparse_vector_releases_at_most_what_it_charges_for() -> None:
 
 
 def test_sparse_vector_noise_scales() -> None:
-    mechanism = SparseVector(1.0, -1e9, 1, 1.0, 1.0, 0.5)
-    out = mechanism({"w": torch.zeros(20_000, 1, dtype=torch.float64)}, [named_stream(10)] * 20_000)["w"]
-    assert float(out.var()) == pytest.approx(2 * 2**2, rel=0.1)  # Lap(c clip / e3)
+    """Of answers by their variance; of threshold and questions by how often zero passes a bar at that scale."""
+    nothing, streams = {"w": torch.zeros(20_000, 1, dtype=torch.float64)}, [named_stream(10)] * 20_000
+    answers = SparseVector(0.5, -1e9, 3, 1.0, 1.0, 0.5)(nothing, streams)["w"]
+    assert float(answers.var()) == pytest.approx(2 * (3 * 0.5 / 0.5) ** 2, rel=0.1)  # Lap(c clip / e3)
+    reached = math.exp(-1) / 2  # by Laplace noise, its own scale
+    asked = SparseVector(0.5, 2 * 3 * 0.5 / 0.25, 3, 1e9, 0.25, 1.0)(nothing, streams)["w"]
+    assert float((asked != 0).double().mean()) == pytest.approx(reached, abs=0.01)  # Lap(2 c clip / e2)
+    barred = SparseVector(0.5, 0.5 / 0.25, 3, 0.25, 1e9, 1.0)(nothing, streams)["w"]
+    assert float((barred != 0).double().mean()) == pytest.approx(reached, abs=0.01)  # Lap(clip / e1)
 
 
 # --- prices -------------------------------------------------------------------------------------------------

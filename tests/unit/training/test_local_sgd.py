@@ -123,11 +123,11 @@ def test_the_tracked_loss_is_the_mean_over_an_epoch_summed_over_epochs() -> None
     task = Task(linear)
     clients = make_clients(SIZES)
     start = with_axis(task.init(0))
-    data = clients.load([1, 3])
-    streams = ClientStreams(0, 1, (1, 3))
+    data = clients.load([0, 1, 3])
+    streams = ClientStreams(0, 1, (0, 1, 3))
     tiny = local_sgd(task, start, data, streams, lr=1e-12, batch_size=4, epochs=2, track_loss=True)
     assert tiny.loss is not None
-    still = task.loss(expand(start, 2), data.everything())
+    still = task.loss(expand(start, 3), data.everything())
     assert torch.allclose(tiny.loss, 2 * still, atol=1e-9)
 
 

@@ -36,7 +36,6 @@ def stacked_adam(
     lr: float,
     signed: bool = False,
     box: tuple[Tensor, Tensor] | None = None,
-    decay: bool = True,
     watch: Watch | None = None,
 ) -> Optimised:
     """Adam on every row; `signed` keeps only the signs of gradients; `box` bounds the first variable.
@@ -45,7 +44,7 @@ def stacked_adam(
     """
     leaves = [variable.detach().clone().requires_grad_() for variable in variables]
     optimiser = torch.optim.Adam(leaves, lr=lr)
-    milestones = [int(steps * part) for part in _DECAYS] if decay else []
+    milestones = [int(steps * part) for part in _DECAYS]
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones, gamma=0.1)
     wanted = snapshot_steps(steps)
     path = [(0, leaves[0].detach().clone())]

@@ -87,11 +87,11 @@ class MembershipFinding:
         )
 
 
-def clopper_pearson(events: int, trials: int, confidence: float = 0.95) -> Interval:
-    """The exact two-sided interval of a probability of which `events` in `trials` were seen."""
+def clopper_pearson(events: int, trials: int) -> Interval:
+    """The exact two-sided 95 % interval of a probability of which `events` in `trials` were seen."""
     from scipy.stats import beta
 
-    tail = (1 - confidence) / 2
+    tail = (1 - 0.95) / 2
     low = 0.0 if events == 0 else float(beta.ppf(tail, events, trials - events + 1))
     high = 1.0 if events == trials else float(beta.ppf(1 - tail, events + 1, trials - events))
     return Interval(events / trials, low, high)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.attacks.registry import with_settings
+from fedveil.attacks.registry import register_among, with_settings
 from fedveil.data.client_data import ArrayClients
 from fedveil.errors import InputError, known_name
 from fedveil.streams import ClientStreams
@@ -102,18 +102,12 @@ class MembershipAttack(Protocol):
 
 MEMBERSHIP_ATTACKS: dict[str, type[MembershipAttack]] = {}
 C = TypeVar("C")
+_CHUNK = 1024  # examples that a model is asked about at a time
 
 
 def register_membership(name: str, summary: str) -> Callable[[type[C]], type[C]]:
     """Make an attack known under its name."""
-
-    def add(attack: type[C]) -> type[C]:
-        known = cast(type[MembershipAttack], attack)
-        known.name, known.summary = name, summary
-        MEMBERSHIP_ATTACKS[name] = known
-        return attack
-
-    return add
+    return register_among(MEMBERSHIP_ATTACKS, name, summary)
 
 
 def make_membership_attack(name: str, settings: Mapping[str, Any] | None = None) -> MembershipAttack:
@@ -156,33 +150,23 @@ def train_shadows(
     ).params
 
 
-def log_probabilities(task: Task, models: Params, examples: Examples, chunk: int = 1024) -> Tensor:
+def log_probabilities(task: Task, models: Params, examples: Examples) -> Tensor:
     """Log probabilities of the classes, `[R, n, classes]` in float64, model by model."""
-    count = next(iter(models.values())).shape[0]
-    out = []
-    for r in range(count):
-        one = rows(models, [r])
-        parts = [
-            task.outputs(one, examples.x[i : i + chunk].unsqueeze(0))[0]
-            for i in range(0, len(examples), chunk)
-        ]
-        out.append(torch.cat(parts).double().log_softmax(-1))
-    return torch.stack(out)
+    return _asked(models, examples, lambda one, x, _: task.outputs(one, x)).log_softmax(-1)
 
 
-def losses(task: Task, models: Params, examples: Examples, chunk: int = 1024) -> Tensor:
+def losses(task: Task, models: Params, examples: Examples) -> Tensor:
     """The loss of every example under every model, `[R, n]` in float64."""
-    count = next(iter(models.values())).shape[0]
+    return _asked(models, examples, lambda one, x, y: task.losses(one, Batch(x, y)))
+
+
+def _asked(models: Params, examples: Examples, ask: Callable[[Params, Tensor, Tensor], Tensor]) -> Tensor:
+    """What every model, alone, says of every example, `[R, n, ...]` in float64."""
+    parts = list(zip(examples.x.split(_CHUNK), examples.y.split(_CHUNK), strict=True))
     out = []
-    for r in range(count):
+    for r in range(next(iter(models.values())).shape[0]):
         one = rows(models, [r])
-        parts = [
-            task.losses(
-                one, Batch(examples.x[i : i + chunk].unsqueeze(0), examples.y[i : i + chunk].unsqueeze(0))
-            )[0]
-            for i in range(0, len(examples), chunk)
-        ]
-        out.append(torch.cat(parts).double())
+        out.append(torch.cat([ask(one, x.unsqueeze(0), y.unsqueeze(0))[0] for x, y in parts]).double())
     return torch.stack(out)
 
 
