@@ -105,12 +105,14 @@ def experiment(
         fields = f"interval = {interval or usual}\nlam = {lam}\ntheta = {growth}\n"
     shards = "shards_per_client = 2\n" if partition == "shards" else ""
     name = "fedceo" if method.startswith("fedceo") else method
+    # What these clients use is their own model; CENTAUR's server has no trained last layer at all.
+    metric = 'metric = "personal"\n' if method in ("ppsgd", "centaur") else ""
     return f"""[paper]
 source = "Li et al., Clients Collaborate, ICML 2025"
 table = "{table}"
 row = "{row}"
 expected = {published / 100:.4f}
-
+{metric}
 [task]
 dataset = "{dataset}"
 model = "{model}"

@@ -31,6 +31,7 @@ _NEWER_KEYS = (
     ("method", "block", 1),
     ("method", "local_steps", None),
 )
+_CHANGE_NOTHING = ("seeds", "workers", "max_memory", "checkpoint_every", "federation")  # keys of `run`
 _UNITS = {
     "": 1,
     "B": 1,
@@ -59,7 +60,8 @@ class PaperSection(_Section):
     row: str = ""
     expected: float | None = None
     attack: dict[str, float] = Field(default_factory=dict)
-    metric: str = "accuracy"
+    metric: Literal["accuracy", "personal", "mcc", "perplexity"] = "accuracy"
+    """"personal" is the clients' own models' mean accuracy on the common test examples."""
     tolerance: float | None = None
     scale: str = "full"
 
@@ -229,7 +231,7 @@ class Config(_Section):
         of sums: a run that ran out of memory must be able to go on with less.
         """
         content = self.resolved()
-        for key in ("seeds", "workers", "max_memory", "checkpoint_every", "federation"):
+        for key in _CHANGE_NOTHING:
             content["run"].pop(key)
         content.pop("paper", None)
         if self.task.dataset != NO_DATASET:  # which says both
@@ -329,7 +331,28 @@ def make_config(raw: Mapping[str, Any], changes: Sequence[str] = ()) -> Config:
     except ValidationError as error:
         raise refused(error, "", known_keys(Config)) from error
     _require_types(content, config, "")
-    return config
+    return _told_apart(config, raw, changes)
+
+
+def _told_apart(config: Config, raw: Mapping[str, Any], changes: Sequence[str]) -> Config:
+    """The configuration, its `paper.scale` telling what was changed: the number is for the file as written."""
+    keys = [change.partition("=")[0].replace(" ", "") for change in changes]
+    neutral = {f"run.{key}" for key in _CHANGE_NOTHING}
+    changed = [
+        change
+        for change, key in zip(changes, keys, strict=True)
+        if key not in neutral and not key.startswith("paper")
+    ]
+    if config.paper is None or not changed or "paper.scale" in keys:
+        return config
+    try:
+        same = Config.model_validate(_copy(raw)).identity() == config.identity()
+    except (ValidationError, InputError):  # a file that its changes complete
+        same = False
+    if same:
+        return config
+    scale = f"{config.paper.scale}, but changed: {', '.join(changed)}"
+    return config.model_copy(update={"paper": config.paper.model_copy(update={"scale": scale})})
 
 
 _TYPE_NAMES = {bool: "true or false", str: "text", int: "a whole number", float: "a number"}

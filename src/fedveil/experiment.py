@@ -288,6 +288,7 @@ def facts_of(config: Config, experiment: str, prepared: Prepared) -> dict[str, A
     facts = {
         "experiment": experiment,
         "dataset": dataset.name,
+        "data": dataset.summary,
         "model": config.task.model,
         "classes": list(dataset.classes),
         "partition": prepared.partition.counts(dataset.labels, len(dataset.label_names)).tolist(),

@@ -66,6 +66,7 @@ def test_two_rounds_of_what_needs_no_download(path: Path, tmp_path: Path) -> Non
     result = run_seed(config, 0, experiment=path.stem, results=tmp_path)
     assert result.summary["rounds"] == 2
     assert result.accuracy is not None
+    assert result.summary["data"]  # which files or sheets they were: a report shows it
 
 
 def test_there_are_experiments() -> None:

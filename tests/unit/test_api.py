@@ -14,7 +14,7 @@ import torch
 
 from fedveil import ArrayClients, LazyClients, PrivacySettings, Result, Task, run
 from fedveil.data.dataset import Examples
-from fedveil.errors import DataError, DivergedError, InputError, ResultError
+from fedveil.errors import DataError, DivergedError, FedveilError, InputError, ResultError
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.fedsgd import FedSGD
 from fedveil.methods.udp_fedavg import UDPFedAvg
@@ -188,6 +188,16 @@ def test_divergence_names_round_client_and_layer_and_keeps_the_checkpoint(tmp_pa
             checkpoint_every=1,
         )
     assert not (tmp_path / "r" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_update_that_cannot_be_clipped_names_the_round_and_a_remedy(workers: int) -> None:
+    clients = make_clients()
+    clients.x = clients.x.float()
+    with pytest.raises(
+        FedveilError, match=r"round \d+: a client's update is not finite.* Lower the learning"
+    ):
+        run(Task(Explodes), clients, UDPFedAvg(lr=1e30), rounds=5, cohort=3, workers=workers)
 
 
 @pytest.mark.parametrize(

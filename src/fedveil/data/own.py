@@ -181,7 +181,7 @@ def load_client_folder(
         train, test = train.take(kept.sort().values), train.take(held.sort().values)
     width = train.x.shape[1] if train.x.dim() > 1 else 1
     mean, std = own.mean or (0.0,) * width, own.std or (1.0,) * width
-    summary = f"{len(train)} + {len(test)} examples of {len(own.names)} clients: {', '.join(own.names)}"
+    summary = f"{len(train)} + {len(test)} examples of {len(own.names)} clients"
     name = f"client-folder:{root.name}"
     return Dataset(name, train, test, own.classes, mean, std, summary, user_names=own.names)
 

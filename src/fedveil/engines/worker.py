@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from fedveil.data.client_data import ClientData, Clients
+from fedveil.errors import DivergedError
 from fedveil.messages import Message
 from fedveil.methods.method import AnyMethod, At
 from fedveil.privacy.clipping import hidden_divergence
@@ -42,7 +43,13 @@ class ClientWorker:
         rng = ClientStreams(self.seed, at.round, tuple(ids), at.exchange, self.noise_source)
         state = self._states(ids, data, known)
         if self.noise_source == "seeded":
-            up, after = self.method.client_update(self.task, at, down, data, state, rng)
+            try:
+                up, after = self.method.client_update(self.task, at, down, data, state, rng)
+            except DivergedError as error:
+                raise DivergedError(
+                    f"round {at.round}: {error}. Lower the learning rate or the noise, or look at the clients' "
+                    "data; the last checkpoint is kept."
+                ) from error
             return up, after
         with hidden_divergence() as happened:
             up, after = self.method.client_update(self.task, at, down, data, state, rng)

@@ -9,6 +9,8 @@ Deviations:
 - Written for many clients: each condenses its own data and the server trains on the union, weighted by size. One
   client that holds everything is the centralised setting of the paper.
 - Images start from noise, not from real images.
+- The networks, and at the end the model, are trained by plain descent on all images together: no mini-batches,
+  momentum, augmentation or falling step size.
 - A class of which a client holds no example keeps its first images; use `labels = "own"` to leave it out.
 - One-shot means one round. In every further round all sets are made anew and the model is trained on them from its
   first parameters.

@@ -8,7 +8,8 @@ B `batch_size` per class, eta_c `image_lr`, eta_s `lr`.
 
 Deviations:
 - Models near w_r are drawn as w_r plus normal noise of standard deviation `spread`, shortened to rho where longer.
-- The server descends on whole sets within rho of w_r, weighted by size, as FedLAP's server does.
+- The server takes plain steps on whole sets within rho of w_r, weighted by size, as FedLAP's server does; images move
+  with momentum.
 - Images start from noise, not from real images. Without DP: the paper's private variant is not offered.
 """
 

@@ -13,6 +13,8 @@ Deviations:
 - Line 16 averages over clients; the default weighs by the examples in the batch, the same where all have as many.
 - With `block` > 1 a client walks through so many batches per message, stepping on its own gradient in between, and
   sends their sum: where a message costs seconds (a deployment), one per batch is out of reach. 1 is the paper's.
+- Appendix D.1 names a ResNet-18 as the perturbation model and 15 of its updates per round; line 8 makes theta_u a copy
+  of the model, and lines 9 to 13 take N steps for each batch. The algorithm is followed.
 - theta_u's update after the last perturbation step (line 12, n = N) is left out: nothing reads it.
 """
 

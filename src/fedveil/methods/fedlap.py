@@ -13,7 +13,9 @@ Deviations:
 - Real batches are Poisson samples of rate min(1, B / n_k), summed and divided by their expected size min(B, n_k),
   with and without DP: uniform batches are not what the accounting is for. n_k counts as public, as do label sets.
 - Noise is added once to the clipped sum; Algorithm 2 prints it inside the sum.
-- Images start from noise (the authors' code starts from real images without DP).
+- Images start from noise (the authors' code starts from real images without DP), and their steps have the momentum
+  `image_momentum` of that code; Algorithms 1 and 2 print plain steps, which 0 gives.
+- The server, and the walk on which r_k is measured, take `server_steps` steps at most: a radius may never be reached.
 - r_k is at least one step, so that the server always moves.
 - Vectors are left out of the cosine unless `include_vectors` (see `training/gradient_matching.py`).
 - The paper's smaller rate q1 for the first batch of a round (Eq. 15) is not used: whoever sees the models can tell

@@ -9,6 +9,7 @@ Deviations:
 - Written for many clients: each makes its own set and the server trains on their union with equal weights. With
   one client it is the centralised method of the paper.
 - Real batches are Poisson samples; the noisy sum is divided by the expected size of a batch.
+- The networks, and at the end the model, are trained by plain descent on all images together.
 - The number of image and network updates does not grow with the number of images per class.
 - One-shot means one round. In every further round all sets are made anew (and charged again), and the model is
   trained on them from its first parameters.

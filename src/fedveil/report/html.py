@@ -110,7 +110,8 @@ def _series_css() -> str:
 
 def _outline(settings: Sequence[Setting]) -> str:
     first = settings[0].first
-    facts = [("data", first.dataset), ("model", first.model)]
+    data = f"{first.dataset}: {first.data}" if first.data else first.dataset
+    facts = [("data", data), ("model", first.model)]
     plan = first.plan
     if plan:
         facts += [

@@ -59,6 +59,15 @@ class Paper:
     tolerance: float | None
     scale: str
 
+    @property
+    def published(self) -> str | None:
+        """The number as tables show it: a per cent where it is an accuracy, else beside what it measures."""
+        if self.expected is None:
+            return None
+        if self.metric not in ("accuracy", "personal"):
+            return f"{self.expected:g} ({self.metric})"
+        return f"{self.expected if self.expected > 1 else 100 * self.expected:.2f} %"
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -103,11 +112,13 @@ class Run:
     method: str = "unknown method"
     seed: int | None = None
     dataset: str = ""
+    data: str = ""
     model: str = ""
     accuracy: float | None = None
     loss: float | None = None
     mcc: float | None = None
     perplexity: float | None = None
+    personal: float | None = None
     rounds: int = 0
     planned: int | None = None
     seconds: float | None = None
@@ -257,11 +268,13 @@ def _build(
         method=told.text("method") or str(method.get("name", "unknown method")),
         seed=int(seed) if seed is not None else int(match[1]) if match else None,
         dataset=told.text("dataset", required=False) or str(_section(config, "task").get("dataset", "")),
+        data=told.text("data", required=False),
         model=told.text("model", required=False) or str(_section(config, "task").get("model", "")),
         accuracy=told.number("accuracy", required=False),
         loss=told.number("loss", required=False),
         mcc=told.number("mcc", required=False),
         perplexity=told.number("perplexity", required=False),
+        personal=number((told.mapping("personal", required=False) or {}).get("test_accuracy")),
         rounds=int(told.number("rounds") or (last.round if last else 0)),
         planned=_whole(plan.get("rounds")) or _whole(run.get("rounds")),
         seconds=told.number("seconds", required=False),

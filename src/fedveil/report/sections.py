@@ -101,13 +101,11 @@ def results(settings: Sequence[Setting]) -> str:
         time = Spread.of([r.seconds for r in s.runs])
         row.append((NOTHING if time is None else f"{time.mean:.1f}", None if time is None else time.mean))
         if with_paper:
-            expected = s.first.paper.expected if s.first.paper else None
-            row.append(
-                (
-                    NOTHING if expected is None else f"{expected if expected > 1 else 100 * expected:.2f} %",
-                    expected,
-                )
-            )
+            paper = s.first.paper
+            if paper is None or paper.published is None:
+                row.append((NOTHING, None))
+            else:
+                row.append((escape(paper.published), paper.expected))
         rows.append(row)
     note = (
         "Accuracy on the test set: mean and sample deviation over seeds. ε: proven, for the unit named; "

@@ -55,8 +55,9 @@ class Setting:
         return Spread.of([run.accuracy for run in self.runs if run.finished])
 
     def measured(self, metric: str) -> Spread | None:
-        """Of the finished runs: accuracy, or what texts are measured by (mcc, perplexity); None for anything else."""
-        known = {"accuracy", "mcc", "perplexity"}
+        """Of the finished runs: accuracy, that of the clients' own models (personal), or what texts are measured by
+        (mcc, perplexity); None for anything else."""
+        known = {"accuracy", "personal", "mcc", "perplexity"}
         return Spread.of([getattr(r, metric) for r in self.runs if r.finished]) if metric in known else None
 
     def proofs(self) -> list[Proof]:

@@ -257,9 +257,7 @@ def _any_paper(rows: Sequence[Compared]) -> bool:
 
 def _published(setting: Setting) -> str:
     paper = setting.first.paper
-    if paper is None or paper.expected is None:
-        return "-"
-    return f"{paper.expected if paper.expected > 1 else 100 * paper.expected:.2f}"
+    return "-" if paper is None or paper.published is None else paper.published.removesuffix(" %")
 
 
 def _sum(*parts: float | None) -> float | None:

@@ -154,13 +154,15 @@ def against_paper(setting: Setting) -> Verdict | None:
     spread = None if paper is None else setting.measured(paper.metric)
     if paper is None or paper.expected is None or spread is None:
         return None
-    reduced = "" if paper.scale == "full" else f" The run is reduced: {paper.scale}."
+    reduced = _scale(paper.scale)
     where = f"The paper ({paper.source}{', ' + paper.where if paper.where else ''}) states"
-    if paper.metric != "accuracy":
+    if paper.metric not in ("accuracy", "personal"):
         return _other_metric(f"{where} {paper.metric} {paper.expected:g}", spread, paper, reduced)
     measured = 100 * spread.mean
     expected = paper.expected if paper.expected > 1 else 100 * paper.expected
     said = f"{where} {expected:.2f} %"
+    if paper.metric == "personal":
+        said += f"; the clients' own models reach {percent(spread)}"
     gap = measured - expected
     if paper.tolerance is None:
         return Verdict("fair", f"{said}; this is {gap:+.2f} points from it.{reduced}")
@@ -168,6 +170,12 @@ def against_paper(setting: Setting) -> Verdict | None:
     if abs(gap) <= tolerance:
         return Verdict("good", f"{said}: met within {tolerance:g} points ({gap:+.2f}).{reduced}")
     return Verdict("weak", f"{said}: missed by {gap:+.2f} points, {tolerance:g} were allowed.{reduced}")
+
+
+def _scale(scale: str) -> str:
+    if scale == "full":
+        return ""
+    return f" Its scale: {scale}." if scale.startswith("full") else f" The run is reduced: {scale}."
 
 
 def _other_metric(said: str, spread: Spread, paper: Paper, reduced: str) -> Verdict:

@@ -72,6 +72,12 @@ def test_every_part_is_there(whole: str) -> None:
     assert [f"#{anchor}" for anchor in anchors] == links[1:]
 
 
+def test_the_page_says_which_data_it_was(tmp_path: Path) -> None:
+    write_run(tmp_path, dataset="cifar10", data="CIFAR-10, 20000 training examples from 2 of 5 batches")
+    page = write_report([tmp_path], tmp_path / "report.html").read_text()
+    assert "<dt>data</dt><dd>cifar10: CIFAR-10, 20000 training examples from 2 of 5 batches</dd>" in page
+
+
 def test_nothing_is_fetched_and_the_policy_says_so(whole: str) -> None:
     page = Page(whole)
     for _, attributes in page.tags:

@@ -175,6 +175,32 @@ def test_a_paper_number_of_texts_is_compared_as_it_is(
     assert f"{metric} 0.557; this is {'0.55' if metric == 'mcc' else '40'}" in said.text
 
 
+def test_a_paper_number_of_personal_models_is_compared_with_theirs(tmp_path: Path) -> None:
+    paper = {"source": "A paper", "metric": "personal", "expected": 0.7726}
+    write_run(tmp_path, "centaur", accuracy=0.08, paper=paper, personal={"clients": 3, "test_accuracy": 0.7})
+    said = against_paper(group(read_runs([tmp_path]))[0])
+    assert said is not None
+    assert said.text.endswith(
+        "states 77.26 %; the clients' own models reach 70.00 %; this is -7.26 points from it."
+    )
+
+
+@pytest.mark.parametrize(
+    ("scale", "told"),
+    [
+        ("full", "from it."),
+        ("full; the model is our choice", "from it. Its scale: full; the model is our choice."),
+        ("full, but changed: run.rounds=2", "from it. Its scale: full, but changed: run.rounds=2."),
+        ("rounds 2 of 300", "from it. The run is reduced: rounds 2 of 300."),
+    ],
+)
+def test_a_paper_number_is_told_with_the_scale_of_the_run(scale: str, told: str, tmp_path: Path) -> None:
+    write_run(tmp_path, paper={"source": "A paper", "expected": 0.5, "scale": scale})
+    said = against_paper(group(read_runs([tmp_path]))[0])
+    assert said is not None
+    assert said.text.endswith(told)
+
+
 def test_small_numbers_are_not_cut_in_two() -> None:
     assert small(1e-5) == "10⁻⁵"
     assert small(2e-6) == "2e-06"

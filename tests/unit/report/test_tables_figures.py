@@ -15,6 +15,7 @@ from fedveil.report.figures import accuracy_figure, save_figure, save_figures, t
 from fedveil.report.html import render
 from fedveil.report.reading import read_runs
 from fedveil.report.scales import exact, linear, logarithmic
+from fedveil.report.sections import results
 from fedveil.report.settings import group
 from fedveil.report.style import DARK, LIGHT, LOOKS, look
 from fedveil.report.tables import compared, comparison_table, latex_table, markdown_table, size
@@ -85,6 +86,23 @@ def test_the_published_number_stands_beside(tmp_path: Path) -> None:
     assert lines[0].endswith("| paper % |")
     assert lines[2].endswith("| 92.50 |")
     assert lines[3].endswith("| - |")
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected", "shown"),
+    [
+        ("mcc", 0.557, "0.557 (mcc)"),
+        ("perplexity", 33.24, "33.24 (perplexity)"),
+        ("personal", 0.5014, "50.14"),
+    ],
+)
+def test_a_published_number_of_another_kind_is_no_per_cent(
+    metric: str, expected: float, shown: str, tmp_path: Path
+) -> None:
+    write_run(tmp_path, "fedavg", paper={"source": "x", "metric": metric, "expected": expected})
+    settings = group(read_runs([tmp_path]))
+    assert markdown_table(settings).splitlines()[2].endswith(f"| {shown} |")
+    assert f">{shown}" in results(settings)
 
 
 def test_ties_are_both_best(tmp_path: Path) -> None:
