@@ -31,14 +31,14 @@ from fedveil.engines.engine import Engine
 from fedveil.engines.simulation import Execution, Simulation
 from fedveil.errors import LARGEST_SEED, DataError, InputError, known_name, whole_number, within
 from fedveil.evaluation.accuracy import EvaluateOnTest, evaluate_clients, evaluate_personal
-from fedveil.guard import PrivacyGuard, PrivacySettings
+from fedveil.guard import PrivacyGuard, PrivacySettings, unit_of
 from fedveil.messages import Record
 from fedveil.methods.method import AnyMethod
 from fedveil.privacy.releases import Plan, Sampler
 from fedveil.results import Checkpoints, Result, ResultFolder, RoundLog, Transcript, environment
 from fedveil.run import Observer, Outcome, run_rounds
 from fedveil.streams import NoiseSource
-from fedveil.task import Task, cross_entropy
+from fedveil.task import Batch, Task, cross_entropy
 from fedveil.tree import with_axis
 
 _CLIENTS_SCORED = 1000  # per-client scores beyond this number are a table nobody reads
@@ -65,6 +65,32 @@ def check_fit(task: Task, clients: Clients) -> None:
         raise DataError("no client has an example. Give at least one client some data.")
     labels = clients.y if isinstance(clients, ArrayClients) else data.y[0]
     _check_examples(task, data.x[0, :1], labels)
+
+
+def check_apart(task: Task, method: AnyMethod, plan: Plan, clients: Clients) -> None:
+    """Refuse, where records are protected, a model or loss that mixes them: clipping then bounds nobody's influence.
+
+    Layers of batch norm are refused by name; this finds a forward pass that does the like.
+    """
+    if unit_of(method, plan) != "record":
+        return
+    largest = max(range(len(clients.sizes)), key=clients.sizes.__getitem__)
+    data = clients.load([largest])
+    x, y = data.x[:, :1].to(task.device), data.y[:, :1].to(task.device)
+    other = 1 - x if x.is_floating_point() else torch.zeros_like(x)
+    w = with_axis(task.init(0))
+    with torch.no_grad():
+        alike, beside = (
+            task.losses(w, Batch(torch.cat([x, second], 1), torch.cat([y, y], 1)))[0, 0]
+            for second in (x, other)
+        )
+    if not torch.allclose(alike, beside, rtol=1e-3, atol=1e-5, equal_nan=True):
+        raise InputError(
+            "model",
+            type(task.module).__name__,
+            "an example's loss depends on the others of its batch, so one record's influence cannot be bounded",
+            "Normalise within an example (torch.nn.GroupNorm), or use a method that protects whole clients.",
+        )
 
 
 def first_server(task: Task, method: AnyMethod, plan: Plan, seed: int) -> Record:
@@ -168,6 +194,7 @@ def run(
     known_name("run.execution", "execution", execution, get_args(Execution))
     plan = make_plan(source, rounds=rounds, cohort=cohort, sampler=sampler)
     check_fit(task, source)
+    check_apart(task, method, plan, source)
     method.check_clients(task, source)
 
     def simulate(_run: str) -> Engine:

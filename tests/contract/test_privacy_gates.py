@@ -7,7 +7,7 @@ import itertools
 import json
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,32 +22,75 @@ from fedveil import METHODS, Plan
 from fedveil.attacks.membership.view import MembershipView
 from fedveil.attacks.view import ServerView
 from fedveil.cli import app
-from fedveil.config import make_config
+from fedveil.config import make_config, wrap_method
 from fedveil.data.client_data import ArrayClients, ClientData, LazyClients
 from fedveil.data.dataset import Dataset
+from fedveil.errors import InputError
 from fedveil.experiment import Prepared, prepare, run_seed
-from fedveil.guard import privacy_statement
-from fedveil.methods.method import field_names
+from fedveil.methods.method import AnyMethod, field_names
+from fedveil.methods.wrappers import WRAPPERS
+from fedveil.privacy.releases import Unprotected
 from fedveil.recorded import RecordedRun, open_run, read_exchange, server_view
 from fedveil.streams import ClientStreams, ServerStreams
 
 PLAN = Plan(20, 5, "fixed", 3, 50, 80)
 
 
-def protects(name: str) -> bool:
-    statement = privacy_statement(METHODS[name](), PLAN, 1e-5)
-    return any(row.epsilon is not None for row in statement.proven)
+NEEDED = {"sparse-vector": {"upload_epsilon": 2.0}}
+"""What a choice cannot do without."""
 
 
-PRIVATE = sorted(name for name in METHODS if protects(name))
+def protects(method: AnyMethod) -> bool:
+    """Whether it prices anything, so that it may be wrong about the price."""
+    return any(r.costs and not isinstance(r.protection, Unprotected) for r in method.releases(PLAN))
 
 
-def finished(place: Path, method: dict[str, Any]) -> Path:
+def choices(kind: type[AnyMethod]) -> Iterator[dict[str, Any]]:
+    """The defaults, and every other value of each field that has a few: its words, or yes and no."""
+    yield {}
+    for field, hint in typing.get_type_hints(kind).items():
+        if field in field_names(kind):
+            words = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
+            for value in (True, False) if hint is bool else words:
+                yield {field: value} | NEEDED.get(value, {})
+
+
+def private_forms() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every method that protects something, in every form that it declares differently."""
+    for name in sorted(METHODS):
+        told: list[Any] = []
+        for fields in choices(METHODS[name]):
+            method = METHODS[name](**fields)
+            releases = tuple(method.releases(PLAN))
+            if releases not in told and protects(method):
+                yield name, fields
+            told.append(releases)
+
+
+FORMS = list(private_forms())
+PRIVATE = sorted({name for name, _ in FORMS})
+
+
+def private_wrappers() -> Iterator[tuple[str, str]]:
+    """Every wrapper that fits: around a method that proves something, and where it proves something itself."""
+    for wrapper, name in itertools.product(
+        sorted(WRAPPERS), ("fedsgd", "udp-fedavg", "fedceo", "dp-fedprox")
+    ):
+        try:
+            method = wrap_method(METHODS[name](), [{"name": wrapper}])
+        except InputError:
+            continue
+        if protects(method):
+            yield wrapper, name
+
+
+def finished(place: Path, method: dict[str, Any], wrap: Sequence[str] = ()) -> Path:
     config = make_config(
         {
             "task": {"dataset": "digits", "model": "mlp-2"},
             "partition": {"kind": "iid", "clients": 20},
             "method": method,
+            "wrap": [{"name": wrapper} for wrapper in wrap],
             "run": {"rounds": 1, "cohort": 5, "transcript": True},
         }
     )
@@ -65,13 +108,33 @@ def quick(name: str) -> dict[str, Any]:
 
 
 def test_the_gate_sees_every_private_method() -> None:
+    assert {str(sorted(fields.items())) for name, fields in FORMS if name == "fedceo"} == {
+        "[]", "[('noise_scope', 'local')]", "[('personal', False)]", "[('unit', 'record')]"
+    }  # fmt: skip
+    assert ("dp-fedags-proven", {"variant": "sparse-vector", "upload_epsilon": 2.0}) in FORMS
+    assert ("dp-fedavg", {"unit": "record"}) in FORMS
+    assert ("dp-sgd", "fedsgd") in list(private_wrappers())
     assert {"udp-fedavg", "fedceo", "dp-fedavg", "dp-fedprox", "fedlap-dp", "psg", "cpsgd", "ppsgd",
             "centaur", "dp-fedags-proven"} <= set(PRIVATE)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PRIVATE)
-def test_no_audit_of_a_run_on_digits_exceeds_what_is_proven(name: str, tmp_path: Path) -> None:
-    folder = finished(tmp_path, quick(name))
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    FORMS,
+    ids=lambda part: "-".join(map(str, part.values())) if isinstance(part, dict) else part,
+)
+def test_no_audit_of_a_run_on_digits_exceeds_what_is_proven(
+    name: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    passes(finished(tmp_path, quick(name) | fields))
+
+
+@pytest.mark.parametrize(("wrapper", "name"), list(private_wrappers()))
+def test_no_audit_of_a_wrapped_method_exceeds_what_is_proven(wrapper: str, name: str, tmp_path: Path) -> None:
+    passes(finished(tmp_path, quick(name), [wrapper]))
+
+
+def passes(folder: Path) -> None:
     result = CliRunner().invoke(app, ["audit", str(folder), "--samples", "300", "--json"])
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)["audit"]["all"]

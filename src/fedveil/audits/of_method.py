@@ -7,7 +7,8 @@ else, clipping, noise, messages, aggregation, is the method's own.
 Clients are audited by a canary (with it and without it, many times over); records by canary records that
 are in or out by fair coins in a single upload. Both look at one participation, so their bounds are compared with
 what is proven for one participation. Where the server sees several uploads, their noise must also be independent,
-between clients and between rounds: that is tested on clients that have nothing to send but noise.
+between clients and between rounds: that is tested on clients that have nothing to send but noise, whatever its law and
+whichever unit it protects.
 
 Synthetic images cannot be read back coordinate by coordinate. Methods that make them are audited one step
 earlier, at the noisy gradients that the images are computed from, by an auditor who sees these.
@@ -39,11 +40,12 @@ from fedveil.privacy.releases import Adversary, GaussianNoise, Plan, RandomGauss
 from fedveil.streams import ClientStreams, ServerStreams, named_stream
 from fedveil.task import Task
 from fedveil.training.surrogate import RealGradients
-from fedveil.tree import flatten, sub, with_axis
+from fedveil.tree import expand, flatten, sub, with_axis
 
 _DIMENSION = 16
 _RECORD_DIMENSION = 20_000
 _PER_CALL = 2000
+_NOISY_CLIENTS = 64  # whose noise is compared at record level
 _LONG = 1e4  # a canary this long is always clipped
 
 
@@ -100,13 +102,25 @@ def audit_method(
             confidence=confidence,
             declared_multiplier=multiplier,
         )
-        if adversary == "server" and finding.p_value is not None:
-            # Rows of `outside` are noise: of neighbouring clients, and of the same clients in another round.
+        if adversary == "server":
             later = _uploads(method, plan, seed + 1, len(outside), canary=False, first=2)
-            alike = [independence_p_value(outside[:-1], outside[1:]), independence_p_value(outside, later)]
-            finding = replace(finding, p_value=min(1.0, 3 * min(finding.p_value, *alike)))
+            finding = _with_independence(finding, outside, later, gaussian=multiplier is not None)
         found.append(Audited(unit, adversary, finding, row.epsilon))
     return found
+
+
+def _with_independence(
+    finding: AuditFinding, noise: np.ndarray, *others: np.ndarray, gaussian: bool = True
+) -> AuditFinding:
+    """The finding with a p-value that also says whether noise was used twice.
+
+    Rows of `noise` `[n, d]` are what n clients sent that had nothing to send, each of `others` what the same clients
+    sent another time. Of noise that is not normal only the signs are compared, whose law is known.
+    """
+    first, *later = (rows if gaussian else np.sign(rows) for rows in (noise, *others))
+    alike = [independence_p_value(first[:-1], first[1:]), *(independence_p_value(first, o) for o in later)]
+    tests = alike if finding.p_value is None else [finding.p_value, *alike]
+    return replace(finding, p_value=min(1.0, len(tests) * min(tests)))
 
 
 def _along(seen: np.ndarray) -> np.ndarray:
@@ -232,24 +246,39 @@ def _audit_records(
     one = replace(plan, records_per_client=len(x), largest_client=len(x))
     at = At(one, 1)
     if isinstance(method, (FedLAPDP, PSG)):
-        seen = _gradients_behind(method, task, clients, at, seed)
+        seen = _gradients_behind(method, task, clients, at, seed).sum(0)[0]
+        noises = _noisy_gradients(method, plan, seed)
     else:
         server = method.init_server(task.init(0), one)
         down = method.broadcast(at, server, (0,))
         up, _ = ClientWorker(task, clients, method, seed).update((0,), down, {}, at)
         seen = moved(method, at, up, down)[0]
+        noises = [
+            _uploads(method, plan, seed + 1, _NOISY_CLIENTS, canary=False, first=round_) for round_ in (1, 2)
+        ]
     scores = (directions.double() @ seen.double()).numpy()
     finding = one_run(scores, included, guesses=canaries // 10, delta=delta, confidence=confidence)
+    finding = _with_independence(finding, *noises)
     releases = method.releases(one)
     proven = {(r.unit, r.adversary): r.epsilon for r in account_participation(releases, one, delta)}
     return Audited("record", row.adversary, finding, proven.get(("record", row.adversary)))
 
 
-def _gradients_behind(method: FedLAPDP | PSG, task: Task, clients: ArrayClients, at: At, seed: int) -> Tensor:
-    """The sum of all noisy gradients that a synthetic set is made from: more than its images ever show."""
+def _gradients_behind(
+    method: FedLAPDP | PSG, task: Task, clients: ArrayClients, at: At, seed: int, accesses: int | None = None
+) -> Tensor:
+    """The noisy gradients `[accesses, K, d]` that synthetic sets are made from: more than the images ever show."""
     loops = method.private_loops(at, method.radius)
-    real = RealGradients(
-        task, clients.load([0]), ClientStreams(seed, at.round, (0,)), replace(loops, augment=())
-    )
-    w = with_axis(task.init(0))
-    return -torch.stack([flatten(real.draw(w, [0])[0])[0] for _ in range(loops.accesses)]).sum(0)
+    ids = range(len(clients.sizes))
+    streams = ClientStreams(seed, at.round, tuple(ids))
+    real = RealGradients(task, clients.load(ids), streams, replace(loops, augment=()))
+    w = expand(with_axis(task.init(0)), len(ids))
+    return -torch.stack([flatten(real.draw(w, ids)[0]) for _ in range(accesses or loops.accesses)])
+
+
+def _noisy_gradients(method: FedLAPDP | PSG, plan: Plan, seed: int) -> list[np.ndarray]:
+    """What clients without a gradient add to it: one access, the next, and one of another round."""
+    task, clients = canary_task(_DIMENSION), canary_clients(_NOISY_CLIENTS, (), _DIMENSION)
+    small = replace(plan, records_per_client=1, largest_client=1)
+    drawn = [_gradients_behind(method, task, clients, At(small, t), seed, 2).double().numpy() for t in (1, 2)]
+    return [drawn[0][0], drawn[0][1], drawn[1][0]]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedveil.api import check_fit, run_on
+from fedveil.api import check_apart, check_fit, run_on
 from fedveil.checkpoint import write_atomically
 from fedveil.config import NO_DATASET
 from fedveil.deploy.lifeline import end_with_parent
@@ -77,6 +77,7 @@ def serve_simulated(grid: Grid, settings: RunSettings) -> Result:
     prepared = prepare(config, seed, settings.data)
     task, method, plan = prepared.task, prepared.method, prepared.plan
     check_fit(task, prepared.clients)
+    check_apart(task, method, plan, prepared.clients)
 
     def engine_of(run: str) -> Engine:
         roster = Roster(grid, fingerprint(task, method))

@@ -21,7 +21,7 @@ from fedveil.methods.user_level import CohortModel, NoisyModel
 from fedveil.privacy.releases import Sampler
 from fedveil.streams import ClientStreams, named_stream
 from fedveil.task import Task
-from fedveil.training.surrogate import Loops
+from fedveil.training.surrogate import Loops, RealGradients
 from fedveil.tree import State
 
 PLAN = Plan(20, 5, "fixed", 20, 5, 5)
@@ -114,6 +114,74 @@ def test_noise_that_is_used_twice_is_found(broken: Callable[[], AnyMethod]) -> N
     server = findings(broken())["server"]
     assert server.broken
     assert server.finding.p_value < 1e-6
+
+
+class Repeating:
+    """Mixed into a method, lets its clients draw what others, or they themselves a round before, have drawn."""
+
+    def streams(self, rng: ClientStreams) -> ClientStreams:
+        raise NotImplementedError
+
+    def client_update(
+        self, task: Task, at: At, down: Any, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[Any, State]:
+        inner: Any = super()
+        answer: tuple[Any, State] = inner.client_update(task, at, down, data, state, self.streams(rng))
+        return answer
+
+
+class AllClients(Repeating):
+    def streams(self, rng: ClientStreams) -> ClientStreams:
+        return replace(rng, clients=(0,) * len(rng.clients))
+
+
+class AllRounds(Repeating):
+    def streams(self, rng: ClientStreams) -> ClientStreams:
+        return replace(rng, round=1)
+
+
+@pytest.mark.parametrize("flaw", [AllClients, AllRounds])
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("dp-fedprox", {"epochs": 1}),
+        ("dp-fedavg", {"unit": "record"}),
+        ("fedceo", {"unit": "record"}),
+        ("cpsgd", {"noise_scope": "local"}),
+        ("dp-fedags-proven", {"variant": "top-k", "selected": 0.5}),
+        ("dp-fedags-proven", {"variant": "sparse-vector", "selected": 0.5, "upload_epsilon": 2.0}),
+    ],
+)
+def test_noise_that_is_used_twice_is_found_whatever_it_is_and_protects(
+    name: str, fields: dict[str, Any], flaw: type[Repeating]
+) -> None:
+    sound = METHODS[name]
+    plan = replace(PLAN, records_per_client=100, largest_client=100)
+    assert not findings(sound(**fields), plan)["server"].broken
+    broken = type(f"Broken{sound.__name__}", (flaw, sound), {})(**fields)
+    found = findings(broken, plan)["server"]
+    assert found.broken
+    assert found.finding.p_value < 1e-6
+
+
+def test_gradients_that_share_their_noise_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    few: dict[str, Any] = {"trajectories": 1, "max_steps": 1, "real_batches": 3}
+    plan = replace(PLAN, records_per_client=100, largest_client=100)
+    assert not findings(FedLAPDP(**few), plan)["server"].broken
+    begin, draw = RealGradients.__init__, RealGradients.draw
+    given: dict[int, ClientStreams] = {}
+
+    def remember(real: RealGradients, task: Task, data: ClientData, rng: ClientStreams, loops: Loops) -> None:
+        given[id(real)] = rng
+        begin(real, task, data, rng, loops)
+
+    def anew(real: RealGradients, w: Any, active: Any) -> Any:
+        real._noise = given[id(real)].noise("real-gradients")
+        return draw(real, w, active)
+
+    monkeypatch.setattr(RealGradients, "__init__", remember)
+    monkeypatch.setattr(RealGradients, "draw", anew)
+    assert findings(FedLAPDP(**few), plan)["server"].broken
 
 
 class LittleNoiseInImages(FedLAPDP):
