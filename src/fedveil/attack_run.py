@@ -187,7 +187,9 @@ def _without_uploads(public: Tensor, held: Tensor, brightness: Brightness) -> fl
     scores = []
     for _ in range(_GUESSES):
         drawn = [public[torch.from_numpy(rng.integers(0, len(public), len(rows)))] for rows in held]
-        matched = torch.cat([guess[match_images(guess, rows)] for guess, rows in zip(drawn, held, strict=True)])
+        matched = torch.cat(
+            [guess[match_images(guess, rows)] for guess, rows in zip(drawn, held, strict=True)]
+        )
         scores.append(float(psnr(brightness(x), brightness(matched)).clamp(max=200.0).mean()))
     return max(mean, sum(scores) / _GUESSES)
 

@@ -112,7 +112,7 @@ def run_cells(
 
 
 def _settled(cell: Cell, results: Path) -> bool:
-    """Whether there is nothing to do or to look at: files that the user names may have changed since a run was finished."""
+    """Whether there is nothing to do or to look at: files that the user names may have changed since."""
     return ResultFolder(cell.folder(results)).finished and "path" not in cell.config.task.data_options
 
 

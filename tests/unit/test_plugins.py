@@ -89,9 +89,15 @@ def test_a_process_that_flower_starts_knows_the_methods_of_its_own_machine(
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (METHOD.replace('"plugged-method"', '"udp-fedavg"'), "name of a method of fedveil.methods.udp_fedavg"),
+        (
+            METHOD.replace('"plugged-method"', '"udp-fedavg"'),
+            "name of a method of fedveil.methods.udp_fedavg",
+        ),
         (GOOD.replace('"plugged-in"', '"mlp-2"'), "name of a model of fedveil.models.mlp"),
-        (METHOD.replace("class Mine(FedAvg):", "class Mine(Method):"), "does not say broadcast and .* releases"),
+        (
+            METHOD.replace("class Mine(FedAvg):", "class Mine(Method):"),
+            "does not say broadcast and .* releases",
+        ),
     ],
 )
 def test_a_plugin_that_would_pass_for_something_else_is_refused(

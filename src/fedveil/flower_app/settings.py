@@ -56,7 +56,9 @@ class RunSettings:
 
     @classmethod
     def from_run_config(cls, values: Mapping[str, Any]) -> RunSettings:
-        load_plugins(())  # a process that Flower starts knows what its own machine's user named, and nothing else
+        load_plugins(
+            ()
+        )  # a process that Flower starts knows what its own machine's user named, and nothing else
         try:
             text, seed, experiment, results, data, noise = (values[f"fedveil-{key}"] for key in _KEYS)
             config = parse_config(str(text))

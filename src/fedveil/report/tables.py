@@ -14,7 +14,7 @@ from fedveil.report.settings import Setting, Spread
 
 
 def megabytes(count: float) -> str:
-    return f"{count / 1e6:.2f} MB"
+    return f"{count / 1e6:.2f} MB" if count >= 1e4 or not count else f"{count / 1e3:.2f} kB"
 
 
 def proven_epsilon(summary: Mapping[str, Any], adversary: str) -> str:
