@@ -28,6 +28,7 @@ from fedveil.task import Task
 from fedveil.tree import Params
 
 LabelMode = Literal["known", "inferred"]
+_GUESSES = 8
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Scored:
     against_x: Quality
     against_trained_on: Quality | None
     trivial_psnr: float
-    """What the mean of the public images scores: an attack that does no better has found nothing."""
+    """What a guess without the uploads scores: an attack that does no better has found nothing."""
     distortion_psnr: float | None
     """How close the perturbed inputs are to the data: what a perfect inversion of a perturbed gradient would score."""
     classifier: str
@@ -171,7 +172,6 @@ def score(run: RecordedRun, view: ServerView, finding: Finding, held: Truth) -> 
         perturbed = (held.x + held.delta).flatten(0, 1)
         distortion = float(psnr(brightness(x), brightness(perturbed)).clamp(max=200.0).mean())
         seen = compare_images(perturbed, found, brightness, classifier)
-    mean = dataset.test.x.mean(0, keepdim=True).expand_as(x)
     return Scored(
         finding,
         view,
@@ -179,10 +179,27 @@ def score(run: RecordedRun, view: ServerView, finding: Finding, held: Truth) -> 
         order,
         compare_images(x, found, brightness, classifier),
         seen,
-        float(psnr(brightness(x), brightness(mean)).mean()),
+        _without_uploads(dataset.test.x, held.x, brightness),
         distortion,
         name,
     )
+
+
+def _without_uploads(public: Tensor, held: Tensor, brightness: Brightness) -> float:
+    """What guesses that look at no upload score: the mean of the public examples, or as many of them at random.
+
+    Those are matched as a finding is: of many examples with few features each has a like, which is no leak.
+    """
+    rng, x = named_stream(0, "guess"), held.flatten(0, 1)
+    mean = float(psnr(brightness(x), brightness(public.mean(0, keepdim=True).expand_as(x))).mean())
+    scores = []
+    for _ in range(_GUESSES):
+        drawn = [public[torch.from_numpy(rng.integers(0, len(public), len(rows)))] for rows in held]
+        matched = torch.cat(
+            [guess[match_images(guess, rows)] for guess, rows in zip(drawn, held, strict=True)]
+        )
+        scores.append(float(psnr(brightness(x), brightness(matched)).clamp(max=200.0).mean()))
+    return max(mean, sum(scores) / _GUESSES)
 
 
 def _classifier(run: RecordedRun) -> tuple[tuple[Task, Params] | None, str]:

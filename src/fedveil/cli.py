@@ -16,7 +16,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from fedveil.config import Config, load_config, load_experiment
-from fedveil.errors import LARGEST_SEED, FedveilError, InputError, known_name
+from fedveil.errors import LARGEST_SEED, FedveilError, known_name
 from fedveil.experiment import check_attacks, client_names, load_examples, result_folder, split_clients
 from fedveil.flower_app.launch import run_seed
 from fedveil.plugins import load_plugins
@@ -148,18 +148,16 @@ def _watch(
 @app.command("list")
 def list_(
     what: Annotated[Literal["methods", "wrappers", "datasets", "models", "attacks"], typer.Argument()],
-    name: Annotated[
-        str | None, typer.Argument(help="A method or wrapper: its fields and their defaults.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="One of them: what it takes, and the defaults.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what fedveil knows by name; or the fields of one method or wrapper."""
+    """List what fedveil knows by name; or what one of them takes in a configuration."""
     rows = _LISTS[what]() if name is None else _fields(what, name)
     if as_json:
         print(json.dumps(rows))
         return
     table = Table(title=name or what, title_justify="left")
-    columns = [key for key in rows[0] if key != "options"] if rows else ["name", "summary"]
+    columns = [key for key in rows[0] if key != "options"] if rows else ["name", "default"]
     for column in columns:
         table.add_column(column.replace("_", " "))
     for row in rows:
@@ -168,15 +166,27 @@ def list_(
 
 
 def _fields(what: str, name: str) -> list[dict[str, Any]]:
-    """The keys that a method or wrapper takes in a configuration, with what they are if not given."""
+    """The keys that this one takes in a configuration, with what they are if not given."""
+    from fedveil.data.registry import dataset_options
     from fedveil.methods import METHODS
     from fedveil.methods.wrappers import WRAPPERS
+    from fedveil.models.registry import model_options
 
-    known: dict[str, Mapping[str, type[Any]]] = {"methods": METHODS, "wrappers": WRAPPERS}
-    if what not in known:
-        raise InputError("name", name, f"{what} have no fields to list", "Leave it out.")
-    known_name("name", what.removesuffix("s"), name, known[what])
-    given = {field.name: field.default for field in fields(known[what][name])}
+    given: dict[str, Any]
+    if what == "datasets":
+        given = dataset_options(name)
+    elif what == "models":
+        given = model_options(name)
+    else:
+        known: Mapping[str, type[Any]] = METHODS if what == "methods" else WRAPPERS
+        if what == "attacks":
+            from fedveil.attacks.membership.view import MEMBERSHIP_ATTACKS
+            from fedveil.attacks.registry import ATTACKS
+
+            _attacks()  # registers them
+            known = ATTACKS | MEMBERSHIP_ATTACKS
+        known_name("name", what.removesuffix("s"), name, known)
+        given = {field.name: field.default for field in fields(known[name])}
     return [
         {"name": key, "default": str(value) if value == float("inf") else value}  # JSON has no infinity
         for key, value in given.items()

@@ -156,11 +156,13 @@ def _verdict(content: dict[str, Any]) -> str:
     ]
     if gain <= 1:
         lines.append(
-            "On average no better than showing the mean image. "
+            "On average no better than showing the mean image, or public ones. "
             "A failed attack proves nothing: a stronger one may succeed."
         )
     else:
-        lines.append(f"{gain:.1f} dB better than showing the mean image: the uploads give images away.")
+        lines.append(
+            f"{gain:.1f} dB better than showing the mean image, or public ones: the uploads give examples away."
+        )
     other = content["weaker_attacker"]
     if other is not None:
         kept, left = (

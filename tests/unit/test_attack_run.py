@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -509,3 +510,24 @@ def test_attacks_of_the_configuration(tmp_path: Path) -> None:
     names = [found["attack"] for found in json.loads(result.stdout)["findings"]]
     assert names == ["analytic", "idlg"]
     assert json.loads(result.stdout)["findings"][0]["against_x"]["mean"]["psnr"] > 80
+
+
+def test_rows_of_a_table_drowned_in_noise_are_not_called_given_away(tmp_path: Path) -> None:
+    """Of forty rows with two features each has a like among forty others, whatever was sent."""
+    rng = np.random.default_rng(0)
+    cells = [f"{k % 3},{rng.normal(50, 15):.1f},{rng.integers(18, 80)},{k % 2}" for k in range(180)]
+    (tmp_path / "t.csv").write_text("\n".join(["who,a,b,y", *cells]))
+    options = {"path": str(tmp_path / "t.csv"), "label": "y", "user": "who"}
+    folder = finished(
+        tmp_path,
+        {"name": "udp-fedavg", "noise_multiplier": 1000.0},
+        task={"dataset": "table", "data_options": options},
+        partition={"kind": "user"},
+        run={"rounds": 1, "cohort": 3},
+    )
+    run = open_run(folder)
+    size = run.prepared.clients.sizes[0]
+    command = ["attack", str(folder), "--attack", "inverting-gradients", "--round", "1", "--client", "0"]
+    done = CliRunner().invoke(app, [*command, "--examples", str(size), "--set", "steps=5"])
+    assert done.exit_code == 0, done.output
+    assert "no better than showing the mean image, or public ones" in " ".join(done.output.split())

@@ -151,7 +151,22 @@ def test_a_methods_fields_are_listed_with_their_defaults(fedveil: Command) -> No
     assert {"name": "noise_multiplier", "default": 1.0} in rows
     assert "decay" in fedveil("list", "wrappers", "model-average").stdout
     assert "Known: centaur" in fedveil("list", "methods", "udp").stderr
-    assert "have no fields" in fedveil("list", "models", "mlp-2").stderr
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "row"),
+    [
+        ("models", "mlp-2", {"name": "hidden", "default": 64}),
+        ("datasets", "table", {"name": "label", "default": "needed"}),
+        ("attacks", "lira", {"name": "shadows", "default": 16}),
+        ("attacks", "inverting-gradients", {"name": "restarts", "default": 1}),
+    ],
+)
+def test_so_are_the_options_of_models_data_and_attacks(
+    fedveil: Command, what: str, name: str, row: dict[str, object]
+) -> None:
+    assert row in json.loads(fedveil("list", what, name, "--json").stdout)
+    assert "Known: " in fedveil("list", what, "nope").stderr
 
 
 def test_partition_shows_and_draws(fedveil: Command, config: Path, tmp_path: Path) -> None:

@@ -154,6 +154,14 @@ def list_datasets() -> list[DatasetInfo]:
     ]
 
 
+def dataset_options(name: str) -> dict[str, object]:
+    """The options of this dataset with what they are if not given; "needed" is none that may be left out."""
+    entry = _ENTRIES[known_name("name", "dataset", name, _ENTRIES)]
+    given = inspect.signature(entry.load).parameters
+    defaults = {key: given[key].default if key in given else None for key in entry.options()}
+    return defaults | dict.fromkeys(entry.needed(), "needed")
+
+
 def load_dataset(
     name: str,
     *,

@@ -76,6 +76,17 @@ def model_entry(name: str) -> ModelEntry:
     return _ENTRIES[known_name("task.model", "model", name, _ENTRIES)]
 
 
+def model_options(name: str) -> dict[str, object]:
+    """The options of this model with what they are if not given, without those that follow from the vocabulary."""
+    entry = model_entry(name)
+    given = inspect.signature(entry.build).parameters
+    return {
+        key: "needed" if given[key].default is inspect.Parameter.empty else given[key].default
+        for key in entry.options
+        if key not in ("vocabulary", "pad")
+    }
+
+
 def make_model(
     name: str, input_shape: Sequence[int], classes: int, *, seed: int | None = None, **options: Any
 ) -> nn.Module:

@@ -105,9 +105,10 @@ def _meaning(attack: Attack) -> str:
         return ""
     numbers = f"{found:.1f} dB against {anyway:.1f} dB"
     if found > anyway:
-        text = f"On average closer to the originals than the mean image is ({numbers}): it shows something of them."
+        text = f"On average closer to the originals than the mean image or public ones are ({numbers}): "
+        text += "it shows something of them."
         return f"<p>{text}</p>"
-    text = f"On average no closer to the originals than the mean image is ({numbers})"
+    text = f"On average no closer to the originals than the mean image or public ones are ({numbers})"
     closer = [value for value in attack.psnrs if value > anyway]
     if closer:
         text += f", but {len(closer)} of {len(attack.psnrs)} are closer, the best at {max(closer):.1f} dB."
