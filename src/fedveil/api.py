@@ -265,17 +265,7 @@ def run_on(
     """
     evaluate_every = whole_number("run.evaluate_every", evaluate_every, 1)
     checkpoint_every = whole_number("run.checkpoint_every", checkpoint_every, 1)
-    if min_clients > plan.cohort:
-        raise InputError(
-            "run.min_clients", min_clients, f"a cohort has {plan.cohort}", f"Use 0 to {plan.cohort}."
-        )
-    if min_clients and plan.sampler == "poisson":
-        raise InputError(
-            "run.min_clients",
-            min_clients,
-            "dropping small Poisson rounds would tell how many came, which the accounting does not allow",
-            "Leave it out, or use another sampler.",
-        )
+    _check_min_clients(min_clients, plan)
     settings = privacy or PrivacySettings()
     tested = check_test(task, test)
     server = first_server(task, method, plan, seed)
@@ -340,16 +330,29 @@ def run_on(
         summary = _summary(task, method, plan, seed, guard, outcome, history, tested, model)
         if scored_on is not None:
             ids = range(min(plan.clients, _CLIENTS_SCORED))
+            own_model = partial(method.personal_model, outcome.server)
+            personal = evaluate_personal(task, own_model, engine.state(), tested, scored_on)
             summary["per_client"] = evaluate_clients(task, model, scored_on, ids)
             summary["per_client_on"] = "held-out examples" if held_out else "training examples"
-            personal = evaluate_personal(
-                task, partial(method.personal_model, outcome.server), engine.state(), tested, scored_on
-            )
             summary["personal"] = None if personal is None else asdict(personal)
         summary.update(facts or {})
         if folder is not None:
             folder.finish(model, summary)
         return Result(summary, history, model, None if folder is None else folder.path)
+
+
+def _check_min_clients(min_clients: int, plan: Plan) -> None:
+    if min_clients > plan.cohort:
+        raise InputError(
+            "run.min_clients", min_clients, f"a cohort has {plan.cohort}", f"Use 0 to {plan.cohort}."
+        )
+    if min_clients and plan.sampler == "poisson":
+        raise InputError(
+            "run.min_clients",
+            min_clients,
+            "dropping small Poisson rounds would tell how many came, which the accounting does not allow",
+            "Leave it out, or use another sampler.",
+        )
 
 
 def _summary(

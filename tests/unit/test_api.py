@@ -50,9 +50,8 @@ def test_the_folder_holds_what_the_design_says(tmp_path: Path) -> None:
     assert summary["rounds"] == 4
     assert {row["adversary"] for row in summary["privacy"]["proven"]} == {"server", "observer", "client"}
     assert len((tmp_path / "r" / "rounds.jsonl").read_text().splitlines()) == 4
-    up = result.history[0]["bytes_up"]
     parameters = sum(leaf.numel() * leaf.element_size() for leaf in result.model.values())
-    assert up == 3 * parameters
+    assert result.history[0]["bytes_up"] == result.history[0]["bytes_down"] == 3 * parameters
 
 
 def test_a_finished_run_is_read_back_and_never_overwritten(tmp_path: Path) -> None:

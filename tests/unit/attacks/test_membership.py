@@ -85,6 +85,9 @@ def test_true_positives_keep_to_the_rate() -> None:
     assert true_positives_at(members, others, 0.01).value == 0.5
     assert true_positives_at(members, others, 0.001).value == 0.25
     assert true_positives_at(members, others, 1.0).value == 1.0
+    above_all_but_one, above_all_but_two = np.array([998.5]), np.array([997.5])
+    assert true_positives_at(above_all_but_one, others, 0.001).value == 1.0
+    assert true_positives_at(above_all_but_two, others, 0.001).value == 0.0
 
 
 def test_the_threshold_is_not_chosen_on_what_it_is_judged_by() -> None:
@@ -164,13 +167,16 @@ def test_logits_are_those_of_the_probabilities() -> None:
 def test_the_likelihood_ratio_is_that_of_the_normal_densities() -> None:
     from scipy.stats import norm
 
-    seen = torch.tensor([[4.0, 1.0], [6.0, 3.0], [0.0, 0.0], [2.0, -2.0]], dtype=torch.float64)
+    seen = torch.tensor([[4.0, 1.0], [6.0, 3.0], [0.0, 0.0], [4.0, -4.0]], dtype=torch.float64)
     inside = torch.tensor([[True, True], [True, True], [False, False], [False, False]])
     found = likelihood_ratio(torch.tensor([5.0, 0.0], dtype=torch.float64), seen, inside)
-    std = np.sqrt(2.0)  # every pair lies 1 from its mean; one mean is fitted per example
+    with_it, without = (
+        np.sqrt(2.0),
+        np.sqrt(8.0),
+    )  # pairs lie 1 and 2 from their means, one fitted per example
     expected = [
-        norm.logpdf(5, 5, std) - norm.logpdf(5, 1, std),
-        norm.logpdf(0, 2, std) - norm.logpdf(0, -1, std),
+        norm.logpdf(5, 5, with_it) - norm.logpdf(5, 2, without),
+        norm.logpdf(0, 2, with_it) - norm.logpdf(0, -2, without),
     ]
     assert found.tolist() == pytest.approx(expected)
 

@@ -219,6 +219,13 @@ def test_an_estimate_is_never_a_bound() -> None:
     assert "estimate" not in AuditFinding("x", 1.0, 0.95, 10, DELTA).to_json()
 
 
+def test_arms_that_never_mix_prove_what_two_one_sided_intervals_allow() -> None:
+    """No error in 800 trials of either kind; each rate's interval takes half of the five per cent."""
+    finding = audit_samples(np.ones(1000), np.zeros(1000), delta=1e-3)
+    most = 1 - 0.025 ** (1 / 800)
+    assert finding.lower_bound == pytest.approx(math.log((1 - 1e-3 - most) / most), rel=1e-6)
+
+
 def test_too_few_or_broken_samples_are_refused() -> None:
     with pytest.raises(InputError):
         audit_samples(np.zeros(5), np.zeros(5), delta=DELTA)

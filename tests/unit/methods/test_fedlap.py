@@ -87,6 +87,7 @@ def test_the_charge_is_the_worst_case_of_the_loops() -> None:
     assert PSG().releases(paper_plan(1))[0].accesses == 10_000
     small = Plan(2, 2, "all", 1, 3, 9)
     assert FedLAPDP().releases(small)[0].rate == 1.0
+    assert FedLAPDP(batch_size=2).releases(small)[0].rate == 2 / 3  # of the smallest client
 
 
 def test_without_noise_or_clip_nothing_is_proven() -> None:

@@ -104,6 +104,11 @@ def test_users_stay_whole(users: list[int], clients: int) -> None:
     assert sum(len(home) for home in homes) == len(set(users))
 
 
+def test_users_are_gathered_by_size_not_by_number() -> None:
+    ids = torch.arange(6).repeat_interleave(torch.tensor([9, 1, 4, 2, 5, 3]))
+    assert list(by_user(ids, 3).sizes) == [9, 8, 7]  # 9; 5 + 3 and 4 + 2 + 1: not four users in one
+
+
 Y = torch.arange(10).repeat_interleave(100)[torch.from_numpy(named_stream(1).permutation(1000))]
 PAIRS = [(5, 6), (1, 2), (0, 8), (9, 3), (4, 7)]
 
