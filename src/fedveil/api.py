@@ -289,8 +289,12 @@ def run_on(
             folder.require_data(digest)
             if folder.finished:
                 return folder.read()
-            start = folder.start(config or described, described, name, method.server_type, digest)
+            start = folder.start(
+                config or described, described, name, method.server_type, digest, replay_safe=not fresh
+            )
             history = folder.rounds()
+            if start is not None:
+                guard.require_charged(start.round)
         engine = engine_of(name)
         stack.callback(engine.close)
         watching: list[Observer] = [guard]

@@ -19,8 +19,8 @@ from fedveil.attack_texts import ScoredTexts, describe_texts, score_texts, texts
 from fedveil.attacks.knowledge import defences_of
 from fedveil.attacks.registry import make_attack
 from fedveil.attacks.view import Adaptation, Attack, Finding, ServerView, Watch
-from fedveil.checkpoint import write_atomically
-from fedveil.errors import InputError
+from fedveil.checkpoint import write_atomically, writing
+from fedveil.errors import InputError, ResultError
 from fedveil.evaluation.image_quality import Brightness, Quality, compare_images, match_images, psnr
 from fedveil.recorded import Exchange, RecordedRun, Truth, open_run, read_exchange, server_view, truth
 from fedveil.streams import named_stream
@@ -207,7 +207,14 @@ def _classifier(run: RecordedRun) -> tuple[tuple[Task, Params] | None, str]:
     path = run.folder / "model.safetensors"
     if not path.is_file():
         return None, "none: the run is not finished"
-    return (run.prepared.task, safetensors.torch.load_file(path)), "the run's final model"
+    task = run.prepared.task
+    try:
+        model = safetensors.torch.load_file(path)
+        if {n: p.shape for n, p in task.module.named_parameters()} != {n: p.shape for n, p in model.items()}:
+            raise ValueError("it is another model than the configuration's")
+        return (task, model), "the run's final model"
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise ResultError(f"{path} is damaged: {error}. Restore it from a copy, or run it again.") from error
 
 
 def attack_identity(attack: Attack, labels: LabelMode, adaptive: bool, seed: int) -> str:
@@ -293,7 +300,8 @@ def write_finding(
     who = "-".join(str(client) for client in clients)
     place = f"{attack.name}-round-{exchange.at.round}-exchange-{exchange.at.exchange}-client-{who}"
     folder = run.folder / "attacks" / f"{place}-{attack_identity(attack, labels, adaptive, seed)}"
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     content = describe(run, attack, exchange, clients, scored, labels, seed)
     if isinstance(scored, ScoredTexts):
         if scored.quotable:

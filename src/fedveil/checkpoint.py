@@ -59,6 +59,14 @@ def write_atomically(path: Path, data: bytes) -> None:
             os.close(folder)
 
 
+def sync(path: Path) -> None:
+    """Wait until what was appended to this file is on the disk."""
+    if not path.exists():
+        return
+    with writing(path), path.open("ab") as file:
+        os.fsync(file.fileno())
+
+
 def remove_leftovers(folder: Path) -> None:
     """What writers that were killed left half-written. Only for a folder that no other process writes to."""
     for path in folder.rglob(".*.tmp"):
@@ -84,17 +92,20 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         old.unlink()
 
 
-def load_checkpoint(folder: Path, server_type: type[Record]) -> Checkpoint | None:
-    """The newest checkpoint that is whole, or None."""
+def load_checkpoint(folder: Path, server_type: type[Record], *, most: int | None = None) -> Checkpoint | None:
+    """The newest checkpoint that is whole, of round `most` at the latest, or None."""
     for path in sorted(folder.glob("round-*.ckpt"), reverse=True):
         checkpoint = _read(path, server_type)
-        if checkpoint is not None:
+        if checkpoint is not None and (most is None or checkpoint.round <= most):
             return checkpoint
     return None
 
 
 def _read(path: Path, server_type: type[Record]) -> Checkpoint | None:
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
     body = data[len(_MAGIC) : -32]
     if data[: len(_MAGIC)] != _MAGIC or hashlib.sha256(body).digest() != data[-32:]:
         return None

@@ -129,7 +129,7 @@ def _run_all(
             raise typer.Exit(130) from stop
         if result.summary["stopped"]:
             notes.print(f"stopped after round {result.summary['rounds']}: {result.summary['stopped']}")
-        if empty := sum(line["cohort"] == 0 for line in result.history):
+        if empty := sum(line.get("cohort") == 0 for line in result.history):
             notes.print(
                 f"in {empty} of {len(result.history)} rounds nobody took part: where the method noises its "
                 "aggregate the server released that noise alone, and the round is charged like any other",

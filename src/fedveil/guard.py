@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedveil.errors import InputError
+from fedveil.errors import InputError, LedgerError
 from fedveil.methods.method import AnyMethod, At
 from fedveil.privacy.accounting import Rounds, account, account_rounds, rounds_of
 from fedveil.privacy.ledger import Budget, BudgetKeeper, Ledger
@@ -109,6 +109,18 @@ class PrivacyGuard(Observer):
             )
         budget = Budget(settings.budget, settings.delta, adversary, unit)
         self._keeper = BudgetKeeper(budget, self._ledger, run, self._releases, plan)
+
+    def require_charged(self, rounds: int) -> None:
+        """Refuse to go on after so many rounds if one of them is not on the ledger: it would show too little."""
+        if self._ledger is None:
+            return
+        for number in range(1, rounds + 1):
+            due = any(release.happens_in(number) for release in self._releases)
+            if due and not self._ledger.is_charged(self._run, number):
+                raise LedgerError(
+                    f"{self._ledger.path}: round {number} of {rounds} was run but is not on this privacy ledger. "
+                    "Restore the ledger from a copy, or remove the results and treat what they released as spent."
+                )
 
     def round_starts(self, at: At, cohort: Sequence[int]) -> str | None:
         if self._keeper is not None:

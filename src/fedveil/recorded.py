@@ -18,7 +18,7 @@ from fedveil.attacks.view import UNKNOWN, Adaptation, ServerView, TextKnowledge,
 from fedveil.config import Config, load_config
 from fedveil.errors import InputError, ResultError
 from fedveil.experiment import Prepared, prepare
-from fedveil.messages import Message
+from fedveil.messages import Message, MessageError
 from fedveil.methods.fedem import FedEM
 from fedveil.methods.fedsgd import FedSGD, batch_in_step
 from fedveil.methods.method import At
@@ -92,7 +92,7 @@ def read_exchange(run: RecordedRun, round: int, exchange: int = 0) -> Exchange:
     transcript = run.folder / "transcript"
     place = transcript / f"round-{round:06d}"
     if not place.is_dir():
-        known = sorted(int(p.name.removeprefix("round-")) for p in transcript.glob("round-*"))
+        known = sorted(int(p.name.removeprefix("round-")) for p in transcript.glob("round-" + 6 * "[0-9]"))
         have = f"rounds {known[0]} to {known[-1]}" if known else "no round"
         raise InputError("round", round, f"the transcript holds {have}", "Choose a recorded round.")
     place = place / f"exchange-{exchange:04d}"
@@ -104,13 +104,17 @@ def read_exchange(run: RecordedRun, round: int, exchange: int = 0) -> Exchange:
     if not (place / "up.bin").is_file():
         raise InputError("round", round, "nobody answered in this exchange", "Choose another round.")
     method = run.prepared.method
-    clients = tuple(int(client) for client in json.loads((place / "clients.json").read_text()))
-    return Exchange(
-        At(run.prepared.plan, round, exchange),
-        clients,
-        method.down_type.from_bytes((place / "down.bin").read_bytes()),
-        method.up_type.from_bytes((place / "up.bin").read_bytes()),
-    )
+    try:
+        clients = tuple(int(client) for client in json.loads((place / "clients.json").read_text()))
+        down = method.down_type.from_bytes((place / "down.bin").read_bytes())
+        up = method.up_type.from_bytes((place / "up.bin").read_bytes())
+    except (OSError, TypeError, ValueError, OverflowError, RecursionError, MessageError) as error:
+        raise ResultError(
+            f"{place} is damaged: {error}. Choose another round, or record it again."
+        ) from error
+    if up.count != len(clients):
+        raise ResultError(f"{place} is damaged: {len(clients)} clients, but {up.count} answers.")
+    return Exchange(At(run.prepared.plan, round, exchange), clients, down, up)
 
 
 def server_view(

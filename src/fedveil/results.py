@@ -26,6 +26,7 @@ from fedveil.checkpoint import (
     load_checkpoint,
     remove_leftovers,
     save_checkpoint,
+    sync,
     write_atomically,
     writing,
 )
@@ -35,6 +36,8 @@ from fedveil.messages import Message, Record
 from fedveil.methods.method import At
 from fedveil.run import Observer, RoundEnd
 from fedveil.tree import Params
+
+_ALWAYS = {"method", "seed", "rounds", "seconds", "bytes_up", "bytes_down", "stopped", "privacy"}
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class ResultFolder:
     def require(self, identity: str) -> None:
         """Refuse a folder begun under another identity, which names what the result depends on."""
         mark = self.path / ".identity"
-        if mark.exists() and mark.read_text() != identity:
+        if mark.exists() and mark.read_bytes() != identity.encode():
             raise ResultError(
                 f"{self.path} holds a run of another configuration: its method, clients, rounds, seed or model "
                 "differ. Remove it or choose another folder."
@@ -121,9 +124,19 @@ class ResultFolder:
             )
 
     def start(
-        self, config: str, identity: str, run: str, server_type: type[Record], data: str | None = None
+        self,
+        config: str,
+        identity: str,
+        run: str,
+        server_type: type[Record],
+        data: str | None = None,
+        *,
+        replay_safe: bool = True,
     ) -> Checkpoint | None:
-        """Begin, or go on from the newest whole checkpoint; rounds after it will be replayed."""
+        """Begin, or go on from the newest whole checkpoint; rounds after it will be replayed.
+
+        A checkpoint whose rounds are not all on record is passed over, unless replaying them would release more.
+        """
         stored = self.path / "config.toml"
         mark = self.path / ".identity"
         remove_leftovers(self.path)
@@ -138,23 +151,34 @@ class ResultFolder:
             if data is not None:
                 write_atomically(self.path / ".data", data.encode())
             write_atomically(mark, identity.encode())  # last: it vouches for the configuration beside it
-        checkpoint = load_checkpoint(self.path / "checkpoint", server_type)
-        keep = [line for line in self.rounds() if checkpoint and line["round"] <= checkpoint.round]
+        lines = self.rounds()
+        recorded = sum(line["round"] == place for place, line in enumerate(lines, 1))
+        checkpoint = load_checkpoint(
+            self.path / "checkpoint", server_type, most=recorded if replay_safe else None
+        )
+        keep = [line for line in lines if checkpoint and line["round"] <= checkpoint.round]
         text = "".join(json.dumps(line) + "\n" for line in keep)
         write_atomically(self.path / "rounds.jsonl", text.encode())
         return checkpoint
 
     def rounds(self) -> list[dict[str, Any]]:
-        """The rounds on record; a line cut off by a crash is left out."""
+        """The rounds on record, up to a line that a crash cut off or something else damaged."""
         path = self.path / "rounds.jsonl"
-        if not path.exists():
-            return []
-        lines = []
-        for line in path.read_text().splitlines():
+        try:
+            content = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise ResultError(
+                f"{path} cannot be read: {error.strerror}. Remove it or mend the disk."
+            ) from error
+        lines: list[dict[str, Any]] = []
+        for text in content.split(b"\n"):
             try:
-                lines.append(json.loads(line))
-            except json.JSONDecodeError:
+                line = json.loads(text)
+            except (ValueError, RecursionError):
                 break
+            if not isinstance(line, dict) or type(line.get("round")) is not int:
+                break
+            lines.append(line)
         return lines
 
     def finish(self, model: Params, summary: Mapping[str, Any]) -> None:
@@ -170,9 +194,13 @@ class ResultFolder:
             )
         try:
             summary = json.loads((self.path / "summary.json").read_text())
+            if not isinstance(summary, dict) or not summary.keys() >= _ALWAYS:
+                raise ValueError("summary.json is not the summary of a run")
             model = safetensors.torch.load_file(self.path / "model.safetensors")
-        except (OSError, ValueError, safetensors.SafetensorError) as error:
-            raise ResultError(f"{self.path} is damaged: {error}") from error
+        except (OSError, ValueError, RecursionError, safetensors.SafetensorError) as error:
+            raise ResultError(
+                f"{self.path} is damaged: {error}. Restore it from a copy, or remove it and run it again."
+            ) from error
         return Result(summary, self.rounds(), model, self.path)
 
 
@@ -209,6 +237,9 @@ class Checkpoints(Observer):
 
     def save(self) -> None:
         if self._unsaved is not None:
+            sync(
+                self._folder.with_name("rounds.jsonl")
+            )  # a checkpoint's rounds outlast a power cut as it does
             save_checkpoint(self._folder, self._unsaved)
             self._engine.saved()
             self._unsaved = None

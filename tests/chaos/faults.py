@@ -85,6 +85,8 @@ def _quietly(go: Callable[[], None]) -> None:
         go()
     except FedveilError:
         os._exit(2)
+    except KeyboardInterrupt:
+        os._exit(130)
     os._exit(0)
 
 
@@ -162,6 +164,58 @@ def killed(lab: Laboratory, rng: np.random.Generator) -> None:
         if folder.exists():
             _never_too_little(folder)
     lab.finishes_the_same(folder, workers)
+
+
+def killed_at_a_write(lab: Laboratory, rng: np.random.Generator) -> None:
+    """SIGKILL just before or after the disk confirms a write: of the ledger, its head, a checkpoint, a transcript."""
+    folder = lab.fresh()
+    left, after = int(rng.integers(1, 160)), bool(rng.random() < 0.5)
+
+    def doomed() -> None:
+        real, calls = os.fsync, iter(range(left, -1, -1))
+
+        def fsync(file: int) -> None:
+            last = next(calls, 1) == 0
+            if after or not last:
+                real(file)
+            if last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        os.fsync = fsync  # type: ignore[assignment]
+        train(folder)
+
+    _require(_code(start(doomed)) in (0, -signal.SIGKILL), "the run did not end as it was made to")
+    lab.finishes_the_same(folder)
+
+
+def interrupted(lab: Laboratory, rng: np.random.Generator) -> None:
+    """Ctrl-C, or the SIGTERM of whoever stops the machine: nothing outlives the run."""
+    folder = lab.fresh()
+    workers = int(rng.integers(1, 3))
+    process = start(lambda: train(folder, workers=workers))
+    process.join(float(rng.uniform(0.2, 1.0)) * lab.seconds)
+    if process.exitcode is None and process.pid is not None:
+        os.kill(process.pid, signal.SIGINT if rng.random() < 0.5 else signal.SIGTERM)
+    _code(process)
+    assert process.pid is not None
+    _require(_group_ends(process.pid), "worker processes outlived the run")
+    lab.finishes_the_same(folder, workers)
+
+
+def worker_killed(lab: Laboratory, rng: np.random.Generator) -> None:
+    """The system kills a worker for its memory: the run says so, and goes on when it is started again."""
+    folder = lab.fresh()
+    process = start(lambda: train(folder, workers=2))
+    assert process.pid is not None
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    deadline = time.monotonic() + 60
+    while not (found := children.read_text().split()) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    time.sleep(float(rng.uniform(0, 0.5)) * lab.seconds)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int(found[int(rng.integers(len(found)))]), signal.SIGKILL)
+    _require(_code(process) in (0, 2), "a killed worker was not reported as an error to mend")
+    lab.finishes_the_same(folder, 2)
 
 
 def _group_ends(group: int, seconds: float = 20) -> bool:
@@ -300,6 +354,51 @@ def damaged_checkpoint(lab: Laboratory, rng: np.random.Generator) -> None:
     lab.finishes_the_same(folder)
 
 
+def emptied_checkpoints(lab: Laboratory, rng: np.random.Generator) -> None:
+    """What some file systems leave of files after a power cut: their names."""
+    folder = _begun(lab, rng)
+    for path in (folder / "checkpoint").glob("round-*.ckpt"):
+        path.write_bytes(b"")
+    lab.finishes_the_same(folder)
+
+
+def torn_rounds(lab: Laboratory, rng: np.random.Generator) -> None:
+    """The record of rounds cut off anywhere, zeros or noise in place of the rest: no round is missing afterwards."""
+    folder = _begun(lab, rng)
+    log = folder / "rounds.jsonl"
+    whole = log.read_bytes()
+    cut = int(rng.integers(0, len(whole)))
+    log.write_bytes(whole[:cut] + [b"", bytes(100), rng.bytes(100)][int(rng.integers(3))])
+    _never_too_little(folder)
+    lab.finishes_the_same(folder)
+    _require([line["round"] for line in ResultFolder(folder).rounds()] == [*range(1, ROUNDS + 1)], "a gap")
+
+
+def folder_removed(lab: Laboratory, rng: np.random.Generator) -> None:
+    """Somebody removes the results while they are written: an error, and the next start begins anew."""
+    folder = _begun(lab, rng)
+    process = start(lambda: train(folder))
+    process.join(float(rng.uniform(0.1, 0.6)) * lab.seconds)
+    with contextlib.suppress(OSError):  # the run writes meanwhile
+        shutil.rmtree(folder)
+    _require(_code(process) in (0, 2), "removed results were not reported")
+    shutil.rmtree(folder, ignore_errors=True)
+    lab.finishes_the_same(folder)
+
+
+def lost_ledger(lab: Laboratory, rng: np.random.Generator) -> None:
+    """The ledger and its head gone together: a run that has rounds on record does not begin another."""
+    folder = _begun(lab, rng)
+    kept = {path: path.read_bytes() for path in folder.glob("ledger.jsonl*")}
+    for path in kept:
+        path.unlink()
+    _require(_code(start(lambda: train(folder))) == 2, "a run went on without the ledger of its rounds")
+    _require(not (folder / "ledger.jsonl").exists(), "another ledger was begun")
+    for path, content in kept.items():
+        path.write_bytes(content)
+    lab.finishes_the_same(folder)
+
+
 def torn_ledger(lab: Laboratory, rng: np.random.Generator) -> None:
     """A line of the ledger that a crash cut off; a ledger that someone shortened is refused."""
     folder = _begun(lab, rng)
@@ -316,6 +415,9 @@ def torn_ledger(lab: Laboratory, rng: np.random.Generator) -> None:
 Fault = Callable[[Laboratory, np.random.Generator], None]
 FAULTS: dict[str, tuple[Fault, int]] = {
     "killed at a random moment": (killed, 0),
+    "killed at a write": (killed_at_a_write, 10),
+    "interrupted": (interrupted, 4),
+    "worker killed": (worker_killed, 4),
     "file size limit reached": (full_disk, 5),
     "file system full": (full_file_system, 3),
     "unwritable folder": (unwritable, 1),
@@ -324,7 +426,11 @@ FAULTS: dict[str, tuple[Fault, int]] = {
     "two runs, one folder": (one_folder_twice, 2),
     "two runs, one ledger": (one_ledger_twice, 2),
     "damaged checkpoint": (damaged_checkpoint, 10),
+    "emptied checkpoints": (emptied_checkpoints, 1),
+    "torn record of rounds": (torn_rounds, 6),
+    "results removed meanwhile": (folder_removed, 2),
     "torn or shortened ledger": (torn_ledger, 2),
+    "lost ledger": (lost_ledger, 2),
 }
 
 

@@ -134,9 +134,14 @@ def save_figure(figure: Figure, path: Path) -> None:
     """Write the figure as the path's ending says."""
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise InputError("path", str(path), "no such kind of picture", "Use .png, .pdf or .svg.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(matplotlib_style()):
-        figure.savefig(path, dpi=150)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with matplotlib.rc_context(matplotlib_style()):
+            figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise InputError(
+            "path", str(path), f"cannot be written: {error.strerror}", "Choose another or make room."
+        ) from error
 
 
 def save_figures(settings: Sequence[Setting], folder: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.checkpoint import write_atomically
+from fedveil.checkpoint import write_atomically, writing
 from fedveil.errors import InputError
 
 Floats = npt.NDArray[np.float64]
@@ -176,10 +176,12 @@ def judge(
 
 def save(finding: MembershipFinding, folder: Path) -> None:
     """Write `roc.json`, `roc.png` and, last, `finding.json`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     curve = {"fpr": finding.fpr.tolist(), "tpr": finding.tpr.tolist()}
     write_atomically(folder / "roc.json", json.dumps(curve).encode())
-    draw_roc([finding], folder / "roc.png")
+    with writing(folder):
+        draw_roc([finding], folder / "roc.png")
     write_atomically(folder / "finding.json", (json.dumps(finding.to_json(), indent=2) + "\n").encode())
 
 
