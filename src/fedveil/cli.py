@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
@@ -30,6 +31,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    suggest_commands=False,  # click suggests them already
+    epilog="Exit codes: 0 done; 1 `audit` refuted something; 2 input to mend, or a run that failed; 130 interrupted.",
 )
 # What is printed is data, in which brackets and numbers mean nothing to the console.
 notes = Console(stderr=True, markup=False, highlight=False)
@@ -42,7 +45,20 @@ Changes = Annotated[
 DataDir = Annotated[Path | None, typer.Option("--data", help="Folder of data sets (else $FEDVEIL_DATA).")]
 Results = Annotated[Path, typer.Option(help="Where result folders go.")]
 AsJson = Annotated[bool, typer.Option("--json", help="End with one JSON object on stdout.")]
-Seed = Annotated[int | None, typer.Option(help="Run this seed only.", min=0, max=LARGEST_SEED)]
+
+
+def check_seed(given: int | list[int] | None) -> int | list[int] | None:
+    """Refuse what no generator takes; said here, since a range of 19 digits leaves the help no room."""
+    for seed in given if isinstance(given, list) else [given]:
+        if seed is not None and not 0 <= seed <= LARGEST_SEED:
+            raise InputError("--seed", seed, "is out of range", f"Use 0 to {LARGEST_SEED}.")
+    return given
+
+
+Seed = Annotated[int | None, typer.Option(help="Run this seed only.", callback=check_seed)]
+PartitionSeed = Annotated[
+    int | None, typer.Option(help="Of this seed; without it the configuration's first.", callback=check_seed)
+]
 
 SUMMARY_KEYS = ("accuracy", "loss", "rounds", "seconds", "bytes_up", "bytes_down", "privacy")
 TEXT_KEYS = ("mcc", "perplexity", "text")
@@ -71,7 +87,9 @@ def before_any_command(
     load_plugins(plugin or [])
 
 
-@app.command()
+@app.command(
+    epilog="Example: fedveil run experiments/demo.toml --set method.noise_multiplier=2.0 --seed 0 --live"
+)
 def run(
     config: ConfigFile,
     changes: Changes = None,
@@ -101,10 +119,20 @@ def run(
         return
     for line in text_notes(summaries[-1].get("text")):
         notes.print(line)
-    notes.print(summaries[-1]["privacy_in_words"])
+    print_words(summaries[-1]["privacy_in_words"])
     out.print(results_table(summaries))
     for summary in summaries:
         out.print(f"results in {summary['result']}", soft_wrap=True)
+
+
+def print_words(text: str) -> None:
+    """A privacy statement, its lines broken below their own beginning."""
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()))
+        wrapped = textwrap.fill(
+            line, notes.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        notes.print(wrapped, soft_wrap=True)
 
 
 def _run_all(
@@ -145,15 +173,20 @@ def _watch(
     return [ShowProgress(progress, title, plan.rounds), *watching.observers(folder, config, plan)]
 
 
-@app.command("list")
+@app.command(
+    "list", epilog="Examples: fedveil list methods; fedveil list methods fedceo; fedveil list attacks lira"
+)
 def list_(
-    what: Annotated[Literal["methods", "wrappers", "datasets", "models", "attacks"], typer.Argument()],
+    what: Annotated[
+        Literal["methods", "wrappers", "datasets", "models", "attacks"],
+        typer.Argument(metavar="WHAT", help="methods, wrappers, datasets, models or attacks."),
+    ],
     name: Annotated[
-        str | None, typer.Argument(help="A method or wrapper: its fields and their defaults.")
+        str | None, typer.Argument(help="A method, wrapper or attack: its fields and their defaults.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what fedveil knows by name; or the fields of one method or wrapper."""
+    """List what fedveil knows by name; or the fields of one method, wrapper or attack."""
     rows = _LISTS[what]() if name is None else _fields(what, name)
     if as_json:
         print(json.dumps(rows))
@@ -168,11 +201,18 @@ def list_(
 
 
 def _fields(what: str, name: str) -> list[dict[str, Any]]:
-    """The keys that a method or wrapper takes in a configuration, with what they are if not given."""
+    """The keys that a method, wrapper or attack takes, with what they are if not given."""
+    from fedveil.attacks.membership.all import list_membership_attacks
+    from fedveil.attacks.registry import ATTACKS, list_attacks
     from fedveil.methods import METHODS
     from fedveil.methods.wrappers import WRAPPERS
 
-    known: dict[str, Mapping[str, type[Any]]] = {"methods": METHODS, "wrappers": WRAPPERS}
+    list_attacks()  # which makes them known
+    known: dict[str, Mapping[str, type[Any]]] = {
+        "methods": METHODS,
+        "wrappers": WRAPPERS,
+        "attacks": ATTACKS | {kind.name: kind for kind in list_membership_attacks()},
+    }
     if what not in known:
         raise InputError("name", name, f"{what} have no fields to list", "Leave it out.")
     known_name("name", what.removesuffix("s"), name, known[what])
@@ -227,11 +267,13 @@ _LISTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
 }
 
 
-@app.command()
+@app.command(
+    epilog="Example: fedveil partition experiments/demo.toml --set partition.alpha=0.1 --plot partition.png"
+)
 def partition(
     config: ConfigFile,
     changes: Changes = None,
-    seed: Seed = None,
+    seed: PartitionSeed = None,
     data: DataDir = None,
     plot: Annotated[Path | None, typer.Option(help="Also write a picture (PNG, PDF or SVG).")] = None,
     as_json: AsJson = False,
