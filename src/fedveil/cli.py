@@ -31,7 +31,6 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    suggest_commands=False,  # click suggests them already
     epilog="Exit codes: 0 done; 1 `audit` refuted something; 2 input to mend, or a run that failed; 130 interrupted.",
 )
 # What is printed is data, in which brackets and numbers mean nothing to the console.
