@@ -21,6 +21,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from one_model import attack_rows, draw, method_of
 from rows import config_of
 from tables import trained
@@ -151,6 +152,7 @@ def figure_7(arguments: argparse.Namespace) -> Figure:
                 axes.plot(*zip(*points, strict=True), label=name, **matplotlib_line(line))
             axes.set_title(dataset)
             axes.set_xlabel("round")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.set_ylabel("test accuracy")
             axes.legend()
     return figure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
@@ -16,7 +17,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from fedveil.config import Config, load_config, load_experiment
-from fedveil.errors import LARGEST_SEED, FedveilError, known_name
+from fedveil.errors import LARGEST_SEED, FedveilError, InputError, known_name
 from fedveil.experiment import check_attacks, client_names, load_examples, result_folder, split_clients
 from fedveil.flower_app.launch import run_seed
 from fedveil.plugins import load_plugins
@@ -30,6 +31,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    epilog="Exit codes: 0 done; 1 `audit` refuted something; 2 input to mend, or a run that failed; 130 interrupted.",
 )
 # What is printed is data, in which brackets and numbers mean nothing to the console.
 notes = Console(stderr=True, markup=False, highlight=False)
@@ -42,7 +44,20 @@ Changes = Annotated[
 DataDir = Annotated[Path | None, typer.Option("--data", help="Folder of data sets (else $FEDVEIL_DATA).")]
 Results = Annotated[Path, typer.Option(help="Where result folders go.")]
 AsJson = Annotated[bool, typer.Option("--json", help="End with one JSON object on stdout.")]
-Seed = Annotated[int | None, typer.Option(help="Run this seed only.", min=0, max=LARGEST_SEED)]
+
+
+def check_seed(given: int | list[int] | None) -> int | list[int] | None:
+    """Refuse what no generator takes; said here, since a range of 19 digits leaves the help no room."""
+    for seed in given if isinstance(given, list) else [given]:
+        if seed is not None and not 0 <= seed <= LARGEST_SEED:
+            raise InputError("--seed", seed, "is out of range", f"Use 0 to {LARGEST_SEED}.")
+    return given
+
+
+Seed = Annotated[int | None, typer.Option(help="Run this seed only.", callback=check_seed)]
+PartitionSeed = Annotated[
+    int | None, typer.Option(help="Of this seed; without it the configuration's first.", callback=check_seed)
+]
 
 SUMMARY_KEYS = ("accuracy", "loss", "rounds", "seconds", "bytes_up", "bytes_down", "privacy")
 TEXT_KEYS = ("mcc", "perplexity", "text")
@@ -71,7 +86,9 @@ def before_any_command(
     load_plugins(plugin or [])
 
 
-@app.command()
+@app.command(
+    epilog="Example: fedveil run experiments/demo.toml --set method.noise_multiplier=2.0 --seed 0 --live"
+)
 def run(
     config: ConfigFile,
     changes: Changes = None,
@@ -101,10 +118,20 @@ def run(
         return
     for line in text_notes(summaries[-1].get("text")):
         notes.print(line)
-    notes.print(summaries[-1]["privacy_in_words"])
+    print_words(summaries[-1]["privacy_in_words"])
     out.print(results_table(summaries))
     for summary in summaries:
         out.print(f"results in {summary['result']}", soft_wrap=True)
+
+
+def print_words(text: str) -> None:
+    """A privacy statement, its lines broken below their own beginning."""
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()))
+        wrapped = textwrap.fill(
+            line, notes.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        notes.print(wrapped, soft_wrap=True)
 
 
 def _run_all(
@@ -145,9 +172,14 @@ def _watch(
     return [ShowProgress(progress, title, plan.rounds), *watching.observers(folder, config, plan)]
 
 
-@app.command("list")
+@app.command(
+    "list", epilog="Examples: fedveil list methods; fedveil list methods fedceo; fedveil list attacks lira"
+)
 def list_(
-    what: Annotated[Literal["methods", "wrappers", "datasets", "models", "attacks"], typer.Argument()],
+    what: Annotated[
+        Literal["methods", "wrappers", "datasets", "models", "attacks"],
+        typer.Argument(metavar="WHAT", help="methods, wrappers, datasets, models or attacks."),
+    ],
     name: Annotated[str | None, typer.Argument(help="One of them: what it takes, and the defaults.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -237,11 +269,13 @@ _LISTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
 }
 
 
-@app.command()
+@app.command(
+    epilog="Example: fedveil partition experiments/demo.toml --set partition.alpha=0.1 --plot partition.png"
+)
 def partition(
     config: ConfigFile,
     changes: Changes = None,
-    seed: Seed = None,
+    seed: PartitionSeed = None,
     data: DataDir = None,
     plot: Annotated[Path | None, typer.Option(help="Also write a picture (PNG, PDF or SVG).")] = None,
     as_json: AsJson = False,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,10 +26,17 @@ _MOST_TEXTS = 8
 _NOTHING = 0.05  # a gain of ROUGE-1 that chance explains
 
 
-@app.command("attack")
+@app.command(
+    "attack",
+    epilog="Examples: fedveil attack results/demo/0123456789ab/seed-0 --attack inverting-gradients --client 46; "
+    "fedveil attack results/demo/0123456789ab/seed-0 --attack lira --set shadows=16",
+)
 def attack_command(
     result: Annotated[
-        Path, typer.Argument(help="The folder of a run with a transcript: results/.../seed-0.")
+        Path,
+        typer.Argument(
+            help="The folder of a run: results/.../seed-0. What reads uploads needs its transcript (run.transcript)."
+        ),
     ],
     attack: Annotated[
         str | None,
@@ -39,11 +45,13 @@ def attack_command(
         ),
     ] = None,
     round_: Annotated[
-        int | None, typer.Option("--round", min=1, help="Attack what was sent in this round (1).")
+        int | None,
+        typer.Option("--round", min=1, help="Attack what was sent in this round; without it the first."),
     ] = None,
     exchange: Annotated[int, typer.Option(min=0, help="And in this exchange of the round.")] = 0,
     client: Annotated[
-        list[int] | None, typer.Option(help="Attack this client's upload. May be repeated: one stack.")
+        list[int] | None,
+        typer.Option(help="Attack this client's upload (else 0). May be repeated: one stack."),
     ] = None,
     labels: Annotated[LabelMode, typer.Option(help="Whether the server knows the labels.")] = "known",
     target: Annotated[
@@ -66,8 +74,7 @@ def attack_command(
     data: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Reconstruct clients' data from what a run's server saw, or tell who was in it; writes a finding, and a picture
-    or texts."""
+    """Reconstruct clients' data from what the server saw, or tell who was in it; writes a finding and what it found."""
     membership = {kind.name for kind in list_membership_attacks()}
     if attack is not None:  # a misspelt name is told before a missing transcript
         known_name("--attack", "attack", attack, membership | {kind.name for kind in list_attacks()})
@@ -99,7 +106,6 @@ def attack_command(
     found = []
     for chosen, number in planned:
         with progress_bar(notes) as progress:
-            bar = progress.add_task(f"{chosen.name} round {number}", total=None, status="")
             recorded, scored = attack_exchange(
                 run,
                 chosen,
@@ -110,7 +116,7 @@ def attack_command(
                 examples=examples,
                 adaptive=adaptive,
                 seed=seed,
-                watch=partial(advance, progress, bar),
+                watch=ShowSteps(progress, f"{chosen.name} round {number}"),
             )
         folder = write_finding(
             run, chosen, recorded, clients, scored, labels=labels, adaptive=adaptive, seed=seed
@@ -123,14 +129,22 @@ def attack_command(
             else:
                 out.print(_table(content))
                 notes.print(_verdict(content))
-            out.print(f"finding in {folder}")
+            out.print(f"finding in {folder}", soft_wrap=True)
     if as_json:
         print(json.dumps(found[0] if len(found) == 1 else {"findings": found}))
 
 
-def advance(progress: Progress, bar: TaskID, step: int, steps: int, loss: float) -> None:
-    """Show an attack's step on its bar."""
-    progress.update(bar, completed=step, total=steps, status=f"loss {loss:.3g}")
+class ShowSteps:
+    """Shows an attack's steps on a bar, which is there from the first on: what is refused before shows none."""
+
+    def __init__(self, progress: Progress, title: str) -> None:
+        self._progress, self._title = progress, title
+        self._bar: TaskID | None = None
+
+    def __call__(self, step: int, steps: int, loss: float) -> None:
+        if self._bar is None:
+            self._bar = self._progress.add_task(self._title, total=steps, status="")
+        self._progress.update(self._bar, completed=step, total=steps, status=f"loss {loss:.3g}")
 
 
 def _table(content: dict[str, Any]) -> Table:

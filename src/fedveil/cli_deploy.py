@@ -30,7 +30,9 @@ def _tell(text: str) -> None:
     print(f"fedveil: {text}", file=sys.stderr, flush=True)
 
 
-@deploy.command("init")
+@deploy.command(
+    "init", epilog="Example: fedveil deploy init federation --nodes 3 --server fl.example.org --epsilon 4"
+)
 def init_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
     nodes: Annotated[int, typer.Option(min=1, help="How many nodes.")],
@@ -38,7 +40,7 @@ def init_command(
         list[str] | None,
         typer.Option(help="The server's name or address; the first is what nodes dial. May be repeated."),
     ] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 8443,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Where the server listens.")] = 8443,
     method: Annotated[
         list[str] | None, typer.Option(help="A method that the nodes' policies allow. May be repeated.")
     ] = None,
@@ -95,7 +97,7 @@ def form_command(
 
     made = form_of(table, label, categorical=categorical or (), drop=drop or ())
     write_form(made, output)
-    out.print(f"{len(made.columns)} columns, {len(made.classes)} classes in {output}")
+    out.print(f"{len(made.columns)} columns, {len(made.classes)} classes in {output}", soft_wrap=True)
     notes.print(f"for a server without data: input_shape = [{len(made.mean)}], classes = {len(made.classes)}")
 
 
@@ -131,7 +133,7 @@ def node_command(folder: NodeFolder) -> None:
     run_node(folder, _tell)
 
 
-@deploy.command("submit")
+@deploy.command("submit", epilog="Example: fedveil deploy submit federation/server experiment.toml")
 def submit_command(
     folder: ServerFolder,
     config: ConfigFile,

@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from fedveil.attacks.membership.score import MembershipFinding
-from fedveil.cli import out
+from fedveil.cli import notes, out
 from fedveil.config import parse_value
 from fedveil.errors import InputError
 from fedveil.membership_run import Target, attack_result
@@ -47,6 +47,7 @@ def attack_membership(
         print(json.dumps(finding.to_json()))
         return
     out.print(_table(finding))
+    notes.print(_verdict(finding))
     out.print(f"finding in {result / 'attacks'}", soft_wrap=True)
 
 
@@ -71,3 +72,10 @@ def _table(finding: MembershipFinding) -> Table:
     for name, value in (found | finding.named_rates()).items():
         table.add_row(name, f"{value.value:.3f}", f"{value.low:.3f} to {value.high:.3f}")
     return table
+
+
+def _verdict(finding: MembershipFinding) -> str:
+    auc = finding.auc
+    if auc.low <= 0.5:
+        return "Not told from guessing (AUC 0.5). A failed attack proves nothing: a stronger one may succeed."
+    return "Better than guessing (AUC 0.5): the model gives away who was in its data."

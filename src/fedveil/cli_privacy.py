@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedveil.api import first_server
 from fedveil.checkpoint import write_atomically
-from fedveil.cli import AsJson, Changes, ConfigFile, DataDir, app, notes, out
+from fedveil.cli import AsJson, Changes, ConfigFile, DataDir, app, check_seed, notes, out, print_words
 from fedveil.config import Config, build_method, load_config
 from fedveil.errors import InputError, ResultError
 from fedveil.experiment import check_method, prepare, task_for
@@ -53,7 +53,9 @@ def _plan(config: Config, records: int | None, data: Path | None) -> Plan:
     return plan
 
 
-@app.command("account")
+@app.command(
+    "account", epilog="Example: fedveil account experiments/demo.toml --target-epsilon 8 --what-if 0.5,1,2"
+)
 def account_command(
     config: ConfigFile,
     changes: Changes = None,
@@ -61,7 +63,7 @@ def account_command(
         int | None, typer.Option(min=1, help="Take this size for every client; then no data is needed.")
     ] = None,
     target_epsilon: Annotated[
-        float | None, typer.Option(help="Find the noise multiplier that gives this epsilon.")
+        float | None, typer.Option(help="Find the noise multiplier for this epsilon, against each adversary.")
     ] = None,
     adversary: Annotated[Adversary | None, typer.Option(help="Calibrate against this one only.")] = None,
     what_if: Annotated[
@@ -95,7 +97,7 @@ def account_command(
     if as_json:
         print(json.dumps(answer))
         return
-    notes.print(statement.in_words())
+    print_words(statement.in_words())
     out.print(guarantees_table(answer["proven"]))
     once = [row.to_json() for row in account_participation(method.releases(plan), plan, delta)]
     out.print(guarantees_table(once, title="What one participation costs, where it is known"))
@@ -103,7 +105,7 @@ def account_command(
         if key in answer:
             out.print(_rows(answer[key], title))
     if plot is not None:
-        out.print(f"picture in {plot}")
+        out.print(f"picture in {plot}", soft_wrap=True)
 
 
 def _with_noise(config: Config, sigma: float) -> AnyMethod:
@@ -173,13 +175,16 @@ def _cell(value: Any) -> str:
     return show(value) if isinstance(value, float) else str(value)
 
 
-@app.command("audit")
+@app.command(
+    "audit",
+    epilog="Example: fedveil audit results/demo/0123456789ab/seed-0. Exit code 1: something is refuted.",
+)
 def audit_command(
     source: Annotated[Path, typer.Argument(help="A result folder (seed-N) or a configuration file.")],
     changes: Changes = None,
     samples: Annotated[int, typer.Option(min=200, help="Releases with and without the canary, each.")] = 4000,
     confidence: Annotated[float, typer.Option(help="Of the lower bounds.")] = 0.95,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Of the audit's own randomness.", callback=check_seed)] = 0,
     data: DataDir = None,
     as_json: AsJson = False,
 ) -> None:

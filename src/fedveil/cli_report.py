@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,11 +13,11 @@ import typer
 from fedveil.attack_run import attack_smallest
 from fedveil.attacks.membership.all import list_membership_attacks
 from fedveil.attacks.registry import make_attack
-from fedveil.cli import SUMMARY_KEYS, AsJson, Changes, DataDir, Results, app, notes, out
-from fedveil.cli_attack import advance
+from fedveil.cli import SUMMARY_KEYS, AsJson, Changes, DataDir, Results, app, check_seed, notes, out
+from fedveil.cli_attack import ShowSteps
 from fedveil.cli_membership import parse_settings
 from fedveil.compare import Cell, plan_cells, run_cells, total_rounds
-from fedveil.errors import LARGEST_SEED, InputError, ResultError
+from fedveil.errors import InputError, ResultError
 from fedveil.experiment import check_attacks
 from fedveil.privacy.releases import Plan
 from fedveil.progress import ShowProgress, progress_bar
@@ -26,7 +25,10 @@ from fedveil.results import ResultFolder
 from fedveil.run import Observer
 
 
-@app.command()
+@app.command(
+    epilog="Example: fedveil compare experiments/demo.toml --methods fedavg,udp-fedavg --seed 0 --seed 1 "
+    "--report report.html"
+)
 def compare(
     configs: Annotated[list[Path], typer.Argument(metavar="CONFIG...", help="TOML files.")],
     methods: Annotated[
@@ -35,11 +37,11 @@ def compare(
     changes: Changes = None,
     grid: Annotated[
         list[str] | None,
-        typer.Option(help="Try every value: --grid method.noise_multiplier=0.5,1.0. May be repeated."),
+        typer.Option(help="Try every value: --grid method.clip=0.5,1.0. May be repeated."),
     ] = None,
     seeds: Annotated[
         list[int] | None,
-        typer.Option("--seed", help="Run this seed only. May be repeated.", min=0, max=LARGEST_SEED),
+        typer.Option("--seed", help="Run this seed only. May be repeated.", callback=check_seed),
     ] = None,
     jobs: Annotated[
         int | None, typer.Option(help="Runs at the same time; without it one per core.", min=1)
@@ -60,8 +62,9 @@ def compare(
 ) -> None:
     """Run several methods or settings on the same task; finished runs are not run again.
 
-    Fields that methods share keep the configuration's values. A --set or --grid of a method's field applies to
-    those methods that have it.
+    Fields that methods share keep the configuration's values.
+
+    A --set or --grid of a method's field applies to those methods that have it.
     """
     formats = [("--markdown", markdown), ("--latex", latex), ("--json", as_json)]
     asked = [name for name, wanted in formats if wanted]
@@ -126,9 +129,9 @@ def _require_attackable(cells: Sequence[Cell], attack: str, settings: Mapping[st
 def _attack(folders: Sequence[Path], attack: str, settings: Mapping[str, Any], data: Path | None) -> None:
     with progress_bar(notes) as progress:
         for folder in folders:
-            bar = progress.add_task(f"{attack} on {folder.parent.name}", total=None, status="")
-            attack_smallest(folder, attack, settings, data_dir=data, watch=partial(advance, progress, bar))
-            progress.update(bar, total=1, completed=1)
+            told = ResultFolder(folder).read().summary
+            steps = ShowSteps(progress, f"{attack} on {told['method']} seed {told['seed']}")
+            attack_smallest(folder, attack, settings, data_dir=data, watch=steps)
 
 
 def _show(
@@ -155,13 +158,13 @@ def _show(
     else:
         out.print(comparison_table(settings))
         for place in dict.fromkeys(folder.parents[1] for folder in folders):
-            out.print(f"results in {place}")
+            out.print(f"results in {place}", soft_wrap=True)
     if written is not None:
         to = notes if markdown or latex else out
         to.print(f"report in {written}", soft_wrap=True)
 
 
-@app.command("report")
+@app.command("report", epilog="Example: fedveil report results/demo -o report.html --pdf figures")
 def report_command(
     results: Annotated[list[Path], typer.Argument(metavar="RESULT...", help="Result folders, at any depth.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")] = Path(

@@ -331,28 +331,7 @@ def make_config(raw: Mapping[str, Any], changes: Sequence[str] = ()) -> Config:
     except ValidationError as error:
         raise refused(error, "", known_keys(Config)) from error
     _require_types(content, config, "")
-    return _told_apart(config, raw, changes)
-
-
-def _told_apart(config: Config, raw: Mapping[str, Any], changes: Sequence[str]) -> Config:
-    """The configuration, its `paper.scale` telling what was changed: the number is for the file as written."""
-    keys = [change.partition("=")[0].replace(" ", "") for change in changes]
-    neutral = {f"run.{key}" for key in _CHANGE_NOTHING}
-    changed = [
-        change
-        for change, key in zip(changes, keys, strict=True)
-        if key not in neutral and not key.startswith("paper")
-    ]
-    if config.paper is None or not changed or "paper.scale" in keys:
-        return config
-    try:
-        same = Config.model_validate(_copy(raw)).identity() == config.identity()
-    except (ValidationError, InputError):  # a file that its changes complete
-        same = False
-    if same:
-        return config
-    scale = f"{config.paper.scale}, but changed: {', '.join(changed)}"
-    return config.model_copy(update={"paper": config.paper.model_copy(update={"scale": scale})})
+    return config
 
 
 _TYPE_NAMES = {bool: "true or false", str: "text", int: "a whole number", float: "a number"}

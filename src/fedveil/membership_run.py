@@ -158,7 +158,7 @@ def _final_model(
     stack = [one for one in named if one.keys() == model.keys() and next(iter(one.values())).shape[0] == 1]
     whole = [*stack, with_axis(model)]
     return Seen(
-        "the final model" + (f" and {len(stack)} models before it" if stack else ""),
+        "the final model" + (f" and {len(stack)} model{'s' * (len(stack) > 1)} before it" if stack else ""),
         "",
         {name: torch.cat([one[name] for one in whole]) for name in model},
         torch.cat([clients.parts[client] for client in drawn] or [torch.zeros(0, dtype=torch.long)]),

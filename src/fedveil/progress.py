@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, Self
 
 from rich.console import Console
@@ -10,11 +11,13 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
 )
+from rich.table import Column
+from rich.text import Text
 
 from fedveil.methods.method import At
 from fedveil.run import Observer, RoundEnd
@@ -35,15 +38,29 @@ class _Bars(Progress):
             super().stop()
 
 
+class _Time(ProgressColumn):
+    """How long it will take, then how long it took: two times beside each other are too wide for 80 columns."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        if task.finished:
+            return Text(f"took {_clock(task.finished_time or 0.0)}")
+        left = task.time_remaining
+        return Text("" if left is None else f"{_clock(left)} left")
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=max(0, round(seconds))))
+
+
 def progress_bar(console: Console) -> Progress:
     return _Bars(
         TextColumn("{task.description}"),
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
         TextColumn("{task.fields[status]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        _Time(Column(no_wrap=True)),
         console=console,
     )
 

@@ -158,3 +158,23 @@ def test_the_live_page_follows_a_run(page: Page, tmp_path: Path) -> None:
         page.open("about:blank#end")
     assert page.complaints == []
     assert all(url.startswith((live.url, "data:", "about:")) for url in page.requests)
+
+
+@pytest.mark.parametrize("count", [5, 8])
+def test_tables_of_many_settings_are_whole_on_paper(tmp_path: Path, page: Page, count: int) -> None:
+    for place in range(count):
+        for seed in range(2):
+            accuracy = 0.5 + 0.1 * seed
+            write_run(
+                tmp_path,
+                "udp-fedavg",
+                identity=str(place),
+                seed=seed,
+                accuracy=accuracy,
+                fields={"noise_multiplier": 1.0 + place},
+            )
+    path = write_report([tmp_path], tmp_path / "report.html")
+    page.size(720, 900, paper=True)
+    page.open(path.as_uri())
+    page.value("document.querySelectorAll('details').forEach(part => { part.open = true; })")
+    assert page.value("document.documentElement.scrollWidth") <= 720

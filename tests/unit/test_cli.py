@@ -169,6 +169,33 @@ def test_so_are_the_options_of_models_data_and_attacks(
     assert "Known: " in fedveil("list", what, "nope").stderr
 
 
+@pytest.mark.parametrize(("attack", "field"), [("inverting-gradients", "steps"), ("lira", "shadows")])
+def test_an_attacks_settings_are_listed_with_their_defaults(
+    fedveil: Command, attack: str, field: str
+) -> None:
+    rows = json.loads(fedveil("list", "attacks", attack, "--json").stdout)
+    assert field in {row["name"] for row in rows}
+
+
+def test_every_command_helps_with_an_example_in_80_columns(
+    fedveil: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("run", "compare", "report", "account", "audit", "attack", "partition", "list"):
+        text = fedveil(name, "--help").stdout
+        assert f"fedveil {name} " in text.partition("Example")[2]
+        assert "…" not in text
+    assert "Exit codes" in fedveil("--help").stdout
+
+
+def test_a_statement_is_broken_below_its_own_beginning(fedveil: Command, config: Path) -> None:
+    told = fedveil("account", config).stderr.splitlines()
+    start = next(place for place, line in enumerate(told) if line.startswith("Against the server:"))
+    block = told[start + 1 : told.index("", start)]
+    assert len(block) > 3
+    assert all(line.startswith("  ") for line in block)
+
+
 def test_partition_shows_and_draws(fedveil: Command, config: Path, tmp_path: Path) -> None:
     done = fedveil("partition", config, "--json", "--plot", tmp_path / "p.png")
     counts = json.loads(done.stdout)["counts"]

@@ -144,26 +144,6 @@ def test_identity_is_of_what_changes_the_result() -> None:
     assert make_config(BASE, ["run.rounds=4"]).identity() != one
 
 
-def test_a_changed_run_says_that_the_published_number_is_for_another() -> None:
-    written = {
-        "paper": {"source": "A paper", "expected": 0.5},
-        "method": {"name": "fedavg"},
-        "run": {"rounds": 300},
-    }
-
-    def scale(*changes: str) -> str:
-        paper = make_config(written, changes).paper
-        assert paper is not None
-        return paper.scale
-
-    assert scale() == "full"
-    assert scale("run.workers=1", "run.seeds=[4]", "run.rounds=300") == "full"
-    assert scale("run.workers=1", "run.rounds=2", "method.lr=0.5") == (
-        "full, but changed: run.rounds=2, method.lr=0.5"
-    )
-    assert scale("run.rounds=2", 'paper.scale="two rounds"') == "two rounds"
-
-
 def test_a_metric_that_no_report_compares_is_refused() -> None:
     with pytest.raises(InputError, match=r"paper\.metric = 'acuracy'"):
         make_config({"paper": {"source": "A paper", "expected": 0.5, "metric": "acuracy"}})

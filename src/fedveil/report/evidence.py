@@ -123,7 +123,8 @@ def _spelt(name: str) -> str:
     """`psnr (against x)` as `PSNR`."""
     plain = name.removesuffix(" (against x)")
     plain = re.sub(r"^mean image (\w+)", r"\1 of the mean image", plain)
-    return re.sub(r"^(psnr|ssim|mse|lpips|kl|auc|tpr|rouge)", lambda word: word[0].upper(), plain)
+    plain = re.sub(r"^rouge([12L])", r"ROUGE-\1", plain)
+    return re.sub(r"^(psnr|ssim|mse|lpips|kl|auc|tpr)", lambda word: word[0].upper(), plain)
 
 
 def _texts(pairs: Sequence[TextPair]) -> str:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from fedveil.errors import InputError
-from fedveil.report.charts import Dot, plane_chart
-from fedveil.report.html import write_report
+from fedveil.report.charts import Dot, Mark, Row, plane_chart, privacy_chart
+from fedveil.report.html import render, write_report
+from fedveil.report.reading import read_runs
 from tests.unit.report.makers import proof, write_everything, write_picture, write_run
 
 _VOID = {"meta", "link", "img", "br"}
@@ -295,3 +296,23 @@ def test_membership_attacks_have_a_chart_each_and_no_hash(tmp_path: Path) -> Non
 def test_the_last_column_of_the_proofs_keeps_its_width_on_a_phone(whole: str) -> None:
     assert whole.count('<div class="wordy">') == whole.count("<summary>In words: ")
     assert ".wordy td:last-child{min-width:16em}" in whole
+
+
+def test_zones_of_proofs_do_not_grade_audits_and_claims() -> None:
+    """A low bound from below in the zone of strong protection would read as one."""
+    proven = Row("a", 0, "server", "server", [Mark("client", 4.0, "")])
+    audited = Row("", 0, "audit: server", "audit: server", [Mark("audit", 0.2, "")])
+    count = privacy_chart([proven], label="").count('class="gap"')
+    assert privacy_chart([proven, audited], label="").count('class="gap"') == count + 2  # wide and narrow
+
+
+def test_names_are_whole_on_a_phone() -> None:
+    name = "udp-fedavg, clip 0.5, noise multiplier 1.5, rounds 10"
+    narrow = privacy_chart([Row(name, 0, "server", "server", [Mark("client", 4.0, "")])], label="")
+    _, _, narrow = narrow.partition('class="narrow"')
+    assert "rounds 10</text>" in narrow
+
+
+def test_a_number_of_a_table_is_called_one(tmp_path: Path) -> None:
+    write_run(tmp_path, "fedavg", paper={"source": "Li", "table": "2", "row": "iid", "expected": 92.5})
+    assert "The paper (Li, Table 2, iid) states 92.50 %" in render(read_runs([tmp_path]))

@@ -190,7 +190,7 @@ def test_a_paper_number_of_personal_models_is_compared_with_theirs(tmp_path: Pat
     [
         ("full", "from it."),
         ("full; the model is our choice", "from it. Its scale: full; the model is our choice."),
-        ("full, but changed: run.rounds=2", "from it. Its scale: full, but changed: run.rounds=2."),
+        ("full; no model is named", "from it. Its scale: full; no model is named."),
         ("rounds 2 of 300", "from it. The run is reduced: rounds 2 of 300."),
     ],
 )
