@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -224,8 +225,7 @@ def describe(
         "notes": list(finding.notes),
     }
     if not run.prepared.dataset.predicts_tokens:
-        right = finding.labels.sort(1).values == scored.truth.y.sort(1).values
-        known["labels_right"] = float(right.float().mean())
+        known["labels_right"] = labels_right(finding.labels, scored.truth.y)
     if isinstance(scored, ScoredTexts):
         return known | describe_texts(scored)
     return known | {
@@ -243,6 +243,12 @@ def describe(
         "distortion_psnr": scored.distortion_psnr,
         "classifier": scored.classifier,
     }
+
+
+def labels_right(found: Tensor, truth: Tensor) -> float:
+    """The part of the labels that were there which was named; a batch has no order."""
+    shared = [(Counter(a) & Counter(b)).total() for a, b in zip(found.tolist(), truth.tolist(), strict=True)]
+    return sum(shared) / truth.numel()
 
 
 def write_finding(

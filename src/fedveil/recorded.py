@@ -7,11 +7,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedveil.attacks.knowledge import adaptation_to, innermost
+from fedveil.attacks.knowledge import adaptation_to, declared_noise, local_steps, sent_share
 from fedveil.attacks.uploads import as_gradient
 from fedveil.attacks.view import UNKNOWN, Adaptation, ServerView, TextKnowledge, image_box
 from fedveil.config import Config, load_config
@@ -21,8 +22,12 @@ from fedveil.messages import Message
 from fedveil.methods.fedem import FedEM
 from fedveil.methods.fedsgd import FedSGD, batch_in_step
 from fedveil.methods.method import At
+from fedveil.methods.ppsgd import PPSGD
+from fedveil.methods.scaffold import ModelAndControl
+from fedveil.methods.uploads import innermost
+from fedveil.sampling import draw_cohort
 from fedveil.streams import ClientStreams
-from fedveil.tree import Params, without_axis
+from fedveil.tree import Params, add, concatenate, expand, norms, scale, sub, without_axis, zeros_like
 
 
 @dataclass(frozen=True)
@@ -123,10 +128,11 @@ def server_view(
     down, up = exchange.down.rows(places), exchange.up.rows(places)
     sent = _parameters(run, down)
     observed, local = as_gradient(run.prepared.method, exchange.at, sent, down, up)
-    first = {name: leaf[:1] for name, leaf in sent.items()}
-    if any(not torch.equal(leaf[:1].expand_as(leaf), leaf) for leaf in sent.values()):
+    past = _past(run, exchange, clients, sent)
+    first = {name: leaf[:1] for name, leaf in past.start.items()}
+    if any(not torch.equal(leaf[:1].expand_as(leaf), leaf) for leaf in past.start.values()):
         raise InputError(
-            "clients", list(clients), "they were sent different models", "Attack them one after another."
+            "clients", list(clients), "they start from different models", "Attack them one after another."
         )
     count = _examples(up, examples)
     dataset = run.prepared.dataset
@@ -145,7 +151,86 @@ def server_view(
         adaptation_to(run.prepared.method, exchange.at, parameters, count) if adaptive else Adaptation(),
         dataset.test.x,
         None if texts is None else _text_knowledge(run, texts),
+        past.drift,
+        (*past.notes, *_unknown_dropout(run)),
     )
+
+
+@dataclass(frozen=True)
+class _Past:
+    """What earlier rounds tell the server of a training: where it started and by what its steps were corrected."""
+
+    start: Params
+    drift: Params | None = None
+    notes: tuple[str, ...] = ()
+
+
+def _past(run: RecordedRun, exchange: Exchange, clients: Sequence[int], sent: Params) -> _Past:
+    """Scaffold's c_i is the sum of the changes that a client sent; PPSGD's personal part is in proportion to its."""
+    method = innermost(run.prepared.method)
+    if isinstance(exchange.down, ModelAndControl):
+        changes, notes = _earlier(run, exchange, clients)
+        own = [_total([up.control for _, up in rounds], exchange.down.control) for rounds in changes]
+        drift = sub(exchange.down.control, concatenate(own))
+        return _Past(sent, drift if any(bool(leaf.any()) for leaf in drift.values()) else None, notes)
+    if isinstance(method, PPSGD):
+        answers, notes = _earlier(run, exchange, clients)
+        moves = [[sub(up.params, down.params) for down, up in rounds] for rounds in answers]
+        zero = {name: leaf[:1] for name, leaf in sent.items()}
+        own = [_total(moved, zero) for moved in moves]
+        noise = declared_noise(run.prepared.method, exchange.at, 1)
+        local = local_steps(run.prepared.method, exchange.at)
+        assert local is not None
+        std = noise * local.lr * sent_share(method)
+        part = method.personal_lr / (method.lr * method.server_lr)
+        kept = [part * _signal(theta, std, len(moved)) for theta, moved in zip(own, moves, strict=True)]
+        theta = concatenate([scale(one, factor) for one, factor in zip(own, kept, strict=True)])
+        return _Past(add(expand(sent, len(clients)), theta), None, notes)
+    return _Past(sent)
+
+
+def _earlier(
+    run: RecordedRun, exchange: Exchange, clients: Sequence[int]
+) -> tuple[list[list[tuple[Any, Any]]], tuple[str, ...]]:
+    """What each client was sent and answered in earlier rounds, and a note if some of it is not on record."""
+    found: list[list[tuple[Any, Any]]] = [[] for _ in clients]
+    lost = False
+    for number in range(1, exchange.at.round):
+        cohort = draw_cohort(run.prepared.plan, run.seed, number)
+        if not set(cohort) & set(clients):
+            continue
+        try:
+            past = read_exchange(run, number, exchange.at.exchange)
+        except InputError:
+            lost = True
+            continue
+        for rounds, client in zip(found, clients, strict=True):
+            if client in past.clients:
+                place = [past.clients.index(client)]
+                rounds.append((past.down.rows(place), past.up.rows(place)))
+    note = "what the client sent in rounds that are not on record is taken to be zero: record them all"
+    return found, (note,) if lost else ()
+
+
+def _total(changes: Sequence[Params], like: Params) -> Params:
+    total = zeros_like(like)
+    for change in changes:
+        total = add(total, change)
+    return total
+
+
+def _signal(total: Params, std: float, count: int) -> float:
+    """The share of a sum's energy that is not the noise of its `count` terms."""
+    noise = count * std**2 * sum(leaf.numel() for leaf in total.values())
+    energy = float(norms(total).square())
+    return max(0.0, 1 - noise / energy) if energy > 0 else 0.0
+
+
+def _unknown_dropout(run: RecordedRun) -> tuple[str, ...]:
+    layers = run.prepared.task.module.modules()
+    if any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in layers):
+        return ("the client's dropout is unknown: candidates are compared without any",)
+    return ()
 
 
 def _text_knowledge(run: RecordedRun, texts: Tensor) -> TextKnowledge:

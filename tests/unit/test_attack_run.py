@@ -12,7 +12,9 @@ import torch
 from typer.testing import CliRunner
 
 import fedveil.cli_attack
-from fedveil.attack_run import LabelMode, Scored, attack_exchange
+from fedveil.attack_run import LabelMode, Scored, attack_exchange, labels_right
+from fedveil.attacks.inversion.labels import infer_labels
+from fedveil.attacks.inversion.matching import candidate_gradients
 from fedveil.attacks.knowledge import adaptation_to
 from fedveil.attacks.registry import make_attack
 from fedveil.attacks.uploads import as_gradient
@@ -25,6 +27,7 @@ from fedveil.methods.dp_fedags_proven import DPFedAGSProven, ModelAndMask, Selec
 from fedveil.methods.method import At
 from fedveil.privacy.releases import Plan
 from fedveil.recorded import RecordedRun, open_run, read_exchange, server_view, truth
+from fedveil.streams import named_stream
 from fedveil.task import Batch
 from fedveil.tree import flatten, with_axis
 
@@ -182,6 +185,141 @@ def test_every_upload_that_tells_a_step_is_read_as_the_gradient_behind_it(
     assert gap < 1e-4 * length
 
 
+QUIET = {"clip": 1e3, "noise_multiplier": 0.0}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "fedavg", "momentum": 0.9, "weight_decay": 0.1},
+        {"name": "fedprox", "proximal": 1.0},
+        {"name": "fedprox", "proximal": 1.0, "momentum": 0.5},
+        {"name": "scaffold"},
+        {"name": "scaffold", "epochs": 1},
+        {"name": "udp-fedavg", "server_lr": 3.0, **QUIET},
+        {"name": "fedceo", "server_lr": 3.0, **QUIET},
+        {"name": "ppsgd", "personal_lr": 0.4, "server_lr": 0.5, **QUIET},
+        {"name": "dp-fedavg", "unit": "record", "record_rate": 1.0, **QUIET},
+        {"name": "dp-fedprox", "proximal": 1.0, **QUIET},
+    ],
+)
+def test_the_data_themselves_explain_an_upload_of_every_round(tmp_path: Path, method: dict[str, Any]) -> None:
+    """A candidate equal to the data has the loss zero, or no search could find it: with all that a server knows of
+    a method, and of what a client sent before."""
+    run = open_run(
+        finished(
+            tmp_path,
+            {"batch_size": 8, "epochs": 4, "lr": 0.1} | method,
+            task={"data_options": {"max_train": 8}},
+            partition={"kind": "iid", "clients": 2},
+            run={"rounds": 3, "sampler": "all", "cohort": None},
+        )
+    )
+    for number in (1, 3):
+        exchange = read_exchange(run, number)
+        held = truth(run, exchange, [1])
+        view = server_view(run, exchange, [1], examples=4)
+        sent = candidate_gradients(view, held.x.repeat(2, 1, 1, 1, 1), held.y.repeat(2, 1))
+        for name, leaf in view.observed.items():
+            torch.testing.assert_close(
+                sent[name].detach(),
+                leaf.expand_as(sent[name]),
+                rtol=1e-3,
+                atol=1e-4 * float(leaf.abs().max()),
+            )
+        assert view.notes == ()
+
+
+def test_what_a_client_sent_in_rounds_that_are_not_on_record_is_told_to_be_unknown(tmp_path: Path) -> None:
+    folder = finished(
+        tmp_path,
+        {"name": "scaffold", "batch_size": 8},
+        task={"data_options": {"max_train": 8}},
+        partition={"kind": "iid", "clients": 2},
+        run={"rounds": 2, "sampler": "all", "cohort": None, "transcript": [2]},
+    )
+    run = open_run(folder)
+    assert "not on record" in server_view(run, read_exchange(run, 2), [0], examples=4).notes[0]
+
+
+def test_a_clipped_update_is_inverted_by_its_direction(tmp_path: Path) -> None:
+    """DLG compares lengths too: it must cut its candidates as the client cut its update."""
+    folder = finished(
+        tmp_path,
+        {"name": "udp-fedavg", "clip": 0.02, "noise_multiplier": 0.0, "batch_size": 8},
+        task={"model": "lenet-zhu", "data_options": {"max_train": 8}},
+        partition={"kind": "iid", "clients": 8},
+        run={"rounds": 1, "sampler": "all", "cohort": None},
+    )
+    run = open_run(folder)
+    attack = make_attack("idlg", {"steps": 150})
+    _, scored = attack_exchange(run, attack, round=1, clients=[0, 1, 2], examples=1)
+    assert isinstance(scored, Scored)
+    assert sum(value > 40 for value in scored.against_x.psnr) >= 2
+
+
+@pytest.mark.parametrize(
+    ("wrap", "least"),
+    [
+        ({"name": "gradient-masking", "part": 0.5}, 16.0),
+        ({"name": "gradient-pruning", "part": 0.99}, 8.0),
+        ({"name": "gradient-gaussian", "std": 0.1}, 18.5),
+    ],
+)
+def test_the_quotient_makes_use_of_every_row_that_a_defence_leaves(
+    tmp_path: Path, wrap: dict[str, Any], least: float
+) -> None:
+    """One row alone loses half of its pixels to the mask (12 dB, no better than the mean image), or has no divisor."""
+    folder = finished(
+        tmp_path,
+        {"name": "fedsgd"},
+        task={"data_options": {"max_train": 8}},
+        partition={"kind": "iid", "clients": 8},
+        run={"rounds": 1, "sampler": "all", "cohort": None},
+        wrap=[wrap],
+    )
+    _, scored = attack_exchange(open_run(folder), make_attack("analytic"), round=1, clients=list(range(8)))
+    assert isinstance(scored, Scored)
+    assert min(scored.against_x.psnr) > least
+    assert scored.weaker is not None
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "fedsgd"},
+        {"name": "fedavg", "epochs": 5},
+        {"name": "fedavg", "epochs": 5, "momentum": 0.9},
+        {"name": "fedavg", "epochs": 5, "batch_size": 4, "lr": 0.01},
+    ],
+)
+def test_labels_are_read_off_gradients_that_local_steps_sum_up(
+    tmp_path: Path, method: dict[str, Any]
+) -> None:
+    folder = finished(
+        tmp_path,
+        method,
+        task={"data_options": {"max_train": 160}},
+        partition={"kind": "iid", "clients": 10},
+        run={"rounds": 1, "sampler": "all", "cohort": None},
+    )
+    run = open_run(folder)
+    exchange = read_exchange(run, 1)
+    held = truth(run, exchange, list(range(10)))
+    view = server_view(run, exchange, list(range(10)))
+    found = infer_labels(view, named_stream(0, "labels"))
+    named = [
+        torch.minimum(a.bincount(minlength=10), b.bincount(minlength=10)).sum()
+        for a, b in zip(found, held.y, strict=True)
+    ]
+    assert float(sum(named)) / held.y.numel() > 0.9
+
+
+def test_one_wrong_label_does_not_make_the_others_wrong() -> None:
+    assert labels_right(torch.tensor([[1, 2, 3, 4]]), torch.tensor([[0, 1, 2, 3]])) == 0.75
+    assert labels_right(torch.tensor([[1, 1, 1]]), torch.tensor([[2, 1, 1]])) == pytest.approx(2 / 3)
+
+
 def test_integers_of_a_rotated_update_are_turned_back() -> None:
     method = CpSGD(lr=0.1, levels=4096, clip=10.0)
     sent = {"a": torch.zeros(1, 3, 5), "b": torch.zeros(1, 4)}
@@ -294,7 +432,9 @@ def test_the_attacker_knows_the_defence(wrap: dict[str, Any], kind: str) -> None
             10.0,
         ),
         ({"name": "fedceo", "clip": 2.0, "noise_multiplier": 0.5, "noise_scope": "local", "lr": 0.1}, 10.0),
-        ({"name": "fedceo", "clip": 2.0, "noise_multiplier": 0.5, "lr": 0.1, "server_lr": 3.0}, 15.0),
+        ({"name": "fedceo", "clip": 2.0, "noise_multiplier": 0.5, "lr": 0.1, "server_lr": 3.0}, 5.0),
+        ({"name": "ppsgd", "clip": 2.0, "noise_multiplier": 0.5, "lr": 0.1, "server_lr": 3.0}, 5.0),
+        ({"name": "dp-fedavg", "unit": "record", "record_rate": 0.25, "clip": 2.0, "epochs": 4}, 4.0),
         ({"name": "fedceo", "unit": "record", "batch_size": 8, "clip": 2.0, "lr": 0.1, "epochs": 4}, 0.5),
         ({"name": "fedceo", "clip": 2.0, "noise_multiplier": 0.0}, 0.0),
         ({"name": "fedavg"}, 0.0),
@@ -307,6 +447,13 @@ def test_noise_is_known_from_what_a_method_declares(method: dict[str, Any], std:
     )
     assert known.kind == ("noise" if std else "none")
     assert known.noise == pytest.approx(std)
+
+
+@pytest.mark.parametrize("name", ["dp-fedags", "dp-fedsnlc"])
+def test_coordinates_that_a_method_leaves_bare_are_compared_alone(name: str) -> None:
+    method = make_config({"method": {"name": name, "clip": 5.0}}).build_method()
+    known = adaptation_to(method, At(Plan(4, 4, "all", 1, 8, 8), 1), 9, 8)
+    assert (known.kind, known.limit) == ("small", pytest.approx(0.1))
 
 
 def test_declared_noise_is_the_noise_that_is_sent(tmp_path: Path) -> None:

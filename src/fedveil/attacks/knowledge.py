@@ -8,10 +8,17 @@ from typing import Any
 from fedveil.attacks.view import Adaptation, LocalSteps
 from fedveil.methods.dp_fedags import DPFedAGS
 from fedveil.methods.dp_fedags_proven import DPFedAGSProven
+from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.dp_fedprox import DPFedProx
+from fedveil.methods.dp_fedsnlc import DPFedSNLC
+from fedveil.methods.fedceo import FedCEO
+from fedveil.methods.fedprox import FedProx
 from fedveil.methods.fields import LocalTraining
 from fedveil.methods.method import AnyMethod, At
+from fedveil.methods.ppsgd import PPSGD
 from fedveil.methods.scaffold import Scaffold
+from fedveil.methods.uploads import innermost
+from fedveil.methods.user_level import UserLevelAveraging
 from fedveil.methods.wrappers.defences import (
     DPSGD,
     LDPM,
@@ -28,18 +35,7 @@ from fedveil.privacy.releases import GaussianNoise, RandomGaussianNoise, Release
 from fedveil.training.local_sgd import scheduled_lr
 from fedveil.training.private_sgd import accumulated_noise
 
-_UNTOUCHED = (
-    0.02  # DP-FedAGS noises the larger coordinates of a gradient clipped to 1 and leaves the rest bare
-)
-
-
-def innermost(method: AnyMethod) -> AnyMethod:
-    """The method inside all wrappers."""
-    inner: Any = method
-    while hasattr(inner, "inner"):
-        inner = inner.inner
-    found: AnyMethod = inner
-    return found
+_UNTOUCHED = 0.02  # of the clip: DP-FedAGS noises larger coordinates of a gradient and leaves the rest bare
 
 
 def defences_of(method: AnyMethod) -> list[Defence]:
@@ -56,23 +52,50 @@ def defences_of(method: AnyMethod) -> list[Defence]:
 def local_steps(method: AnyMethod, at: At) -> LocalSteps | None:
     """How a method's clients train between two messages; None if they do not.
 
-    A pull towards the start and Scaffold's correction are left out: the latter is zero when a client first takes part.
+    Scaffold's correction and PPSGD's personal part are not of the configuration: see `recorded`.
     """
-    inner = innermost(method)
+    inner: Any = innermost(method)
     if isinstance(inner, (DPFedProx, Scaffold)):
         lr = scheduled_lr(inner.lr, inner.lr_schedule, at.round, at.plan.rounds)
-        steps = inner.local_steps if isinstance(inner, Scaffold) else None
-        return LocalSteps(lr, inner.batch_size, inner.epochs, steps=steps)
+        if isinstance(inner, Scaffold):
+            return LocalSteps(lr, inner.batch_size, inner.epochs, steps=inner.local_steps)
+        return LocalSteps(lr, inner.batch_size, inner.epochs, proximal=inner.proximal)
     if not isinstance(inner, LocalTraining):
         return None
+    lr = inner.lr_at(at)
+    if isinstance(inner, DPFedAvg) and inner.unit == "record":
+        return LocalSteps(lr, None, steps=inner.steps())  # Poisson batches: on average every step reads all
+    if isinstance(inner, PPSGD):
+        lr *= (inner.lr + inner.personal_lr) / inner.lr  # both parts move
     return LocalSteps(
-        inner.lr_at(at),
+        lr,
         inner.batch_size,
         inner.epochs,
         inner.momentum,
         inner.weight_decay,
         inner.local_steps,
+        inner.proximal if isinstance(inner, FedProx) else 0.0,
+        _clip_of_gradient(inner, lr),
     )
+
+
+def _clip_of_gradient(inner: Any, lr: float) -> float | None:
+    """The norm to which a client's update is cut, read as a gradient; None where it is not cut, or record by record."""
+    clip = float(getattr(inner, "clip", math.inf))
+    if not math.isfinite(clip) or getattr(inner, "unit", "client") == "record":
+        return None
+    if isinstance(inner, (DPFedAGS, DPFedAGSProven, DPFedSNLC)):
+        return clip
+    return clip * float(getattr(inner, "server_lr", 1.0)) / (sent_share(inner) * lr)
+
+
+def sent_share(method: AnyMethod) -> float:
+    """What of its model's change a client sends, as a factor: some multiply by `server_lr`, PPSGD keeps a part."""
+    inner = innermost(method)
+    if not isinstance(inner, (UserLevelAveraging, FedCEO)):
+        return 1.0
+    kept = inner.personal_lr if isinstance(inner, PPSGD) else 0.0
+    return inner.server_lr * inner.lr / (inner.lr + kept)
 
 
 def adaptation_to(method: AnyMethod, at: At, dimension: int, examples: int) -> Adaptation:
@@ -86,8 +109,8 @@ def adaptation_to(method: AnyMethod, at: At, dimension: int, examples: int) -> A
         if std > 0:
             return Adaptation("noise", std)
     inner = innermost(method)
-    if isinstance(inner, DPFedAGS):
-        return Adaptation("small", limit=_UNTOUCHED)
+    if isinstance(inner, (DPFedAGS, DPFedSNLC)):
+        return Adaptation("small", limit=_UNTOUCHED * inner.clip)
     if isinstance(inner, DPFedAGSProven) and inner.variant != "everywhere":
         return Adaptation("mask")
     std = declared_noise(method, at, examples)
@@ -128,9 +151,12 @@ def _entry_scale(method: AnyMethod, inner: Any, release: Release, at: At, exampl
         return 1 / examples if release.unit == "record" else 1.0
     if isinstance(inner, DPFedAGSProven):
         return 1.0  # it clips and noises the accumulated gradient, not the update
-    of_update = float(getattr(inner, "server_lr", 1.0)) / local.lr
+    if isinstance(inner, DPFedAvg) and release.unit == "record":
+        return math.sqrt(inner.steps()) / max(1.0, inner.record_rate * examples)
+    of_update = float(getattr(inner, "server_lr", 1.0)) / (sent_share(method) * local.lr)
     if release.unit == "client":
         return of_update
+    assert local.batch_size is not None
     return of_update * accumulated_noise(local.lr, local.batch_size, local.epochs, local.momentum, examples)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fedveil.attacks.knowledge import innermost, local_steps
+from fedveil.attacks.knowledge import local_steps, sent_share
 from fedveil.attacks.view import LocalSteps
 from fedveil.errors import InputError
 from fedveil.messages import Message
@@ -14,6 +14,7 @@ from fedveil.methods.cpsgd import CpSGD, Levels, rotate_back
 from fedveil.methods.dp_fedags_proven import Selected, scattered
 from fedveil.methods.method import AnyMethod, At
 from fedveil.methods.scaffold import Changes
+from fedveil.methods.uploads import innermost
 from fedveil.tree import Params, scale, unflatten
 
 
@@ -22,7 +23,8 @@ def as_gradient(
 ) -> tuple[Params, LocalSteps | None]:
     """The upload as a gradient at the model that was sent, and the local steps behind it if the client trained.
 
-    A trained model or its change is divided by the local learning rate. Coordinates that were not sent are zero.
+    A trained model or its change is divided by the local learning rate, and by the share of it that is sent.
+    Coordinates that were not sent are zero.
     """
     local = local_steps(method, at)
     gradient: Params | None = getattr(up, "gradient", None)
@@ -33,7 +35,7 @@ def as_gradient(
             return _selected(up, down, sent), local
         change = _change(method, at, sent, up)
         if change is not None:
-            return scale(change, -1 / local.lr), local
+            return scale(change, -1 / (sent_share(method) * local.lr)), local
     raise InputError(
         "method",
         method.name,

@@ -29,24 +29,37 @@ class LocalSteps:
     """The local training behind an uploaded model, as the method's public configuration states it."""
 
     lr: float
-    batch_size: int
+    batch_size: int | None
+    """None: every step reads all examples, or so many of them at random that this is the best guess."""
     epochs: int = 1
     momentum: float = 0.0
     weight_decay: float = 0.0
     steps: int | None = None
     """How many steps were taken, where that is not said in epochs."""
+    proximal: float = 0.0
+    clip: float | None = None
+    """The largest norm of what was sent, read as a gradient; None where it was not clipped as a whole."""
+
+    def batch(self, examples: int) -> int:
+        """The examples of one step."""
+        return examples if self.batch_size is None else min(self.batch_size, examples)
 
     def count(self, examples: int) -> int:
         """The steps of a client with so many examples."""
-        return self.epochs * ceil(examples / self.batch_size) if self.steps is None else self.steps
+        return self.epochs * ceil(examples / self.batch(examples)) if self.steps is None else self.steps
 
     def is_one_gradient(self, examples: int) -> bool:
         """Whether the model moved by nothing but the gradient of all examples."""
-        return self.count(examples) == 1 and examples <= self.batch_size and self.weight_decay == 0
+        return self.count(examples) == 1 and self.batch(examples) == examples and self.weight_decay == 0
 
     def passes(self, examples: int) -> int:
         """How often it begins to walk through its examples, each time in another order."""
-        return ceil(self.count(examples) / ceil(examples / self.batch_size))
+        return ceil(self.count(examples) / ceil(examples / self.batch(examples)))
+
+    def gradients(self, examples: int) -> float:
+        """How many gradients the change of the model sums up to: one for each step, which momentum repeats."""
+        steps = self.count(examples)
+        return sum((1 - self.momentum ** (steps - s)) / (1 - self.momentum) for s in range(steps))
 
 
 @dataclass(frozen=True)
@@ -92,6 +105,8 @@ class ServerView:
     `observed` is what was sent as a gradient, or `(sent model's start - sent model) / lr` for a trained model;
     then `local` says how it was trained. `labels [T, B]` are there only if the server is taken to know them.
     `public` are examples `[n, ...]` of the same kind that anybody has; `text` is there if the data are texts.
+    `drift` `[T, ...]` was added to each gradient of local training, which the server has sent or can add up.
+    `notes` say what of the clients' training the server does not know.
     """
 
     task: Task
@@ -106,6 +121,8 @@ class ServerView:
     adaptation: Adaptation = Adaptation()
     public: Tensor | None = None
     text: TextKnowledge | None = None
+    drift: Params | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.examples < 1:
@@ -135,6 +152,8 @@ class ServerView:
         changed: dict[str, Any] = dict(self.__dict__)
         changed["params"] = {name: leaf.to(dtype) for name, leaf in self.params.items()}
         changed["observed"] = {name: leaf.to(dtype) for name, leaf in self.observed.items()}
+        if self.drift is not None:
+            changed["drift"] = {name: leaf.to(dtype) for name, leaf in self.drift.items()}
         if self.box is not None:
             changed["box"] = (self.box[0].to(dtype), self.box[1].to(dtype))
         return ServerView(**changed)

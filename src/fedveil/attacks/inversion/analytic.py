@@ -2,6 +2,9 @@
 
 For one example, row i of the weight's gradient is `g_i x` and entry i of the bias' gradient is `g_i`: their quotient
 is x (Aono et al. 2017; Geiping et al. 2020, Proposition 3.1).
+
+Against a known defence the rows are combined by least squares, and coordinates that it took away are left out: what
+one row has lost another still holds. A pixel of which nothing is left is that of the mean public image.
 """
 
 from __future__ import annotations
@@ -11,12 +14,12 @@ from math import prod
 import numpy as np
 import torch
 from pydantic.dataclasses import dataclass
-from torch import nn
+from torch import Tensor, nn
 
 from fedveil.attacks.inversion.labels import known_or_inferred
 from fedveil.attacks.inversion.restarts import Clock, Named, best_of, make_rows
 from fedveil.attacks.registry import register_attack
-from fedveil.attacks.view import Finding, ServerView, Watch
+from fedveil.attacks.view import Adaptation, Finding, ServerView, Watch
 from fedveil.errors import InputError
 from fedveil.methods.fields import STRICT
 
@@ -37,9 +40,13 @@ class Analytic(Named):
                 "Attack single examples.",
             )
         dw, db = view.observed[weight].double(), view.observed[bias].double()
-        largest = db.abs().argmax(1)
-        t = torch.arange(view.targets)
-        x = dw[t, largest] / db[t, largest, None]
+        blank = (
+            torch.zeros(dw.shape[2]).to(dw) if view.public is None else view.public.to(dw).mean(0).flatten()
+        )
+        if view.adaptation.kind == "none":
+            x = _quotient(dw, db, blank)
+        else:
+            x = _least_squares(dw, db, view.adaptation, blank)
         labels, notes = known_or_inferred(view, rng)
         rows = make_rows(view, 1, labels)
         images = x.reshape(view.targets, 1, *view.input_shape)
@@ -56,6 +63,28 @@ class Analytic(Named):
             clock=clock,
             notes=notes,
         )
+
+
+def _quotient(dw: Tensor, db: Tensor, blank: Tensor) -> Tensor:
+    """The row of the largest bias gradient, `[T, pixels]`; `blank` where no bias has a gradient."""
+    t, largest = torch.arange(len(db)), db.abs().argmax(1)
+    divisor = db[t, largest, None]
+    return torch.where(divisor != 0, dw[t, largest] / divisor, blank)
+
+
+def _least_squares(dw: Tensor, db: Tensor, known: Adaptation, blank: Tensor) -> Tensor:
+    """`sum_i dW_ij db_i / sum_i db_i^2` over the coordinates that tell of pixel j; `blank` where none does."""
+    bare, kept = torch.ones_like(dw), torch.ones_like(db)
+    if known.kind in ("mask", "small"):
+        bare, kept = (_bare(leaf, known).to(leaf) for leaf in (dw, db))
+    weight = db * kept
+    total = (bare * weight.square().unsqueeze(-1)).sum(1)
+    along = (bare * dw * weight.unsqueeze(-1)).sum(1)
+    return torch.where(total > 0, along / total.clamp(min=1e-300), blank)
+
+
+def _bare(leaf: Tensor, known: Adaptation) -> Tensor:
+    return leaf != 0 if known.kind == "mask" else leaf.abs() <= known.limit
 
 
 def first_linear(view: ServerView) -> tuple[str, str]:

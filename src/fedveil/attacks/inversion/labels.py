@@ -1,7 +1,9 @@
 """Labels from a gradient: the last layer tells which classes were in the batch.
 
 Zhao, Mopuri, Bilen: iDLG: Improved Deep Leakage from Gradients. 2020 (one example). For more, the gradient of the
-last bias is `mean(p_c) - n_c / B`, and p is guessed from the model's answers to random images, or to public texts.
+last bias is `mean(p_c) - n_c / B`, and p is guessed from the model's answers to public examples, to random images
+where there are none. A trained model sums such gradients: they are divided by their number, and p is the mean of the
+answers before and after.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 
 from fedveil.attacks.view import ServerView
 from fedveil.errors import InputError
-from fedveil.tree import with_axis
+from fedveil.tree import Params, with_axis
 
 
 def known_or_inferred(view: ServerView, rng: np.random.Generator) -> tuple[Tensor, tuple[str, ...]]:
@@ -27,6 +29,8 @@ def infer_labels(view: ServerView, rng: np.random.Generator) -> Tensor:
     pull = last_layer_pull(view)
     if view.examples == 1:
         return pull.argmin(1, keepdim=True)
+    if view.local is not None:
+        pull = pull / view.local.gradients(view.examples)
     counts = view.examples * (_expected_probabilities(view, rng) - pull)
     return torch.stack([_whole(row, view.examples) for row in counts])
 
@@ -53,13 +57,26 @@ def last_layer_pull(view: ServerView) -> Tensor:
 
 
 def _expected_probabilities(view: ServerView, rng: np.random.Generator) -> Tensor:
+    """The mean probabilities of the classes over the training, `[1 or T, classes]`."""
     like = next(iter(view.params.values()))
-    if view.text is not None and view.public is not None:
+    if view.public is not None:
         inputs = view.public[None, rng.permutation(len(view.public))[:64]]
+        inputs = inputs.to(like) if inputs.is_floating_point() else inputs
     else:
         inputs = torch.from_numpy(rng.standard_normal((1, 64, *view.input_shape))).to(like)
+    seen = _mean_answer(view, with_axis(view.params), inputs)
+    if view.local is None or view.local.is_one_gradient(view.examples):
+        return seen
+    after = [
+        {name: leaf - view.local.lr * view.observed[name][t] for name, leaf in view.params.items()}
+        for t in range(view.targets)
+    ]
+    return (seen + torch.cat([_mean_answer(view, with_axis(w), inputs) for w in after])) / 2
+
+
+def _mean_answer(view: ServerView, w: Params, inputs: Tensor) -> Tensor:
     with torch.no_grad():
-        return torch.softmax(view.task.outputs(with_axis(view.params), inputs), dim=-1)[0].mean(0)
+        return torch.softmax(view.task.outputs(w, inputs), dim=-1).mean(1)
 
 
 def _whole(counts: Tensor, total: int) -> Tensor:

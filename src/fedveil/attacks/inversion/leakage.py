@@ -27,7 +27,8 @@ Restarts = Annotated[int, Field(ge=1, le=256, description="starts for each uploa
 
 
 def _run(rows: Rows, start: Tensor, soft: bool, attack: Leakage, watch: Watch | None) -> Optimised:
-    distance = squared_distance(rows.observed, rows.view.adaptation)
+    local = rows.view.local
+    distance = squared_distance(rows.observed, rows.view.adaptation, None if local is None else local.clip)
     orders = rows.orders
     pixels = start[0].numel() - (rows.view.examples * rows.view.classes if soft else 0)
 

@@ -27,8 +27,18 @@ def candidate_gradients(view: ServerView, x: Tensor, y: Tensor, orders: Tensor |
     by batch in the order of `orders [N, passes, B]`, or as they are: the client's order is its secret.
     """
     size = _rows_at_once(view.task.module)
+    drift = None  # rows of one upload stand together
+    if view.drift is not None:
+        each = x.shape[0] // view.targets
+        drift = {name: leaf.repeat_interleave(each, dim=0) for name, leaf in view.drift.items()}
     parts = [
-        _sent(view, x[rows], y[rows], None if orders is None else orders[rows])
+        _sent(
+            view,
+            x[rows],
+            y[rows],
+            None if orders is None else orders[rows],
+            None if drift is None else {name: leaf[rows] for name, leaf in drift.items()},
+        )
         for rows in (slice(start, start + size) for start in range(0, x.shape[0], size))
     ]
     if len(parts) == 1:
@@ -36,20 +46,25 @@ def candidate_gradients(view: ServerView, x: Tensor, y: Tensor, orders: Tensor |
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def _sent(view: ServerView, x: Tensor, y: Tensor, orders: Tensor | None) -> Params:
+def _sent(view: ServerView, x: Tensor, y: Tensor, orders: Tensor | None, drift: Params | None) -> Params:
     shared = {name: leaf.detach() for name, leaf in view.params.items()}
     local = view.local
-    if local is None or local.is_one_gradient(x.shape[1]):
+    if local is None or (local.is_one_gradient(x.shape[1]) and drift is None):
         return _gradients(view, shared, x, y, own=False)
     w = {name: leaf.expand(x.shape[0], *leaf.shape) for name, leaf in shared.items()}
     start, velocity = w, {name: torch.zeros_like(leaf) for name, leaf in w.items()}
-    batches = range(0, x.shape[1], local.batch_size)
+    size = local.batch(x.shape[1])
+    batches = range(0, x.shape[1], size)
     row = torch.arange(x.shape[0]).unsqueeze(1)
     for step in range(local.count(x.shape[1])):
         number, first = step // len(batches), batches[step % len(batches)]
         order = torch.arange(x.shape[1]).unsqueeze(0) if orders is None else orders[:, number]
-        batch = order[:, first : first + local.batch_size]
+        batch = order[:, first : first + size]
         g = _gradients(view, w, x[row, batch], y[row, batch], own=True)
+        if drift is not None:
+            g = {name: leaf + drift[name] for name, leaf in g.items()}
+        if local.proximal:
+            g = {name: leaf + local.proximal * (w[name] - start[name]) for name, leaf in g.items()}
         velocity = {
             name: local.momentum * velocity[name] + g[name] + local.weight_decay * w[name] for name in w
         }
@@ -134,18 +149,29 @@ def layer_cosine_distance(observed: Params, adaptation: Adaptation) -> Distance:
     return distance
 
 
-def squared_distance(observed: Params, adaptation: Adaptation) -> Distance:
-    """`|candidate - observed|^2` of each row."""
+def squared_distance(observed: Params, adaptation: Adaptation, clip: float | None = None) -> Distance:
+    """`|candidate - observed|^2` of each row; candidates are cut to the norm `clip`, as what was observed was.
+
+    Where coordinates were zeroed, the rest was clipped.
+    """
     change, weights = _adapted(observed, adaptation)
+    kept = weights if adaptation.kind == "mask" else {name: torch.ones(()) for name in weights}
+    unit = min(1.0, clip or 1.0)  # a step's length goes by the loss, which a small clip would make tiny
     if adaptation.kind == "sign":
         observed = {name: leaf.sign() for name, leaf in observed.items()}
 
     def distance(candidate: Params) -> Tensor:
+        if clip is not None:
+            norm = _norm([leaf * kept[name] for name, leaf in candidate.items()])
+            cut = (clip / norm).clamp(max=1)
+            candidate = {
+                name: leaf * cut.reshape(-1, *([1] * (leaf.dim() - 1))) for name, leaf in candidate.items()
+            }
         parts = [
             flat_rows((change(candidate[name]) - leaf) * weights[name]).square().sum(1)
             for name, leaf in observed.items()
         ]
-        return torch.stack(parts).sum(0)
+        return torch.stack(parts).sum(0) / unit**2
 
     return distance
 

@@ -41,7 +41,7 @@ class Rows:
         guesses; a wrong guess shows in its loss.
         """
         local, examples = self.view.local, self.view.examples
-        if local is None or examples <= local.batch_size:
+        if local is None or local.batch(examples) == examples:
             return None
         passes = local.passes(examples)
         guessed = [
@@ -56,11 +56,11 @@ class Rows:
     def notes(self) -> tuple[str, ...]:
         """What a reader of the finding must know of the stack."""
         if self.orders is None:
-            return ()
+            return self.view.notes
         tried = (
             "one order was tried" if self.restarts == 1 else f"each of {self.restarts} restarts tried another"
         )
-        return (f"the client's order of batches is unknown: {tried}",)
+        return (*self.view.notes, f"the client's order of batches is unknown: {tried}")
 
     @property
     def shape(self) -> tuple[int, ...]:
