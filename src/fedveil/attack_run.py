@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -106,8 +107,14 @@ def attack_exchange(
         return recorded, carried_out(view, watch)
     adapting = carried_out(view, _half(watch, 0))
     plain = carried_out(replace(view, adaptation=Adaptation()), _half(watch, 1))
-    weaker, stronger = sorted((plain, adapting), key=lambda scored: scored.against_x.means()["psnr"] or 0.0)
+    weaker, stronger = sorted((plain, adapting), key=_closeness)
     return recorded, replace(stronger, weaker=weaker)
+
+
+def _closeness(scored: Scored) -> float:
+    """The mean PSNR; what is not a number is not close."""
+    value = scored.against_x.means()["psnr"]
+    return -math.inf if value is None or math.isnan(value) else value
 
 
 def _half(watch: Watch | None, done: int) -> Watch | None:

@@ -80,6 +80,7 @@ def attack_command(
             examples=examples,
             round_=round_,
             client=client[0] if client else None,
+            exchange=exchange,
             seed=seed,
             data=data,
             as_json=as_json,

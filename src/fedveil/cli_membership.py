@@ -25,6 +25,7 @@ def attack_membership(
     examples: int | None,
     round_: int | None,
     client: int | None,
+    exchange: int,
     seed: int,
     data: Path | None,
     as_json: bool,
@@ -38,6 +39,7 @@ def attack_membership(
         examples=500 if examples is None else examples,
         round=round_,
         client=client,
+        exchange=exchange,
         attack_seed=seed,
         data_dir=data,
     )

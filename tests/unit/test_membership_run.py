@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
+from fedveil.attacks.membership.thresholds import LossThreshold
+from fedveil.attacks.membership.view import MembershipView, Recipe
 from fedveil.audits.unperturbed import audit_event, audit_untouched_client, audit_untouched_records
 from fedveil.config import build_method, make_config
 from fedveil.errors import InputError, ResultError
@@ -19,10 +24,19 @@ from fedveil.privacy.releases import Plan
 PLAN = Plan(100, 10, "fixed", 200, 600, 600)
 
 
-def finished(folder: Path, *, transcript: bool = True, rounds: int = 2, **method: Any) -> Path:
+def finished(
+    folder: Path,
+    *,
+    transcript: bool = True,
+    rounds: int = 2,
+    model: str = "logistic",
+    wrap: Sequence[dict[str, Any]] = (),
+    **method: Any,
+) -> Path:
     config = make_config(
         {
-            "task": {"dataset": "digits", "model": "logistic"},
+            "task": {"dataset": "digits", "model": model},
+            "wrap": list(wrap),
             "partition": {"kind": "iid", "clients": 40},
             "method": {"name": "dp-fedags", "lr": 0.5, "batch_size": 64} | method,
             "run": {"rounds": rounds, "cohort": 4, "transcript": transcript, "workers": 1},
@@ -65,6 +79,10 @@ def test_the_attack_is_written_beside_the_run(tmp_path: Path) -> None:
         {"name": "dp-fedavg"},
         {"name": "dp-fedsnlc"},
         {"name": "cpsgd", "epsilon": 50.0},
+        {"name": "cpsgd", "epsilon": 50.0, "wrap": [{"name": "server-momentum"}]},
+        {"name": "fedsgd", "batch_size": None},
+        {"name": "fedem", "batch_size": 16},
+        {"name": "scaffold"},
     ],
 )
 def test_uploads_of_every_form_can_be_attacked(tmp_path: Path, method: dict[str, Any]) -> None:
@@ -72,6 +90,64 @@ def test_uploads_of_every_form_can_be_attacked(tmp_path: Path, method: dict[str,
     found = attack_result(folder, "loss-threshold", target="upload", examples=36)
     assert 0 <= found.auc.value <= 1
     assert "upload of client" in found.target
+
+
+@pytest.mark.parametrize("name", ["fedsgd", "fedem"])
+def test_members_of_a_batch_are_the_examples_in_it(tmp_path: Path, name: str) -> None:
+    """A gradient of 12 examples names them; the client's others, which are in later batches, are no members of it."""
+    method: dict[str, Any] = {"name": name, "batch_size": 12} | (
+        {"perturbation_steps": 1} if name == "fedem" else {}
+    )
+    folder = finished(tmp_path, rounds=1, model="mlp-2", **method)
+    for exchange in (0, 1):
+        found = attack_result(folder, "gradient-alignment", target="upload", exchange=exchange)
+        assert found.members <= 12
+        assert found.auc.value > 0.95
+    assert "exchange 1" in found.target
+
+
+def test_a_change_of_the_model_is_no_model(tmp_path: Path) -> None:
+    """Scaffold's first round is FedAvg's, and so is what its uploads give away."""
+    aucs = [
+        attack_result(
+            finished(tmp_path / name, rounds=1, name=name), "gradient-alignment", target="upload", examples=36
+        ).auc.value
+        for name in ("fedavg", "scaffold")
+    ]
+    assert aucs[1] == pytest.approx(aucs[0], abs=0.02)
+
+
+def test_examples_of_clients_that_never_took_part_are_no_members(tmp_path: Path) -> None:
+    found = attack_result(finished(tmp_path, rounds=1, name="fedavg"), "loss-threshold", examples=500)
+    assert found.members <= 4 * 36
+
+
+def test_shadows_train_as_the_method_inside_its_wrappers_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In batches of all clients whose models are averaged: 4 of 16."""
+    recipes: list[Recipe] = []
+
+    def seen(_self: LossThreshold, view: MembershipView, _rng: np.random.Generator) -> Tensor:
+        recipes.append(view.recipe)
+        return torch.arange(len(view.asked)).double()
+
+    monkeypatch.setattr(LossThreshold, "__call__", seen)
+    fields: dict[str, Any] = {"name": "fedavg", "epochs": 3, "batch_size": 16, "momentum": 0.5}
+    for place, wrap in (("plain", ()), ("wrapped", [{"name": "model-average"}])):
+        folder = finished(tmp_path / place, wrap=wrap, **fields)
+        attack_result(folder, "loss-threshold", examples=36)
+        attack_result(folder, "loss-threshold", examples=36, target="upload")
+    model, upload = recipes[:2]
+    assert recipes[2:] == [model, upload]
+    assert (model.lr, model.batch_size, model.epochs, model.momentum) == (0.5, 64, 3, 0.5)
+    assert (upload.batch_size, upload.epochs) == (16, 3)
+
+
+def test_an_upload_that_is_no_whole_model_is_refused(tmp_path: Path) -> None:
+    folder = finished(tmp_path, rounds=1, name="centaur", model="mlp-2")
+    with pytest.raises(InputError, match="never holds"):
+        attack_result(folder, "loss-threshold", target="upload")
 
 
 def test_what_is_not_there_cannot_be_attacked(tmp_path: Path) -> None:
