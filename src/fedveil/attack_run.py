@@ -22,7 +22,16 @@ from fedveil.attacks.view import Adaptation, Attack, Finding, ServerView, Watch
 from fedveil.checkpoint import write_atomically, writing
 from fedveil.errors import InputError, ResultError
 from fedveil.evaluation.image_quality import Brightness, Quality, compare_images, match_images, psnr
-from fedveil.recorded import Exchange, RecordedRun, Truth, open_run, read_exchange, server_view, truth
+from fedveil.recorded import (
+    Exchange,
+    RecordedRun,
+    Truth,
+    open_run,
+    pixel_scale,
+    read_exchange,
+    server_view,
+    truth,
+)
 from fedveil.streams import named_stream
 from fedveil.task import Task
 from fedveil.tree import Params
@@ -162,7 +171,7 @@ def attack_smallest(
 def score(run: RecordedRun, view: ServerView, finding: Finding, held: Truth) -> Scored:
     """The finding against what the clients held; batches are matched image by image for least squared error."""
     dataset = run.prepared.dataset
-    brightness = Brightness(dataset.mean, dataset.std)
+    brightness = Brightness(*pixel_scale(dataset))
     order = [match_images(found, x) for found, x in zip(finding.images, held.x, strict=True)]
     found = torch.cat([images[o] for images, o in zip(finding.images, order, strict=True)])
     x = held.x.flatten(0, 1)
@@ -348,7 +357,7 @@ def _figure(run: RecordedRun, attack: Attack, content: dict[str, Any], scored: S
         strips,
         [step for step, _ in scored.finding.path],
         scored.against_x,
-        Brightness(dataset.mean, dataset.std),
+        Brightness(*pixel_scale(dataset)),
         title=title,
         subtitle=subtitle,
     )

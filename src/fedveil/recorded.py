@@ -16,6 +16,7 @@ from fedveil.attacks.knowledge import adaptation_to, declared_noise, local_steps
 from fedveil.attacks.uploads import as_gradient
 from fedveil.attacks.view import UNKNOWN, Adaptation, ServerView, TextKnowledge, image_box
 from fedveil.config import Config, load_config
+from fedveil.data.dataset import Dataset
 from fedveil.errors import InputError, ResultError
 from fedveil.experiment import Prepared, prepare
 from fedveil.messages import Message, MessageError
@@ -29,6 +30,8 @@ from fedveil.results import ResultFolder
 from fedveil.sampling import draw_cohort
 from fedveil.streams import ClientStreams
 from fedveil.tree import Params, add, concatenate, expand, norms, scale, sub, without_axis, zeros_like
+
+_WIDE = 10.0  # between black and white of pixels that are not normalised: stored bytes
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,8 @@ def server_view(
     count = _examples(up, examples)
     dataset = run.prepared.dataset
     image = len(dataset.input_shape) == 3
+    mean, std = pixel_scale(dataset)
+    foreign = image and ((mean, std) != (dataset.mean, dataset.std) or 1 / min(std) > _WIDE)
     parameters = sum(leaf[0].numel() for leaf in observed.values())
     return ServerView(
         run.prepared.task,
@@ -152,7 +157,7 @@ def server_view(
         count,
         dataset.input_shape,
         dataset.num_classes,
-        image_box(dataset.mean, dataset.std) if image else None,
+        image_box(mean, std) if image else None,
         labels,
         local,
         adaptation_to(run.prepared.method, exchange.at, parameters, count) if adaptive else Adaptation(),
@@ -160,7 +165,27 @@ def server_view(
         None if texts is None else _text_knowledge(run, texts),
         past.drift,
         (*past.notes, *_unknown_dropout(run)),
+        float(dataset.test.x.mean()) if foreign else 0.0,
+        float(dataset.test.x.std()) if foreign else 1.0,
     )
+
+
+def pixel_scale(dataset: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and std such that `x * std + mean` is brightness from 0 to 1.
+
+    Own arrays of images may hold any numbers: where the public ones do not lie between black and white, their least
+    and greatest numbers are taken for these. An attack bounded by a wrong black and white would fail for nothing.
+    """
+    x = dataset.test.x
+    if len(dataset.input_shape) != 3 or not len(x):
+        return dataset.mean, dataset.std
+    low, high = image_box(dataset.mean, dataset.std)
+    slack = 0.01 * (high - low)
+    if bool(((x >= low - slack) & (x <= high + slack)).all()):
+        return dataset.mean, dataset.std
+    least, most = float(x.min()), float(x.max())
+    channels = len(dataset.mean)
+    return (-least / (most - least),) * channels, (1 / (most - least),) * channels
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ from fedveil.attacks.registry import make_attack
 from fedveil.attacks.uploads import as_gradient
 from fedveil.cli import app
 from fedveil.config import make_config
+from fedveil.data.dataset import Dataset
+from fedveil.data.registry import load_dataset
 from fedveil.errors import InputError, ResultError
 from fedveil.experiment import run_seed
 from fedveil.methods.cpsgd import CpSGD, Levels, rotate
@@ -319,6 +321,45 @@ def test_labels_are_read_off_gradients_that_local_steps_sum_up(
 def test_one_wrong_label_does_not_make_the_others_wrong() -> None:
     assert labels_right(torch.tensor([[1, 2, 3, 4]]), torch.tensor([[0, 1, 2, 3]])) == 0.75
     assert labels_right(torch.tensor([[1, 1, 1]]), torch.tensor([[2, 1, 1]])) == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(("least", "most"), [(0.0, 1.0), (0.0, 255.0), (-0.8, 1.9)])
+def test_own_images_are_attacked_in_their_own_range(tmp_path: Path, least: float, most: float) -> None:
+    """Arrays hold whatever numbers their owner likes; black and white are then those of the public images."""
+    digits = load_dataset("digits", normalise="unit")
+    assert isinstance(digits, Dataset)
+    x, y = least + (most - least) * digits.train.x.numpy(), digits.train.y.numpy()
+    data = tmp_path / "data"
+    data.mkdir()
+    for client in range(2):
+        np.savez(data / f"{client}.npz", x=x[client : client + 1], y=y[client : client + 1])
+    np.savez(data / "test.npz", x=x[100:400], y=y[100:400])
+    folder = finished(
+        tmp_path / "results",
+        {"name": "fedsgd", "lr": 0.001},
+        task={"dataset": "client-folder", "data_options": {"path": str(data)}, "model": "lenet-5"},
+        partition={"kind": "user"},
+        run={"rounds": 1, "sampler": "all", "cohort": None},
+    )
+    attack = make_attack("inverting-gradients", {"steps": 250})
+    _, scored = attack_exchange(open_run(folder), attack, round=1, clients=[0, 1])
+    assert isinstance(scored, Scored)
+    assert scored.trivial_psnr == pytest.approx(12, abs=2)
+    assert max(scored.against_x.psnr) > 25  # the other one is missed from this start
+
+
+def test_stored_bytes_are_searched_in_their_own_unit(tmp_path: Path) -> None:
+    folder = finished(
+        tmp_path,
+        {"name": "fedsgd", "lr": 0.001},
+        task={"data_options": {"max_train": 2, "normalise": "none"}, "model": "lenet-5"},
+        partition={"kind": "iid", "clients": 2},
+        run={"rounds": 1, "sampler": "all", "cohort": None},
+    )
+    run = open_run(folder)
+    view = server_view(run, read_exchange(run, 1), [0])
+    assert view.unit == pytest.approx(16 * 0.376, rel=0.05)
+    assert view.centre == pytest.approx(16 * 0.3053, rel=0.05)
 
 
 def test_integers_of_a_rotated_update_are_turned_back() -> None:

@@ -106,7 +106,8 @@ class ServerView:
     then `local` says how it was trained. `labels [T, B]` are there only if the server is taken to know them.
     `public` are examples `[n, ...]` of the same kind that anybody has; `text` is there if the data are texts.
     `drift` `[T, ...]` was added to each gradient of local training, which the server has sent or can add up.
-    `notes` say what of the clients' training the server does not know.
+    `notes` say what of the clients' training the server does not know. `centre` and `unit` are the mean and deviation
+    of pixels that do not come normalised: searches start and step in these units.
     """
 
     task: Task
@@ -123,6 +124,8 @@ class ServerView:
     text: TextKnowledge | None = None
     drift: Params | None = None
     notes: tuple[str, ...] = ()
+    centre: float = 0.0
+    unit: float = 1.0
 
     def __post_init__(self) -> None:
         if self.examples < 1:

@@ -154,7 +154,7 @@ class GIAS(Named):
 
         def loss_of(x: Tensor) -> Tensor:
             loss = distance(candidate_gradients(view, x, rows.labels, orders))
-            return loss + self.tv * total_variation(x) if image and self.tv else loss
+            return loss + self.tv / view.unit * total_variation(x) if image and self.tv else loss
 
         def in_latent(variables: Sequence[Tensor]) -> Tensor:
             codes = variables[0]

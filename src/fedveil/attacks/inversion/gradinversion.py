@@ -104,7 +104,7 @@ class GradInversion(Named):
             x = variables[0]
             loss = distance(candidate_gradients(view, x, rows.labels, orders))
             if image:
-                loss = loss + self.tv * total_variation(x)
+                loss = loss + self.tv / view.unit * total_variation(x)
             loss = loss + self.l2 * x.square().flatten(1).sum(1)
             if statistics is not None:
                 loss = loss + self.batch_norm * statistics(x)
@@ -116,7 +116,7 @@ class GradInversion(Named):
             [rows.noise(rng)],
             objective,
             steps=self.steps,
-            lr=self.lr,
+            lr=self.lr * view.unit,
             signed=True,
             box=view.box,
             watch=watch,

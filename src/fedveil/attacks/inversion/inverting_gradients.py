@@ -50,13 +50,13 @@ class InvertingGradients(Named):
         def objective(variables: Sequence[Tensor]) -> Tensor:
             x = variables[0]
             loss = distance(candidate_gradients(view, x, rows.labels, orders))
-            return loss + self.tv * total_variation(x) if image and self.tv else loss
+            return loss + self.tv / view.unit * total_variation(x) if image and self.tv else loss
 
         found = stacked_adam(
             [rows.noise(rng)],
             objective,
             steps=self.steps,
-            lr=self.lr,
+            lr=self.lr * view.unit,
             signed=self.signed,
             box=view.box,
             watch=watch,

@@ -68,7 +68,9 @@ class Rows:
 
     def noise(self, rng: np.random.Generator) -> Tensor:
         """A standard normal start for each restart, the same for every upload: none depends on the others."""
-        return self.spread(rng, self.view.examples, *self.view.input_shape)
+        return self.view.centre + self.view.unit * self.spread(
+            rng, self.view.examples, *self.view.input_shape
+        )
 
     def spread(self, rng: np.random.Generator, *shape: int) -> Tensor:
         """Standard normal numbers of this shape for each restart, repeated for every upload."""
