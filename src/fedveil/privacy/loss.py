@@ -37,6 +37,7 @@ _COARSEST = 10.0  # spacing of losses above which distributions are not worth ha
 _SPACINGS = ((1e-2, 1.0), (2e-3, 0.09), (1e-3, 0.03), (1e-4, 1e-3))  # spacing, from which size of loss on
 _MOST_POINTS = 2e6
 _TAIL = 2e-22
+_MOST_DEVIATIONS = 1e5  # of the noise, up to the highest order
 _ORDERS: tuple[float, ...] = (  # the customary ones
     *(1 + i / 10 for i in range(1, 100)),
     *map(float, range(11, 64)),
@@ -306,10 +307,12 @@ def _epsilon_by_renyi(steps: tuple[tuple[Step, int], ...], delta: float) -> floa
 
 def _step_renyi(step: Step, orders: tuple[float, ...]) -> tuple[Floats, float]:
     """The divergence of a step, and the probability with which it fails altogether."""
-    if step.fixed_cohort is not None:
-        raise InputError(
-            "sampler", "fixed", "has no Renyi bound here for a hidden cohort", "Use the best accountant."
-        )
+    seen_rate = step.seen_rate
+    if (
+        step.fixed_cohort is not None
+    ):  # no bound for a hidden one: who took part counts as seen, which is dearer
+        clients, cohort = step.fixed_cohort
+        seen_rate = cohort / clients
     value = np.zeros(len(orders))
     fails = 0.0
     for protection, rate, n in step.bundle.parts:
@@ -318,7 +321,7 @@ def _step_renyi(step: Step, orders: tuple[float, ...]) -> tuple[Floats, float]:
             fails += n * _amplified(protection, rate)[1]
         if isinstance(protection, RandomGaussianNoise):
             fails += protection.failure
-    value, fails = _seen_renyi(value, step.seen_rate, orders), step.seen_rate * fails
+    value, fails = _seen_renyi(value, seen_rate, orders), seen_rate * fails
     if step.weight < 1:
         if step.otherwise is None:
             return _seen_renyi(value, step.weight, orders), step.weight * fails
@@ -388,11 +391,13 @@ def _sampled_gaussian_renyi(rate: float, multiplier: float, orders: tuple[float,
 
     At whole orders the finite sum of dp-accounting, between them (where it interpolates) the integral
     E_z[(1 - q + q e^((2z - 1) / 2s^2))^a], z ~ N(0, s^2), by the trapezoid rule, which for such integrands
-    is exact to rounding.
+    is exact to rounding. Next to no noise would need too many points: there the next whole order bounds it.
     """
     import dp_accounting
 
     alpha = np.asarray(orders)
+    if alpha.max() / multiplier > _MOST_DEVIATIONS:
+        alpha = np.ceil(alpha)
     whole = alpha == np.round(alpha)
     event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(multiplier))
     accountant = dp_accounting.rdp.RdpAccountant(list(alpha[whole]))

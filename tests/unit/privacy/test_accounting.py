@@ -210,6 +210,16 @@ def test_next_to_no_noise_has_a_huge_epsilon_and_does_not_overflow() -> None:
         assert rho < found < 1.2 * rho + 100
 
 
+@pytest.mark.parametrize("sampler", ["fixed", "poisson"])
+@pytest.mark.parametrize("delta", [1e-12, 1e-5])
+def test_next_to_no_noise_on_a_hidden_sum_is_priced_too(sampler: Any, delta: float) -> None:
+    plan = Plan(3, 2, sampler, 7)
+    release = Release("sum", "client", ("observer",), GaussianNoise(1e-4), participation="hidden")
+    (row,) = [row for row in account([release], plan, delta) if row.adversary == "observer"]
+    assert row.epsilon is not None
+    assert 7 * 0.5 / 1e-8 * 0.9 < row.epsilon < 7 * 4 * 0.5 / 1e-8 * 1.2
+
+
 def test_fixed_cohorts_under_zero_out_take_the_better_of_two_valid_bounds() -> None:
     plan = Plan(100, 10, "fixed", 100)
     hidden = _client(GaussianNoise(1.0), participation="hidden", adjacency="zero-out")
