@@ -270,6 +270,8 @@ def run_on(
     tested = check_test(task, test)
     server = first_server(task, method, plan, seed)
     folder = None if results is None else ResultFolder(Path(results))
+    if folder is not None:
+        folder.require_unheld()
     ledger = settings.ledger or (None if folder is None else folder.path / "ledger.jsonl")
     described = _describe(task, method, plan, seed)
     # On a shared ledger another run must not pass for this one resumed: it may have other data. One without a folder

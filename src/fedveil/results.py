@@ -12,7 +12,7 @@ import os
 import platform
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -96,13 +96,24 @@ class ResultFolder:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             lock.close()
-            raise ResultError(
-                f"{self.path} is in use by another process. Wait for it, or choose another folder."
-            ) from error
+            raise self._in_use() from error
         try:
             yield
         finally:
             lock.close()
+
+    def require_unheld(self) -> None:
+        """Refuse a folder that another process writes to, before its ledger is read half written."""
+        with suppress(FileNotFoundError), (self.path / ".lock").open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError as error:
+                raise self._in_use() from error
+
+    def _in_use(self) -> ResultError:
+        return ResultError(
+            f"{self.path} is in use by another process. Wait for it, or choose another folder."
+        )
 
     def require(self, identity: str) -> None:
         """Refuse a folder begun under another identity, which names what the result depends on."""

@@ -108,6 +108,16 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path: Path, finished: bool) ->
     assert go_on(x, y, parts, test).summary["rounds"] == 2
 
 
+def test_a_folder_in_use_is_called_that_whatever_its_ledger_looks_like_meanwhile(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="power cut"):
+        go(tmp_path / "r", observers=[Breaks(3)])
+    ledger = tmp_path / "r" / "ledger.jsonl"
+    with ResultFolder(tmp_path / "r").held():
+        ledger.write_text(ledger.read_text()[:-20])  # as it may be while a line is written
+        with pytest.raises(ResultError, match="in use by another process"):
+            go(tmp_path / "r")
+
+
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "none"])
 def test_a_damaged_checkpoint_is_not_believed(tmp_path: Path, damage: str) -> None:
     whole = go(tmp_path / "whole")
