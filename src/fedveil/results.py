@@ -104,7 +104,7 @@ class ResultFolder:
 
     def require_unheld(self) -> None:
         """Refuse a folder that another process writes to, before its ledger is read half written."""
-        with suppress(FileNotFoundError), (self.path / ".lock").open() as lock:
+        with suppress(OSError), (self.path / ".lock").open() as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except OSError as error:

@@ -132,9 +132,8 @@ class Ledger:
 
     def refresh(self) -> None:
         """Read and verify what other processes have appended."""
-        count, last = (
-            self._head()
-        )  # first: what another process appends meanwhile only adds to what it vouches for
+        # The head first: what another process appends meanwhile only adds to what it vouches for.
+        count, last = self._head()
         try:
             if not self.path.exists():
                 if self._entries or count:
@@ -209,7 +208,7 @@ class Ledger:
         return self._entries[-1].hash if self._entries else GENESIS
 
     def _head_path(self) -> Path:
-        return self.path.with_name(self.path.name + ".head")
+        return self.path.parent / f"{self.path.name}.head"
 
     def _head(self) -> tuple[int, str]:
         try:
