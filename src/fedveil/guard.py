@@ -139,7 +139,7 @@ class PrivacyGuard(Observer):
 
     def round_ends(self, end: RoundEnd) -> None:
         step = max(1, self._plan.rounds // _POINTS)
-        if end.at.round % step == 0 or end.last:
+        if end.at.round % step == 0 or end.at.round == 1 or end.last:
             end.metrics["epsilon"] = self._epsilon_after(end.at.round)
 
     def _epsilon_after(self, round_: int) -> float | None:

@@ -14,7 +14,7 @@ import torch
 
 from fedveil import ArrayClients, LazyClients, PrivacySettings, Result, Task, run
 from fedveil.data.dataset import Examples
-from fedveil.errors import DataError, DivergedError, FedveilError, InputError, ResultError
+from fedveil.errors import DataError, DivergedError, InputError, ResultError
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.dp_fedprox import DPFedProx
 from fedveil.methods.fedavg import FedAvg
@@ -208,7 +208,7 @@ def test_an_update_that_cannot_be_clipped_names_the_round_and_a_remedy(workers: 
     clients = make_clients()
     clients.x = clients.x.float()
     with pytest.raises(
-        FedveilError, match=r"round \d+: a client's update is not finite.* Lower the learning"
+        DivergedError, match=r"round \d+: a client's update is not finite.* Lower the learning"
     ):
         run(Task(Explodes), clients, UDPFedAvg(lr=1e30), rounds=5, cohort=3, workers=workers)
 

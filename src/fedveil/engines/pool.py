@@ -21,7 +21,7 @@ from torch import Tensor
 from fedveil.engines.arena import Arena, Leaf, layout, require_room
 from fedveil.engines.outbox import Expected, Outbox
 from fedveil.engines.worker import ClientWorker
-from fedveil.errors import FedveilError
+from fedveil.errors import DataError, DivergedError, FedveilError
 from fedveil.messages import Message
 from fedveil.methods.method import At
 from fedveil.privacy.releases import Plan
@@ -149,6 +149,9 @@ def _send(connection: Connection, data: bytes) -> None:
         connection.send_bytes(data)
 
 
+_KINDS = {kind.__name__: kind for kind in (DataError, DivergedError)}  # errors that callers tell apart
+
+
 @contextmanager
 def _worker_lives() -> Iterator[None]:
     """A worker that was killed, whatever it was about to do, is an error that says what may help."""
@@ -165,7 +168,7 @@ def _receive(connection: Connection) -> list[dict[str, Any]]:
     with _worker_lives():
         reply: dict[str, Any] = json.loads(connection.recv_bytes())
     if "error" in reply:
-        raise FedveilError(reply["error"])
+        raise _KINDS.get(reply["kind"], FedveilError)(reply["error"])
     if "crash" in reply:
         raise RuntimeError("in a worker process:\n" + reply["crash"])
     replies: list[dict[str, Any]] = reply["chunks"]
@@ -223,7 +226,7 @@ def _serve(
             assert exchange is not None, "chunks before their order"
             reply: dict[str, Any] = {"chunks": [exchange.work(rows) for rows in job["chunks"]]}
         except FedveilError as error:
-            reply = {"error": str(error)}
+            reply = {"error": str(error), "kind": type(error).__name__}
         except Exception:
             reply = {"crash": traceback.format_exc()}
         try:

@@ -103,9 +103,14 @@ def _who_took_part(release: Release) -> str:
     return ", and who took part" if release.participation == "seen" else ", but not who took part"
 
 
+def betrays_somebody(delta: float, units: int) -> bool:
+    """Whether such a delta would allow to publish one of so many units whole: then no epsilon is protection."""
+    return delta * units >= 1
+
+
 def _meaning(row: Guarantee, epsilon: float, plan: Plan | None) -> str:
     units = 1 if plan is None else plan.clients * (1 if row.unit == "client" else plan.records_per_client)
-    if epsilon <= 10 and row.delta * units >= 1:
+    if epsilon <= 10 and betrays_somebody(row.delta, units):
         return (
             f"Delta is too large for this to be called protection: with {units} {row.unit}s it would allow to "
             "publish one of them whole."

@@ -35,6 +35,8 @@ class Proof:
     sampler: str
     theorem: str
     reason: str
+    units: int = 1
+    """How many such units take part."""
 
 
 @dataclass(frozen=True)
@@ -282,7 +284,7 @@ def _build(
         bytes_down=told.number("bytes_down", required=False),
         stopped=told.text("stopped", required=False),
         claim=_claim(privacy.values.get("paper_claim")),
-        proven=_proofs(privacy),
+        proven=_proofs(privacy, plan),
         audits=(*(_audit_rows(audit) if audit else []), *audits),
         words=told.text("privacy_in_words"),
         classes=tuple(str(item) for item in told.items("classes", required=False)),
@@ -338,7 +340,9 @@ class _Fields:
         return False
 
 
-def _proofs(privacy: _Fields) -> tuple[Proof, ...]:
+def _proofs(privacy: _Fields, plan: Mapping[str, Any]) -> tuple[Proof, ...]:
+    clients = _whole(plan.get("clients")) or 1
+    records = clients * (_whole(plan.get("smallest_client")) or 1)
     rows = []
     for row in privacy.items("proven"):
         if not isinstance(row, Mapping) or not row.get("adversary"):
@@ -354,6 +358,7 @@ def _proofs(privacy: _Fields) -> tuple[Proof, ...]:
                 sampler=str(row.get("sampler", "")),
                 theorem=str(row.get("theorem", "")),
                 reason=str(row.get("reason", "")),
+                units=records if row.get("unit") == "record" else clients,
             )
         )
     return tuple(rows)

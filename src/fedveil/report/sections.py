@@ -197,7 +197,7 @@ def _words(setting: Setting, *, opened: bool) -> str:
                 float("inf") if proof.epsilon is None else proof.epsilon,
             ),
             NOTHING if proof.delta is None else small(proof.delta),
-            escape(strength(proof.epsilon)),
+            escape(strength(proof)),
             escape(proof.theorem if proof.epsilon is not None else proof.reason),
         ]
         for proof in setting.proofs()

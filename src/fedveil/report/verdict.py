@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedveil.privacy.statement import show
-from fedveil.report.reading import Paper, number
+from fedveil.privacy.statement import betrays_somebody, show
+from fedveil.report.reading import Paper, Proof, number
 from fedveil.report.settings import WHO, WHOM, Setting, Spread
 
 Level = Literal["good", "fair", "weak", "bad"]
@@ -37,20 +37,28 @@ def small(value: float) -> str:
     return f"{value:g}"
 
 
-def level(epsilon: float | None) -> Level:
+def level(row: Proof | None) -> Level:
     """The same limits as the privacy statement's words."""
-    if epsilon is None:
+    if row is None or row.epsilon is None:
         return "bad"
-    return "good" if epsilon <= 1 else "fair" if epsilon <= 10 else "weak"
+    if row.epsilon > 10 or _large_delta(row):
+        return "weak"
+    return "good" if row.epsilon <= 1 else "fair"
 
 
-def strength(epsilon: float | None) -> str:
+def strength(row: Proof) -> str:
+    if row.epsilon is not None and row.epsilon <= 10 and _large_delta(row):
+        return "delta is too large for this to be called protection"
     return {
         "good": "strong protection",
         "fair": "a meaningful limit",
         "weak": "too large to be called protection",
         "bad": "nothing proven",
-    }[level(epsilon)]
+    }[level(row)]
+
+
+def _large_delta(row: Proof) -> bool:
+    return row.delta is not None and betrays_somebody(row.delta, row.units)
 
 
 def headline(settings: Sequence[Setting]) -> Verdict:
@@ -67,21 +75,23 @@ def headline(settings: Sequence[Setting]) -> Verdict:
         return _untested([s for s in settings if s.first.finished])
     best = max(done, key=_accuracy)
     proven = [setting for setting in done if setting.proof("observer") is not None]
-    limited = [setting for setting in proven if _epsilon(setting) <= 10]
+    limited = [setting for setting in proven if _level(setting) in ("good", "fair")]
     if limited:
         pick = max(limited, key=_accuracy)
         row = pick.proof("observer")
         assert row is not None
         text = (
             f"{pick.name} reaches {percent(pick.accuracy)} with epsilon {show(_epsilon(pick))} proven "
-            f"for {WHOM.get(row.unit, row.unit)} against {_AGAINST['observer']}: {strength(row.epsilon)}."
+            f"for {WHOM.get(row.unit, row.unit)} against {_AGAINST['observer']}: {strength(row)}."
         )
-        return Verdict(level(row.epsilon), text + _server(pick, row.unit) + _useless(pick) + _gap(best, pick))
+        return Verdict(level(row), text + _server(pick, row.unit) + _useless(pick) + _gap(best, pick))
     if proven:
         pick = min(proven, key=_epsilon)
+        row = pick.proof("observer")
+        assert row is not None
         text = (
             f"No run here proves a meaningful limit. The smallest epsilon is {show(_epsilon(pick))}, "
-            f"of {pick.name} at {percent(pick.accuracy)}: {strength(_epsilon(pick))}."
+            f"of {pick.name} at {percent(pick.accuracy)}: {strength(row)}."
         )
         return Verdict("weak", text + _useless(pick) + _gap(best, pick))
     other = [s for s in done if s.proof("server") or s.proof("client")]
@@ -105,9 +115,9 @@ def _untested(settings: Sequence[Setting]) -> Verdict:
     assert row is not None
     text = (
         f"No accuracy was measured. {pick.name} proves epsilon {show(_epsilon(pick))} for "
-        f"{WHOM.get(row.unit, row.unit)} against {_AGAINST['observer']}: {strength(row.epsilon)}."
+        f"{WHOM.get(row.unit, row.unit)} against {_AGAINST['observer']}: {strength(row)}."
     )
-    return Verdict(level(row.epsilon), text + _server(pick, row.unit))
+    return Verdict(level(row), text + _server(pick, row.unit))
 
 
 def lines(setting: Setting) -> list[Verdict]:
@@ -138,7 +148,7 @@ def _line(setting: Setting) -> str:
     unit = rows[0].unit
     said = ", ".join(
         f"epsilon {show(row.epsilon or 0)}{_other_unit(row.unit, unit)} against {_AGAINST[row.adversary]} "
-        f"({strength(row.epsilon)})"
+        f"({strength(row)})"
         for row in rows
     )
     whom = WHOM.get(unit, unit)
@@ -216,7 +226,7 @@ def _server(setting: Setting, unit: str) -> str:
     if row is None:
         return " Against the server nothing is proven."
     other = _other_unit(row.unit, unit)
-    return f" Against the server: epsilon {show(row.epsilon or 0)}{other}, {strength(row.epsilon)}."
+    return f" Against the server: epsilon {show(row.epsilon or 0)}{other}, {strength(row)}."
 
 
 def _other_unit(unit: str, than: str) -> str:
@@ -240,8 +250,7 @@ def _gap(best: Setting, pick: Setting) -> str:
 
 
 def _level(setting: Setting) -> Level:
-    row = setting.proof("observer")
-    return level(None if row is None else row.epsilon)
+    return level(setting.proof("observer"))
 
 
 def _accuracy(setting: Setting) -> float:

@@ -83,6 +83,17 @@ def test_the_headline_picks_the_best_run_with_a_meaningful_proof(tmp_path: Path)
     assert "fedavg reaches 91.00 ± 1.41 % without any proof" in said.text
 
 
+def test_a_delta_that_betrays_somebody_is_no_protection(tmp_path: Path) -> None:
+    row = proof("observer", 0.5)
+    write_run(tmp_path / "small", "udp-fedavg", proven=[row | {"delta": 0.2}])
+    assert headline(group(read_runs([tmp_path / "small"]))).level == "good"  # of four clients
+    write_run(tmp_path / "large", "udp-fedavg", proven=[row | {"delta": 0.25}])
+    settings = group(read_runs([tmp_path / "large"]))
+    assert headline(settings).level == "weak"
+    assert "delta is too large for this to be called protection" in headline(settings).text
+    assert lines(settings[0])[0].level == "weak"
+
+
 def test_the_headline_never_calls_a_large_epsilon_or_no_proof_private(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "udp-fedavg", proven=[proof("observer", 97.0)])
     assert headline(group(read_runs([tmp_path / "a"]))).level == "weak"
