@@ -147,6 +147,16 @@ def test_stacked_shadows_are_those_trained_alone() -> None:
     assert not torch.allclose(together["1.weight"][0], together["1.weight"][1])
 
 
+def test_a_shadow_of_fewer_examples_takes_as_many_steps_as_the_target() -> None:
+    view = overfit()
+    part = [torch.arange(10)]
+    few = train_shadows(view.task, Recipe(0.1, 20, 3, examples=50), view.own, part, named_stream(6))
+    plain = train_shadows(view.task, Recipe(0.1, 4, 3), view.own, part, named_stream(6))
+    for name, leaf in plain.items():
+        assert torch.equal(few[name], leaf)
+
+
+
 def test_every_example_is_in_half_of_the_shadows() -> None:
     inside = balanced_halves(16, 300, named_stream(7))
     assert inside.shape == (16, 300)

@@ -137,13 +137,16 @@ def train_shadows(
         fresh = [task.init(seed + s) for s in range(len(parts))]
         w = {name: torch.stack([one[name] for one in fresh]) for name in fresh[0]}
     data = ArrayClients(pool.x, pool.y, parts).load(range(len(parts)))
+    batch = recipe.batch_size
+    if recipe.examples is not None and data.largest < recipe.examples:  # as many steps on fewer examples
+        batch = max(1, round(batch * data.largest / recipe.examples))
     return local_sgd(
         task,
         w,
         data,
         ClientStreams(seed, 0, tuple(range(len(parts)))),
         lr=recipe.lr,
-        batch_size=recipe.batch_size,
+        batch_size=batch,
         epochs=recipe.epochs,
         momentum=recipe.momentum,
         weight_decay=recipe.weight_decay,
