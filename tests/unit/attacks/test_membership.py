@@ -156,7 +156,6 @@ def test_a_shadow_of_fewer_examples_takes_as_many_steps_as_the_target() -> None:
         assert torch.equal(few[name], leaf)
 
 
-
 def test_every_example_is_in_half_of_the_shadows() -> None:
     inside = balanced_halves(16, 300, named_stream(7))
     assert inside.shape == (16, 300)
