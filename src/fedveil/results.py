@@ -248,9 +248,8 @@ class Checkpoints(Observer):
 
     def save(self) -> None:
         if self._unsaved is not None:
-            sync(
-                self._folder.with_name("rounds.jsonl")
-            )  # a checkpoint's rounds outlast a power cut as it does
+            # A checkpoint's rounds outlast a power cut as it does.
+            sync(self._folder.with_name("rounds.jsonl"))
             save_checkpoint(self._folder, self._unsaved)
             self._engine.saved()
             self._unsaved = None

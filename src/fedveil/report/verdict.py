@@ -78,8 +78,7 @@ def headline(settings: Sequence[Setting]) -> Verdict:
     limited = [setting for setting in proven if _level(setting) in ("good", "fair")]
     if limited:
         pick = max(limited, key=_accuracy)
-        row = pick.proof("observer")
-        assert row is not None
+        row = _published(pick)
         text = (
             f"{pick.name} reaches {percent(pick.accuracy)} with epsilon {show(_epsilon(pick))} proven "
             f"for {WHOM.get(row.unit, row.unit)} against {_AGAINST['observer']}: {strength(row)}."
@@ -87,8 +86,7 @@ def headline(settings: Sequence[Setting]) -> Verdict:
         return Verdict(level(row), text + _server(pick, row.unit) + _useless(pick) + _gap(best, pick))
     if proven:
         pick = min(proven, key=_epsilon)
-        row = pick.proof("observer")
-        assert row is not None
+        row = _published(pick)
         text = (
             f"No run here proves a meaningful limit. The smallest epsilon is {show(_epsilon(pick))}, "
             f"of {pick.name} at {percent(pick.accuracy)}: {strength(row)}."
@@ -111,8 +109,7 @@ def _untested(settings: Sequence[Setting]) -> Verdict:
             "bad", f"No accuracy was measured, and nothing is proven against {_AGAINST['observer']}."
         )
     pick = min(proven, key=_epsilon)
-    row = pick.proof("observer")
-    assert row is not None
+    row = _published(pick)
     text = (
         f"No accuracy was measured. {pick.name} proves epsilon {show(_epsilon(pick))} for "
         f"{WHOM.get(row.unit, row.unit)} against {_AGAINST['observer']}: {strength(row)}."
@@ -247,6 +244,13 @@ def _gap(best: Setting, pick: Setting) -> str:
     proof = best.proof("observer")
     without = "without any proof" if proof is None else f"with epsilon {show(_epsilon(best))}"
     return f" {best.name} reaches {percent(best.accuracy)} {without}."
+
+
+def _published(setting: Setting) -> Proof:
+    """What is proven against those who see only what is published, of a setting that has it."""
+    row = setting.proof("observer")
+    assert row is not None
+    return row
 
 
 def _level(setting: Setting) -> Level:
