@@ -308,9 +308,9 @@ def _epsilon_by_renyi(steps: tuple[tuple[Step, int], ...], delta: float) -> floa
 def _step_renyi(step: Step, orders: tuple[float, ...]) -> tuple[Floats, float]:
     """The divergence of a step, and the probability with which it fails altogether."""
     seen_rate = step.seen_rate
-    if (
-        step.fixed_cohort is not None
-    ):  # no bound for a hidden one: who took part counts as seen, which is dearer
+    if step.fixed_cohort is not None:
+        # No Renyi bound for a hidden cohort: who took part counts as seen, which is dearer. A part that is
+        # replaced has sensitivity 2C.
         clients, cohort = step.fixed_cohort
         seen_rate = cohort / clients
     value = np.zeros(len(orders))
