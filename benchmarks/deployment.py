@@ -30,18 +30,18 @@ import numpy as np
 import torch
 
 import fedveil
-from fedveil.config import make_config
 from fedveil.data.client_data import ArrayClients, LazyClients
-from fedveil.deploy.init import Federation, init
-from fedveil.deploy.processes import START_SECONDS, free_port
 from fedveil.engines.simulation import Simulation
 from fedveil.engines.worker import ClientWorker, one_thread
-from fedveil.flower_app.launch import run_seed
+from fedveil.experiment.config import make_config
+from fedveil.federation.create import Federation, init
+from fedveil.federation.launch import run_seed
+from fedveil.federation.processes import START_SECONDS, free_port
 from fedveil.methods import METHODS
 from fedveil.methods.method import AnyMethod, At, field_names
 from fedveil.methods.udp_fedavg import UDPFedAvg
 from fedveil.privacy.releases import Plan
-from fedveil.run import run_rounds
+from fedveil.session.loop import run_rounds
 from fedveil.streams import named_stream
 from fedveil.task import Task
 from fedveil.tree import with_axis

@@ -24,7 +24,7 @@ import torch
 import fedveil
 from fedveil.data.client_data import LazyClients
 from fedveil.methods.fedavg import FedAvg
-from fedveil.run import Observer, RoundEnd
+from fedveil.session.loop import Callback, RoundEnd
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ AXES = {
 }
 
 
-class _Clock(Observer):
+class _Clock(Callback):
     def __init__(self) -> None:
         self.ends: list[float] = []
 

@@ -27,9 +27,9 @@ from torch import nn
 
 import fedveil
 from fedveil.data.client_data import ArrayClients
-from fedveil.engines.arena import Arena
-from fedveil.engines.outbox import Expected, Outbox
+from fedveil.engines.shared_memory import SharedMemory
 from fedveil.engines.simulation import Simulation, cores
+from fedveil.engines.upload_tables import Expected, UploadTables
 from fedveil.engines.worker import ClientWorker
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.method import At
@@ -37,7 +37,7 @@ from fedveil.methods.shared_model import averaging_weights
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
 from fedveil.training import local_sgd
-from fedveil.training.chain_sgd import ChainSteps
+from fedveil.training.linear_sgd import LinearSteps
 from fedveil.tree import weighted_sum
 
 
@@ -262,10 +262,10 @@ def break_down(workload: Workload, repeats: int) -> None:
     method = FedAvg(lr=0.1, epochs=workload.epochs, batch_size=64)
     plan = fedveil.make_plan(clients, rounds=1000, sampler="all")
     server = method.init_server(task.init(0), plan)
-    uploads = Arena(workload.clients * (8 * task.parameter_count + 4096))
-    outbox = Outbox(uploads)
+    uploads = SharedMemory(workload.clients * (8 * task.parameter_count + 4096))
+    boxes = UploadTables(uploads)
     worker = ClientWorker(task, clients, method, seed=0)
-    task.memory = outbox.lend
+    task.memory = boxes.lend
     stopwatch = Stopwatch()
     for owner, name, label in (
         (worker, "update", "everything else"),
@@ -273,11 +273,11 @@ def break_down(workload: Workload, repeats: int) -> None:
         (local_sgd, "_walk", "order of the examples"),
         (ClientStreams, "of_round", "streams made"),
         (Task, "_draw_kept", "dropout drawn"),
-        (ChainSteps, "gather", "batches gathered"),
-        (ChainSteps, "start", "steps prepared"),
-        (ChainSteps, "_put_together", "steps prepared"),
-        (ChainSteps, "step", "steps"),
-        (outbox, "put", "upload written"),
+        (LinearSteps, "gather", "batches gathered"),
+        (LinearSteps, "start", "steps prepared"),
+        (LinearSteps, "_put_together", "steps prepared"),
+        (LinearSteps, "step", "steps"),
+        (boxes, "put", "upload written"),
     ):
         stopwatch.watch(owner, name, label)
     size = min(40, -(-workload.clients // cores()))  # about as the simulator cuts its cohort
@@ -289,9 +289,9 @@ def break_down(workload: Workload, repeats: int) -> None:
         down = method.broadcast(at, server, range(workload.clients))
         for first in range(0, workload.clients, size):
             ids = list(range(first, min(first + size, workload.clients)))
-            outbox.open(ids, expected)
+            boxes.open(ids, expected)
             up, _ = worker.update(ids, down, {}, at)
-            told = outbox.put({f"up/{name}": leaf for name, leaf in up.tensors().items()}, workload.clients)
+            told = boxes.put({f"up/{name}": leaf for name, leaf in up.tensors().items()}, workload.clients)
             expected = expected or told
         began = time.process_time()
         assert expected is not None

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from PIL import Image
 
-from fedveil.report.figures import accuracy_figure, save_figure
+from fedveil.figures.figure import save_figure
+from fedveil.report.figures import accuracy_figure
+from fedveil.report.groups import group
 from fedveil.report.html import write_report
 from fedveil.report.reading import read_runs
-from fedveil.report.settings import group
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 _WIDTH, _HEIGHT = 1180, 1670

@@ -12,9 +12,9 @@ import json
 import statistics
 from pathlib import Path
 
-from fedveil.config import load_config
-from fedveil.experiment import run_seed
-from fedveil.membership_run import attack_result
+from fedveil.attack_runs.membership import attack_result
+from fedveil.experiment.config import load_config
+from fedveil.experiment.prepare import run_seed
 
 ATTACKS = ("loss-threshold", "ml-leaks", "white-box")
 

@@ -9,18 +9,18 @@ import argparse
 import sys
 from pathlib import Path
 
-from fedveil.api import run
-from fedveil.config import load_config
-from fedveil.experiment import prepare
-from fedveil.methods.fedceo import FedCEO
-from fedveil.report.fedceo_figures import (
-    WatchSmoothing,
+from fedveil.experiment.config import load_config
+from fedveil.experiment.prepare import prepare
+from fedveil.figures.fedceo import (
     accuracy_figure,
     class_accuracy,
     smoothness_figure,
     spectrum_figure,
 )
-from fedveil.report.figures import save_figure
+from fedveil.figures.figure import save_figure
+from fedveil.methods.fedceo import FedCEO
+from fedveil.session.callbacks.keep import KeepSmoothing
+from fedveil.session.session import run
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -37,7 +37,7 @@ def idea(out: Path) -> None:
     prepared = prepare(config, 0)
     method = config.build_method()
     assert isinstance(method, FedCEO)
-    watch = WatchSmoothing()
+    watch = KeepSmoothing()
     run(
         prepared.task,
         prepared.clients,

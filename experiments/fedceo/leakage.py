@@ -16,16 +16,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedveil.api import run
 from fedveil.attacks.registry import make_attack
 from fedveil.attacks.view import ServerView, image_box
 from fedveil.data.client_data import ArrayClients
 from fedveil.data.digits import load_digits
 from fedveil.evaluation.image_quality import Brightness, psnr
+from fedveil.figures.fedceo import leakage_figure
+from fedveil.figures.figure import save_figure
 from fedveil.methods.fedceo import FedCEO
 from fedveil.models.registry import make_model
-from fedveil.report.fedceo_figures import WatchSmoothing, leakage_figure
-from fedveil.report.figures import save_figure
+from fedveil.session.callbacks.keep import KeepSmoothing
+from fedveil.session.session import run
 from fedveil.streams import named_stream
 from fedveil.task import Task
 from fedveil.tree import Params, concatenate, expand, rows, scale, sub, with_axis
@@ -37,7 +38,7 @@ LEARNING_RATE = 0.1
 
 def updates(task: Task, data: ArrayClients, start: Params, sigma: float) -> tuple[Params, Params]:
     """One round's uploads and their smoothed models, each read as gradients `[K, ...]`."""
-    watch = WatchSmoothing()
+    watch = KeepSmoothing()
     method = FedCEO(lr=LEARNING_RATE, epochs=1, batch_size=1, noise_multiplier=sigma, interval=1)
     run(task, data, method, rounds=1, cohort=CLIENTS, workers=1, observers=[watch])
     before = expand(with_axis(start), CLIENTS)

@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from fedveil.config import Config, build_rule, load_config
 from fedveil.errors import ResultError
 from fedveil.evaluation.accuracy import evaluate
-from fedveil.experiment import prepare, result_folder, run_seed
+from fedveil.experiment.config import Config, build_rule, load_config
+from fedveil.experiment.prepare import prepare, result_folder, run_seed
 from fedveil.methods.wrappers import Rule
 from fedveil.privacy.releases import Plan
-from fedveil.run import Observer, RoundEnd
+from fedveil.session.loop import Callback, RoundEnd
 from fedveil.task import Task
 from fedveil.tree import Params
 
@@ -195,7 +195,7 @@ def grid() -> Iterator[tuple[Case, int]]:
         yield from table("emnist", "variants", seed)
 
 
-class FollowRules(Observer):
+class FollowRules(Callback):
     """Applies rules to the models of a run that is not wrapped, and scores what they would have released."""
 
     def __init__(
@@ -230,7 +230,7 @@ def run_case(case: Case, seed: int, results: Path) -> bool:
     rules = [rule for rule in map(build_rule, FOLLOWED[case.data]) if isinstance(rule, Rule)]
     follow = FollowRules(rules, prepared.task, prepared.task.init(seed), test)
 
-    def observe(_plan: Plan) -> list[Observer]:
+    def observe(_plan: Plan) -> list[Callback]:
         return [follow]
 
     try:

@@ -28,12 +28,12 @@ from tables import trained
 
 from fedveil.attacks.registry import make_attack
 from fedveil.evaluation.image_quality import Brightness
-from fedveil.experiment import prepare, run_seed
+from fedveil.experiment.prepare import prepare, run_seed
+from fedveil.figures.figure import new_figure, save_figure
+from fedveil.figures.style import matplotlib_line, matplotlib_style
 from fedveil.methods.fedem import FedEM
 from fedveil.methods.fedsgd import batch_in_step
 from fedveil.methods.method import At
-from fedveil.report.figures import new_figure, save_figure
-from fedveil.report.style import matplotlib_line, matplotlib_style
 from fedveil.streams import ClientStreams
 
 ROWS = {"fedsgd": "FedSGD", "ppfa": "PPFA .995", "gaussian": "Gaussian 1/255", "fedem-8": "FedEM 8/255"}

@@ -15,13 +15,13 @@ from matplotlib.figure import Figure
 from rows import ROWS
 from torch import Tensor
 
-from fedveil.attack_run import Scored, score
+from fedveil.attack_runs.inversion import Scored, score
+from fedveil.attack_runs.transcript import RecordedRun, Truth, read_exchange, server_view, truth
 from fedveil.attacks.knowledge import adaptation_to
 from fedveil.attacks.view import Attack
-from fedveil.config import make_config
 from fedveil.evaluation.image_quality import Brightness
+from fedveil.experiment.config import make_config
 from fedveil.methods.method import AnyMethod
-from fedveil.recorded import RecordedRun, Truth, read_exchange, server_view, truth
 from fedveil.streams import ClientStreams, named_stream
 from fedveil.tree import Params, concatenate
 

@@ -21,17 +21,17 @@ from rows import ROWS, config_of, make_parser
 from tables import shown, trained
 from torch import Tensor
 
+from fedveil.attack_runs.transcript import RecordedRun, Truth, read_exchange, truth
 from fedveil.attacks.inversion.inverting_gradients import InvertingGradients
 from fedveil.attacks.inversion.labels import known_or_inferred
 from fedveil.attacks.inversion.matching import candidate_gradients, cosine_distance, total_variation
 from fedveil.attacks.inversion.optimise import stacked_adam
 from fedveil.attacks.inversion.restarts import Clock, best_images, make_rows
 from fedveil.attacks.view import Finding, LocalSteps, ServerView, Watch
-from fedveil.experiment import run_seed
+from fedveil.experiment.prepare import run_seed
 from fedveil.methods.fedem import FedEM, Norm, project_to_shell
 from fedveil.methods.fedsgd import batch_in_step
 from fedveil.models.registry import make_model
-from fedveil.recorded import RecordedRun, Truth, read_exchange, truth
 from fedveil.streams import ClientStreams, named_stream, normal
 from fedveil.task import Task
 from fedveil.tree import Params, add, expand, sub, with_axis

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedveil.config import Config, make_config
+from fedveil.experiment.config import Config, make_config
 
 ROWS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "fedsgd": ({"name": "fedsgd"}, []),

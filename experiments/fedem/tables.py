@@ -18,11 +18,11 @@ from typing import Any
 from one_model import attack_rows, numbers
 from rows import ROWS, config_of, make_parser
 
-from fedveil.attack_run import attack_settings
+from fedveil.atomic_files import write_atomically
+from fedveil.attack_runs.inversion import attack_settings
+from fedveil.attack_runs.transcript import RecordedRun, open_run
 from fedveil.attacks.registry import make_attack
-from fedveil.checkpoint import write_atomically
-from fedveil.experiment import run_seed
-from fedveil.recorded import RecordedRun, open_run
+from fedveil.experiment.prepare import run_seed
 
 SCORES = ("mse", "psnr", "ssim", "lpips", "kl", "psnr_to_trained_on", "distortion_psnr", "mean_image_psnr")
 

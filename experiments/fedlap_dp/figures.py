@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fedveil.api import run
-from fedveil.config import Config, load_config
-from fedveil.experiment import prepare
-from fedveil.report.fedlap_figures import Sets, WatchSets, images_figure, path_figure, pixels_figure
-from fedveil.report.figures import save_figure
+from fedveil.experiment.config import Config, load_config
+from fedveil.experiment.prepare import prepare
+from fedveil.figures.fedlap import Sets, images_figure, path_figure, pixels_figure
+from fedveil.figures.figure import save_figure
+from fedveil.session.callbacks.keep import KeepSets
+from fedveil.session.session import run
 from fedveil.task import Task
 from fedveil.training.surrogate import measure_path
 
@@ -24,7 +25,7 @@ PRIVATE = ["run.rounds=4"]
 
 def watched(config: Config, rounds: tuple[int, ...]) -> tuple[Task, dict[int, Sets], float | None]:
     prepared = prepare(config, 0)
-    watch = WatchSets(rounds)
+    watch = KeepSets(rounds)
     test = prepared.dataset.test
     result = run(
         prepared.task,

@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fedveil.config import load_config
-from fedveil.experiment import run_seed
-from fedveil.results import Result
+from fedveil.experiment.config import load_config
+from fedveil.experiment.prepare import run_seed
+from fedveil.session.results import Result
 
 HERE = Path(__file__).parent
 EVERYONE = "partition.groups=[[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]]"  # one client: the centralised setting

@@ -16,8 +16,8 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from fedveil.report.figures import new_figure, save_figure
-from fedveil.report.style import matplotlib_line
+from fedveil.figures.figure import new_figure, save_figure
+from fedveil.figures.style import matplotlib_line
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))

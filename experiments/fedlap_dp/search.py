@@ -14,10 +14,10 @@ from pathlib import Path
 
 from reduced import HERE, TABLE_2, proven
 
-from fedveil.api import run
-from fedveil.config import load_config
 from fedveil.evaluation.accuracy import evaluate
-from fedveil.experiment import Prepared, load_examples, prepare
+from fedveil.experiment.config import load_config
+from fedveil.experiment.prepare import Prepared, load_examples, prepare
+from fedveil.session.session import run
 from fedveil.tree import Params
 
 CONFIG = HERE / "reduced-mnist.toml"

@@ -18,11 +18,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedveil.attack_run import attack_exchange, describe, write_finding
+from fedveil.attack_runs.inversion import attack_exchange, describe, write_finding
+from fedveil.attack_runs.transcript import open_run
 from fedveil.attacks.registry import make_attack
-from fedveil.config import Config, make_config
-from fedveil.experiment import run_seed
-from fedveil.recorded import open_run
+from fedveil.experiment.config import Config, make_config
+from fedveil.experiment.prepare import run_seed
 
 ROWS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "fedsgd": ({"name": "fedsgd"}, []),

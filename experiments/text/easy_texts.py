@@ -15,8 +15,8 @@ from statistics import fmean
 import safetensors.torch
 import torch
 
-from fedveil.config import load_config
-from fedveil.experiment import Prepared, prepare
+from fedveil.experiment.config import load_config
+from fedveil.experiment.prepare import Prepared, prepare
 from fedveil.methods.fedsgd import batch_in_step
 from fedveil.methods.method import At
 from fedveil.streams import ClientStreams

@@ -1,16 +1,16 @@
 """Private federated learning: train over many clients' data, and know how private that was."""
 
-from fedveil.api import make_plan, run
 from fedveil.data.client_data import ArrayClients, ClientData, LazyClients
 from fedveil.data.registry import load_dataset
 from fedveil.errors import FedveilError
-from fedveil.guard import PrivacySettings, privacy_statement
 from fedveil.methods.method import METHODS, At, Method, register
 from fedveil.models.registry import make_model, register_model
 from fedveil.partition.registry import make_partition
 from fedveil.partition.share import share
 from fedveil.privacy.releases import Plan, Release
-from fedveil.results import Result
+from fedveil.session.privacy_guard import PrivacySettings, privacy_statement
+from fedveil.session.results import Result
+from fedveil.session.session import make_plan, run
 from fedveil.task import Batch, Task
 
 __all__ = [

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
-from fedveil.chain import Chain, cross_entropy_gradient, mean_gradient
 from fedveil.errors import InputError
+from fedveil.linear_network import LinearNetwork, cross_entropy_gradient, mean_gradient
 from fedveil.text_model import TextModel
 from fedveil.tree import Params, concatenate, own_memory, with_axis
 
@@ -101,7 +101,7 @@ class Task:
         self.module = template.eval().requires_grad_(False).to(device)
         self.example_loss = loss
         self.device = torch.device(device)
-        self.chain = Chain.recognise(template) if loss is cross_entropy else None
+        self.linear = LinearNetwork.recognise(template) if loss is cross_entropy else None
         self.channels_last = bool(getattr(template, "channels_last", False))
         self.text = template if isinstance(template, TextModel) else None
         self.stacks = self.text is None or self.text.stacks
@@ -125,8 +125,8 @@ class Task:
         self, w: Params, x: Tensor, drop: Sequence[Tensor] | None = None, offset: Tensor | None = None
     ) -> Tensor:
         """Class scores `[K, B, ...]`; `drop` holds the masks of `dropout_masks`, `offset` is that of a `Batch`."""
-        if self.chain is not None:
-            return self.chain.forward(w, x, drop)[0]
+        if self.linear is not None:
+            return self.linear.forward(w, x, drop)[0]
         if x.shape[0] == 1 or not self.stacks:
             rows = [
                 self._call(_row(w, k), x[k], _row_of(drop, k), None if offset is None else offset[k])
@@ -149,10 +149,10 @@ class Task:
     def grad(self, w: Params, batch: Batch, rng: Sequence[np.random.Generator] | None = None) -> Params:
         """The gradient of each client's mean loss, `[K, ...]`."""
         drop = self.dropout_masks(batch, rng)
-        if self.chain is not None:
-            scores, tape = self.chain.forward(w, batch.x, drop)
+        if self.linear is not None:
+            scores, tape = self.linear.forward(w, batch.x, drop)
             g = cross_entropy_gradient(scores, batch.y)
-            factors = self.chain.backward(w, batch.x, tape, g, drop)
+            factors = self.linear.backward(w, batch.x, tape, g, drop)
             gradient = mean_gradient(factors, batch.weights(g.dtype))
             return {name: gradient[name] for name in w}
         weights = batch.weights(next(iter(w.values())).dtype)
@@ -213,11 +213,11 @@ class Task:
                 "only real-valued inputs have a gradient",
                 "Use images, tables or a model of texts.",
             )
-        if self.chain is not None:
+        if self.linear is not None:
             weights = batch.weights(batch.x.dtype)
-            scores, tape = self.chain.forward(w, batch.x)
+            scores, tape = self.linear.forward(w, batch.x)
             g = cross_entropy_gradient(scores, batch.y) * weights.unsqueeze(-1)
-            first = self.chain.backward(w, batch.x, tape, g, None)[-1]
+            first = self.linear.backward(w, batch.x, tape, g, None)[-1]
             return torch.bmm(first.g, w[first.layer.weight]).reshape(batch.x.shape)
         return self._input_grad(w, batch, argument=1)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.live import Followed, LiveView
 from fedveil.report.html import write_report
+from fedveil.report.live_page import Followed, LiveView
 from tests.browser.browser import Page
 from tests.unit.report.makers import write_everything, write_run
 

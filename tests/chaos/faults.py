@@ -31,11 +31,11 @@ from sklearn.datasets import load_digits
 import fedveil
 from fedveil.data.client_data import ArrayClients
 from fedveil.errors import FedveilError
-from fedveil.guard import PrivacySettings
 from fedveil.methods.udp_fedavg import UDPFedAvg
 from fedveil.models.registry import make_model
 from fedveil.privacy.ledger import Ledger
-from fedveil.results import ResultFolder
+from fedveil.session.privacy_guard import PrivacySettings
+from fedveil.session.results import ResultFolder
 from fedveil.task import Task
 
 ROUNDS = 12

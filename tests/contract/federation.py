@@ -11,7 +11,7 @@ from torch import nn
 from fedveil import METHODS, ArrayClients, Plan, Task
 from fedveil.methods.method import AnyMethod, field_names
 from fedveil.privacy.releases import Sampler
-from fedveil.run import Observer, RoundEnd
+from fedveil.session.loop import Callback, RoundEnd
 from fedveil.tree import Params
 
 FEATURES, CLASSES = 6, 3
@@ -110,7 +110,7 @@ def distance(a: Params, b: Params) -> float:
     return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
-class StopsAfter(Observer):
+class StopsAfter(Callback):
     """Interrupts a run at the end of a round."""
 
     def __init__(self, round: int) -> None:

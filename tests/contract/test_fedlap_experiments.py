@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from fedveil.config import load_config
+from fedveil.experiment.config import load_config
 from fedveil.privacy.accounting import account
 
 ROOT = Path(__file__).parents[2] / "experiments" / "fedlap_dp"

@@ -17,7 +17,7 @@ from fedveil.messages import Message, Record
 from fedveil.methods.method import AnyMethod, Method, field_names
 from fedveil.privacy.accounting import account
 from fedveil.privacy.releases import GaussianNoise, RandomGaussianNoise
-from fedveil.run import run_rounds
+from fedveil.session.loop import run_rounds
 from fedveil.streams import ServerStreams
 from fedveil.tree import Params
 from tests.contract.federation import (

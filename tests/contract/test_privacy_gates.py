@@ -17,20 +17,20 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import fedveil.cli_privacy  # noqa: F401  its commands register themselves on the app
+import fedveil.cli.privacy  # noqa: F401  its commands register themselves on the app
 from fedveil import METHODS, Plan
-from fedveil.attacks.membership.view import MembershipView
+from fedveil.attack_runs.transcript import RecordedRun, open_run, read_exchange, server_view
+from fedveil.attacks.membership.threat_model import MembershipView
 from fedveil.attacks.view import ServerView
 from fedveil.cli import app
-from fedveil.config import make_config, wrap_method
 from fedveil.data.client_data import ArrayClients, ClientData, LazyClients
 from fedveil.data.dataset import Dataset
 from fedveil.errors import InputError
-from fedveil.experiment import Prepared, prepare, run_seed
+from fedveil.experiment.config import make_config, wrap_method
+from fedveil.experiment.prepare import Prepared, prepare, run_seed
 from fedveil.methods.method import AnyMethod, field_names
 from fedveil.methods.wrappers import WRAPPERS
 from fedveil.privacy.releases import Unprotected
-from fedveil.recorded import RecordedRun, open_run, read_exchange, server_view
 from fedveil.streams import ClientStreams, ServerStreams
 
 PLAN = Plan(20, 5, "fixed", 3, 50, 80)
@@ -204,7 +204,7 @@ def test_no_private_tensor_is_reachable_from_what_membership_inference_sees(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is asked about examples, members and others alike; it has no way to the clients."""
-    import fedveil.membership_run as module
+    import fedveil.attack_runs.membership as module
 
     seen: list[object] = []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedveil import METHODS
-from fedveil.config import Config, make_config
+from fedveil.experiment.config import Config, make_config
 from fedveil.methods.method import field_names
 from tests.contract.federation import QUICK
 

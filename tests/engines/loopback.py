@@ -15,15 +15,15 @@ from pathlib import Path
 import numpy as np
 import tomli_w
 
-from fedveil.config import Config
-from fedveil.deploy.config import SERVER_FILE, ServerConfig, read_toml
-from fedveil.deploy.init import Federation, init
-from fedveil.deploy.processes import free_port, is_up
-from fedveil.experiment import prepare
-from fedveil.flower_app.launch import submit
-from fedveil.flower_app.settings import RunSettings
+from fedveil.experiment.config import Config
+from fedveil.experiment.prepare import prepare
+from fedveil.federation.config import SERVER_FILE, ServerConfig, read_toml
+from fedveil.federation.create import Federation, init
+from fedveil.federation.launch import submit
+from fedveil.federation.processes import free_port, is_up
+from fedveil.federation.run_settings import RunSettings
 from fedveil.methods import METHODS
-from fedveil.results import Result
+from fedveil.session.results import Result
 
 FAULTS = Path(__file__).parent / "faults"
 

@@ -15,10 +15,8 @@ import torch
 pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedveil.config import Config, make_config
 from fedveil.data.dataset import TextExamples
 from fedveil.data.registry import load_dataset
-from fedveil.deploy.node import open_node
 from fedveil.engines.flower.wire import (
     HELLO,
     VERSION,
@@ -30,19 +28,21 @@ from fedveil.engines.flower.wire import (
     read_reply,
 )
 from fedveil.errors import FedveilError, InputError
-from fedveil.experiment import prepare, run_seed
-from fedveil.flower_app.client import app as client_app
-from fedveil.flower_app.client import node_of
-from fedveil.flower_app.launch import with_shape
-from fedveil.flower_app.server import app as server_app
-from fedveil.flower_app.settings import LOG, RunSettings
+from fedveil.experiment.config import Config, make_config
+from fedveil.experiment.prepare import prepare, run_seed
+from fedveil.federation.client_app import app as client_app
+from fedveil.federation.client_app import node_of
+from fedveil.federation.launch import with_shape
+from fedveil.federation.node import open_node
+from fedveil.federation.run_settings import LOG, RunSettings
+from fedveil.federation.server_app import app as server_app
 from fedveil.messages import Message as Downlink
 from fedveil.methods import METHODS
 from fedveil.methods.method import AnyMethod, At
 from fedveil.methods.user_level import CohortModel
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.releases import Plan
-from fedveil.results import Result, ResultFolder
+from fedveil.session.results import Result, ResultFolder
 from fedveil.streams import NoiseSource
 from fedveil.tree import Params
 from tests.contract.federation import distance

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("flwr")
-from fedveil import experiment
-from fedveil.config import Config
-from fedveil.deploy.certificates import make_node_key
-from fedveil.deploy.node import open_node
 from fedveil.errors import FedveilError
-from fedveil.flower_app.launch import with_shape
-from fedveil.flower_app.settings import LOG
+from fedveil.experiment import prepare as experiment
+from fedveil.experiment.config import Config
+from fedveil.federation.certificates import make_node_key
+from fedveil.federation.launch import with_shape
+from fedveil.federation.node import open_node
+from fedveil.federation.run_settings import LOG
 from fedveil.privacy.ledger import Ledger
-from fedveil.results import Result
+from fedveil.session.results import Result
 from tests.contract.federation import distance
 from tests.engines.configs import COMPARED, quick_config
 from tests.engines.loopback import Loopback, federation, wait_until

@@ -25,13 +25,13 @@ from fedveil.engines.flower.wire import (
     read_order,
     read_reply,
 )
-from fedveil.flower_app import client as client_module
-from fedveil.flower_app.client import app as client_app
-from fedveil.flower_app.launch import with_shape
-from fedveil.flower_app.settings import LOG, RunSettings
+from fedveil.federation import client_app as client_module
+from fedveil.federation.client_app import app as client_app
+from fedveil.federation.launch import with_shape
+from fedveil.federation.run_settings import LOG, RunSettings
 from fedveil.methods.dp_fedags_proven import Selected
 from fedveil.methods.fedavg import TrainedModel
-from fedveil.results import Result
+from fedveil.session.results import Result
 from tests.engines.grid import Fault, InMemoryNodes
 from tests.engines.test_deployed_nodes import NODES, deployed, federated, write_nodes
 

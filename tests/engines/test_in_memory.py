@@ -14,7 +14,6 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedveil import METHODS, Task
-from fedveil.config import Config, make_config
 from fedveil.engines.flower import node as node_module
 from fedveil.engines.flower import roster as roster_module
 from fedveil.engines.flower.engine import FlowerEngine, Limits
@@ -23,16 +22,17 @@ from fedveil.engines.flower.roster import Roster
 from fedveil.engines.flower.wire import Reply, pack_reply, read_reply
 from fedveil.engines.simulation import Simulation
 from fedveil.engines.worker import ClientWorker
-from fedveil.experiment import prepare, run_seed
-from fedveil.flower_app import server as server_module
-from fedveil.flower_app.client import app as client_app
-from fedveil.flower_app.server import app as server_app
-from fedveil.flower_app.settings import LOG, RunSettings
+from fedveil.experiment.config import Config, make_config
+from fedveil.experiment.prepare import prepare, run_seed
+from fedveil.federation import server_app as server_module
+from fedveil.federation.client_app import app as client_app
+from fedveil.federation.run_settings import LOG, RunSettings
+from fedveil.federation.server_app import app as server_app
 from fedveil.methods.fedavg import TrainedModel
 from fedveil.methods.method import AnyMethod
 from fedveil.privacy.ledger import Ledger
-from fedveil.results import Result, ResultFolder
-from fedveil.run import run_rounds
+from fedveil.session.loop import run_rounds
+from fedveil.session.results import Result, ResultFolder
 from tests.contract.federation import distance, make_clients, make_method, make_plan, make_task
 from tests.engines.configs import quick_config
 from tests.engines.grid import Fault, InMemoryNodes

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from fedveil import experiment
-from fedveil.flower_app.launch import run_seed
-from fedveil.results import ResultFolder
+from fedveil.experiment import prepare as experiment
+from fedveil.federation.launch import run_seed
+from fedveil.session.results import ResultFolder
 from tests.contract.federation import distance
 from tests.engines.configs import COMPARED, quick_config
 from tests.engines.loopback import wait_until

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedveil.config import load_config
 from fedveil.errors import FedveilError
+from fedveil.experiment.config import load_config
 
 pytestmark = pytest.mark.usefixtures("bounded")
 

@@ -11,7 +11,7 @@ import torch
 import fedveil
 from fedveil.errors import FedveilError, LedgerError
 from fedveil.methods.udp_fedavg import UDPFedAvg
-from fedveil.results import Result
+from fedveil.session.results import Result
 from tests.contract.federation import make_clients, make_task
 
 pytestmark = pytest.mark.usefixtures("bounded")

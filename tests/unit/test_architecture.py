@@ -18,8 +18,9 @@ LAYERS = [
         "streams",
         "tree",
         "messages",
+        "atomic_files",
         "linalg",
-        "chain",
+        "linear_network",
         "text_model",
         "task",
     ],
@@ -28,30 +29,28 @@ LAYERS = [
     ["models"],
     ["privacy"],
     ["training"],
-    ["sampling"],
-    ["methods"],
-    ["checkpoint"],
-    ["engines"],
-    ["run"],
-    ["results", "guard"],
     ["evaluation"],
-    ["api"],
+    ["figures"],
+    ["methods"],
+    ["engines"],
+    ["session"],
     ["attacks"],
     ["audits"],
+    ["experiment"],  # what a configuration says, and what a run needs of it
+    ["federation"],
+    ["experiment.run", "experiment.compare"],  # choose the engine, a federation among them
+    ["attack_runs"],
     ["report"],
-    ["config"],
-    ["experiment"],
-    ["deploy", "flower_app"],
-    ["recorded", "attack_run", "attack_texts", "membership_run", "compare"],
-    ["progress", "live", "tracking", "watching"],
-    ["cli"],
+    ["cli", "__main__"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 
 def layer(module: str) -> int | None:
-    first = module.split(".")[0]
-    return RANK["cli"] if first.startswith("cli") or first == "__main__" else RANK.get(first)
+    """The rank of the longest name in `LAYERS` that the module is in."""
+    parts = module.split(".")
+    names = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+    return next((RANK[name] for name in names if name in RANK), None)
 
 
 def imports(path: Path) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.errors import InputError
-from fedveil.flower_app.settings import RunSettings
+from fedveil.federation.run_settings import RunSettings
 from fedveil.models.registry import list_models
 from fedveil.plugins import VARIABLE, load_plugins
 

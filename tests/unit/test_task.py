@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from fedveil import Batch, Task
-from fedveil.chain import Chain, cross_entropy_gradient, example_norms
 from fedveil.errors import InputError
+from fedveil.linear_network import LinearNetwork, cross_entropy_gradient, example_norms
 from fedveil.streams import ClientStreams
 from fedveil.tree import Params, norms
 
@@ -75,9 +75,9 @@ def test_per_example_gradients_average_to_the_gradient(make: object) -> None:
 def test_example_norms_need_no_gradients() -> None:
     task = Task(linear_net)
     w, data = stack(task, 3), batch(masked=False)
-    assert task.chain is not None
-    scores, tape = task.chain.forward(w, data.x)
-    factors = task.chain.backward(w, data.x, tape, cross_entropy_gradient(scores, data.y), None)
+    assert task.linear is not None
+    scores, tape = task.linear.forward(w, data.x)
+    factors = task.linear.backward(w, data.x, tape, cross_entropy_gradient(scores, data.y), None)
     each = task.per_example_grad(w, data)
     direct = norms({name: leaf.flatten(0, 1) for name, leaf in each.items()}).reshape(3, 5)
     assert torch.allclose(example_norms(factors), direct, atol=1e-12)
@@ -100,12 +100,12 @@ def test_a_client_without_examples_has_gradient_zero() -> None:
     ],
 )
 def test_only_chains_are_taken_for_chains(model: nn.Module) -> None:
-    assert Chain.recognise(model) is None
+    assert LinearNetwork.recognise(model) is None
 
 
 def test_a_layer_used_twice_is_no_chain() -> None:
     layer = nn.Linear(2, 2)
-    assert Chain.recognise(nn.Sequential(nn.Flatten(), layer, nn.ReLU(), layer)) is None
+    assert LinearNetwork.recognise(nn.Sequential(nn.Flatten(), layer, nn.ReLU(), layer)) is None
 
 
 def test_batch_norm_is_refused_with_a_remedy() -> None:

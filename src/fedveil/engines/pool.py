@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedveil.engines.arena import Arena, Leaf, layout, require_room
-from fedveil.engines.outbox import Expected, Outbox
+from fedveil.engines.shared_memory import Leaf, SharedMemory, layout, require_room
+from fedveil.engines.upload_tables import Expected, UploadTables
 from fedveil.engines.worker import ClientWorker
 from fedveil.errors import DataError, DivergedError, FedveilError
 from fedveil.messages import Message
@@ -36,8 +36,8 @@ class Pool:
     """A fixed number of workers that take chunks of the cohort until none is left."""
 
     def __init__(self, worker: ClientWorker, count: int, capacity: int) -> None:
-        self.uploads = Arena(capacity)
-        self._downloads = Arena(capacity)
+        self.uploads = SharedMemory(capacity)
+        self._downloads = SharedMemory(capacity)
         self._up_type = worker.method.up_type
         self._expected: dict[int, dict[str, Any]] = {}  # by the exchange's number within a round
         self._connections: list[Connection] = []
@@ -202,8 +202,8 @@ def _serve(
     worker: ClientWorker,
     connection: Connection,
     others: Sequence[Connection],
-    downloads: Arena,
-    uploads: Arena,
+    downloads: SharedMemory,
+    uploads: SharedMemory,
 ) -> None:
     """A worker's life: take a chunk, compute, write its rows, say where; end when the simulator is gone."""
     for other in others:
@@ -211,8 +211,8 @@ def _serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the simulator decides when to stop
     torch.set_num_threads(1)
     _keep_freed_memory()
-    outbox = Outbox(uploads)
-    worker.task.memory = outbox.lend
+    tables = UploadTables(uploads)
+    worker.task.memory = tables.lend
     exchange: _Exchange | None = None
     while True:
         try:
@@ -221,7 +221,7 @@ def _serve(
             os._exit(0)
         try:
             if "chunks" not in job:
-                exchange = _Exchange(worker, job, downloads, outbox)
+                exchange = _Exchange(worker, job, downloads, tables)
                 continue
             assert exchange is not None, "chunks before their order"
             reply: dict[str, Any] = {"chunks": [exchange.work(rows) for rows in job["chunks"]]}
@@ -238,14 +238,16 @@ def _serve(
 class _Exchange:
     """An exchange as a worker sees it: what was sent to which clients, and where their answers go."""
 
-    def __init__(self, worker: ClientWorker, order: dict[str, Any], downloads: Arena, outbox: Outbox) -> None:
+    def __init__(
+        self, worker: ClientWorker, order: dict[str, Any], downloads: SharedMemory, tables: UploadTables
+    ) -> None:
         down: dict[str, Tensor] = {}
         held: State = {}
         for leaf in map(Leaf.from_json, order["leaves"]):
             kind, _, name = leaf.name.partition("/")
             (down if kind == "down" else held)[name] = downloads.view(leaf)
         self._worker = worker
-        self._outbox = outbox
+        self._tables = tables
         self._clients: list[int] = order["clients"]
         self._message = worker.method.down_type.assemble(order["head"], down)
         self._held = held
@@ -256,18 +258,18 @@ class _Exchange:
             self._expected = self._expected.for_rows(len(self._clients))
 
     def work(self, rows: Sequence[int]) -> dict[str, Any]:
-        """The answers of the clients in these rows, left in the outbox."""
+        """The answers of the clients in these rows, left in the tables."""
         ids = [self._clients[row] for row in rows]
         known = {
             client: {name: table[self._known[client]] for name, table in self._held.items()}
             for client in ids
             if client in self._known
         }
-        self._outbox.open(rows, self._expected)
+        self._tables.open(rows, self._expected)
         up, after = self._worker.update(ids, self._message.rows(rows), known, self._at)
         tensors = {f"up/{name}": leaf for name, leaf in up.tensors().items()}
         tensors |= {f"state/{name}": leaf for name, leaf in after.items()}
-        tables = self._outbox.put(tensors, len(self._clients))
+        tables = self._tables.put(tensors, len(self._clients))
         if tables is None:
             return {"unexpected": True}
         return {"unexpected": False, "head": up.head(), "tables": tables.to_json()}

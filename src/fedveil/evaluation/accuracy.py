@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fedveil.data.client_data import Clients
 from fedveil.evaluation.text_overlap import matthews, perplexity
-from fedveil.run import Observer, RoundEnd
 from fedveil.task import Task
 from fedveil.text_model import IGNORED, token_losses
 from fedveil.tree import Params, State, with_axis, without_axis
@@ -147,23 +146,3 @@ def evaluate_personal(
         sum(on_test) / len(on_test) if on_test else None,
         sum(on_own) / len(on_own) if on_own else None,
     )
-
-
-class EvaluateOnTest(Observer):
-    """Scores the model every `every` rounds and after the last."""
-
-    def __init__(self, task: Task, x: Tensor, y: Tensor, classes: int | None, every: int) -> None:
-        self.task = task
-        self.x = x
-        self.y = y
-        self.classes = classes
-        self.every = every
-
-    def score(self, params: Params) -> Score:
-        return evaluate(self.task, params, self.x, self.y, classes=self.classes)
-
-    def round_ends(self, end: RoundEnd) -> None:
-        if end.at.round % self.every and not end.last:
-            return
-        score = self.score(end.model)
-        end.metrics.update(score.metrics())

@@ -29,7 +29,7 @@ from fedveil.privacy.releases import (
     Release,
     Unprotected,
 )
-from fedveil.sampling import cohort_sizes
+from fedveil.privacy.sampling import cohort_sizes
 from fedveil.streams import ClientStreams, ServerStreams, Stream
 from fedveil.task import Task
 from fedveil.tree import Params, add, expand, scale, with_axis, without_axis

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from fedveil.figures.style import LOOKS, look
 from fedveil.report.scales import Scale, exact, linear, logarithmic, short
-from fedveil.report.style import LOOKS, look
 
 WIDE, HALF, NARROW = 880, 492, 352
 MOST_BUBBLES = 40  # clients; beyond, shades are easier to read

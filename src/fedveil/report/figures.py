@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ParamSpec
 
-import matplotlib
 import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
-from fedveil.errors import InputError
+from fedveil.figures.figure import in_style, new_figure, save_figure
+from fedveil.figures.style import matplotlib_line
 from fedveil.partition.picture import counts_figure
 from fedveil.privacy.releases import Adversary, Unit
+from fedveil.report.groups import WHO, Setting
 from fedveil.report.scales import logarithmic, short
-from fedveil.report.settings import WHO, Setting
-from fedveil.report.style import LOOKS, matplotlib_line, matplotlib_style
-
-LINES = ("-", "--", ":", "-.")
-INKS = tuple(item.light for item in LOOKS)
-P = ParamSpec("P")
 
 
-def _in_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    @wraps(draw)
-    def styled(*args: P.args, **kwargs: P.kwargs) -> Figure:
-        with matplotlib.rc_context(matplotlib_style()):
-            return draw(*args, **kwargs)
-
-    return styled
-
-
-def new_figure(width: float = 6.0, height: float = 3.8) -> Figure:
-    """A figure without global state."""
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-@_in_style
+@in_style
 def epsilon_figure(
     curves: Mapping[tuple[Unit, Adversary], Sequence[tuple[int, float | None]]], delta: float
 ) -> Figure:
@@ -67,7 +46,7 @@ def epsilon_figure(
     return figure
 
 
-@_in_style
+@in_style
 def accuracy_figure(settings: Sequence[Setting], *, against: str = "round") -> Figure:
     """Test accuracy over rounds, or over megabytes sent with `against="bytes"`; bands span the seeds."""
     figure = new_figure()
@@ -92,7 +71,7 @@ def accuracy_figure(settings: Sequence[Setting], *, against: str = "round") -> F
     return figure
 
 
-@_in_style
+@in_style
 def tradeoff_figure(settings: Sequence[Setting], adversary: Adversary) -> Figure:
     """Test accuracy against the epsilon proven against this adversary; bars are one deviation over seeds."""
     figure = new_figure()
@@ -128,20 +107,6 @@ def tradeoff_figure(settings: Sequence[Setting], adversary: Adversary) -> Figure
     axes.set_ylabel("test accuracy, %")
     _legend(figure)
     return figure
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write the figure as the path's ending says."""
-    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise InputError("path", str(path), "no such kind of picture", "Use .png, .pdf or .svg.")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with matplotlib.rc_context(matplotlib_style()):
-            figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise InputError(
-            "path", str(path), f"cannot be written: {error.strerror}", "Choose another or make room."
-        ) from error
 
 
 def save_figures(settings: Sequence[Setting], folder: Path) -> list[Path]:

@@ -14,12 +14,13 @@ from html import escape
 from importlib import metadata, resources
 from pathlib import Path
 
-from fedveil.checkpoint import write_atomically
+from fedveil.atomic_files import write_atomically
 from fedveil.errors import InputError
-from fedveil.report import evidence, sections, style
+from fedveil.figures import style
+from fedveil.report import attack_sections, sections
+from fedveil.report.groups import Setting, group, mixed
 from fedveil.report.reading import Run, read_runs, run_folders
-from fedveil.report.settings import Setting, group, mixed
-from fedveil.results import Result
+from fedveil.session.results import Result
 
 _TITLES = re.compile(r'<section id="([a-z-]+)"[^>]*><h2[^>]*>(.*?)</h2>')
 
@@ -62,9 +63,9 @@ def render(runs: Sequence[Run], notes: Sequence[str] = ()) -> str:
             sections.per_class(settings),
             sections.per_client(settings),
             sections.partition(settings),
-            evidence.attacks(settings),
-            evidence.pictures(settings),
-            evidence.reproduce(settings),
+            attack_sections.attacks(settings),
+            attack_sections.pictures(settings),
+            attack_sections.reproduce(settings),
         )
     )
     links = "".join(f'<li><a href="#{anchor}">{title}</a></li>' for anchor, title in _TITLES.findall(body))

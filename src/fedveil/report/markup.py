@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from fedveil.report import charts
+from fedveil.report.groups import Setting
 from fedveil.report.reading import Picture
-from fedveil.report.settings import Setting
 
 NOTHING = "&ndash;"
 Cell = str | tuple[str, float | None]

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedveil.errors import InputError, ResultError
 from fedveil.report.files import parse_json, parse_toml, read_bytes, read_json, read_text, why
-from fedveil.results import Result
+from fedveil.session.results import Result
 
 MARKS = ("summary.json", "rounds.jsonl", "config.toml")
 _PNG = b"\x89PNG\r\n\x1a\n"

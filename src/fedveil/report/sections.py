@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from fedveil.privacy.statement import NO_AUDIT, show
 from fedveil.report import charts
 from fedveil.report.charts import Curve, Dot, Mark, Row
+from fedveil.report.groups import ADVERSARIES, WHO, WHOM, Setting, Spread
 from fedveil.report.markup import NOTHING, Cell, legend, named, section, table
 from fedveil.report.reading import Proof, Run, number
-from fedveil.report.settings import ADVERSARIES, WHO, WHOM, Setting, Spread
 from fedveil.report.tables import size
 from fedveil.report.verdict import headline, lines, percent, small, strength
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedveil.privacy.statement import show
-from fedveil.report.settings import Setting, Spread
+from fedveil.report.groups import Setting, Spread
 
 
 def size(count: float) -> str:

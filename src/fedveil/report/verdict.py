@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedveil.privacy.statement import betrays_somebody, show
+from fedveil.report.groups import WHO, WHOM, Setting, Spread
 from fedveil.report.reading import Paper, Proof, number
-from fedveil.report.settings import WHO, WHOM, Setting, Spread
 
 Level = Literal["good", "fair", "weak", "bad"]
 _AGAINST = WHO | {"observer": "those who see only what is published"}

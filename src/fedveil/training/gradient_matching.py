@@ -23,8 +23,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from fedveil.chain import cross_entropy_gradient, mean_gradient
 from fedveil.errors import InputError
+from fedveil.linear_network import cross_entropy_gradient, mean_gradient
 from fedveil.task import Batch, Task
 from fedveil.tree import Params, concatenate, rows
 
@@ -99,7 +99,7 @@ def matching_gradient(
     bounded by the pieces: it does not grow with n beyond the images themselves. Without dropout.
     """
     together, of_some = 1, _matching_gradient_of_one
-    if task.chain is not None:
+    if task.linear is not None:
         model = sum(leaf[0].numel() for leaf in w.values())
         largest = x.element_size() * max(1, model, x[0].numel())
         together, of_some = max(1, _STACK_BYTES // largest), _matching_gradient_of_stack
@@ -155,7 +155,7 @@ def _detached(a: Params) -> Params:
 
 def weighted_gradient(task: Task, w: Params, x: Tensor, y: Tensor, weights: Tensor) -> Params:
     """The gradient `[K, ...]` of each client's `sum_i weights[k, i] * loss_i`, without dropout."""
-    if task.chain is not None:
+    if task.linear is not None:
         return _stacked_gradient(task, w, x, y, weights)
     found = []
     for k in range(x.shape[0]):
@@ -207,16 +207,16 @@ def largest_activation(task: Task, w: Params, x: Tensor) -> int:
 def _pieces(task: Task, w: Params, x: Tensor) -> Iterator[slice]:
     """Parts of the images that are worked on together; at least one, even of no images."""
     count = x.shape[1]
-    size = count if task.chain is not None else _PIECE_BYTES // max(1, largest_activation(task, w, x))
+    size = count if task.linear is not None else _PIECE_BYTES // max(1, largest_activation(task, w, x))
     size = max(1, min(size, count))
     for start in range(0, max(1, count), size):
         yield slice(start, start + size)
 
 
 def _stacked_gradient(task: Task, w: Params, x: Tensor, y: Tensor, weights: Tensor) -> Params:
-    assert task.chain is not None
-    scores, tape = task.chain.forward(w, x)
-    factors = task.chain.backward(w, x, tape, cross_entropy_gradient(scores, y), None)
+    assert task.linear is not None
+    scores, tape = task.linear.forward(w, x)
+    factors = task.linear.backward(w, x, tape, cross_entropy_gradient(scores, y), None)
     gradient = mean_gradient(factors, weights)
     return {name: gradient[name] for name in w}
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedveil.data.client_data import ClientData
 from fedveil.streams import ClientStreams
 from fedveil.task import Batch, Task
-from fedveil.training.chain_sgd import ChainSteps, clients_per_block
+from fedveil.training.linear_sgd import LinearSteps, clients_per_block
 from fedveil.training.updates import Running, Update, adding
 from fedveil.tree import Params, rows
 
@@ -87,11 +87,11 @@ def local_sgd(
     params = task.memory(w, k)
     losses = torch.zeros(k, dtype=torch.float64) if track_loss else None
     update = Update(lr, momentum, weight_decay, proximal, frozenset(w if trainable is None else trainable))
-    size, chain = k, None
-    if task.chain is not None and x.is_floating_point():
+    size, linear = k, None
+    if task.linear is not None and x.is_floating_point():
         if len(walk.rows) > 1:  # a single step finds nothing in the cache
             size = clients_per_block(w, x, widest)
-        chain = ChainSteps(task, task.chain, w, x, min(size, k), widest)
+        linear = LinearSteps(task, task.linear, w, x, min(size, k), widest)
 
     for first in range(0, k, size):
         block = slice(first, min(first + size, k))
@@ -102,19 +102,19 @@ def local_sgd(
         state = Running(own, anchor, velocity, None if correction is None else rows(correction, order))
         dropout = streams.rows(order).of_round("dropout")
         masks: Iterator[list[Tensor]] = iter(())
-        if chain is not None:
+        if linear is not None:
             lying = x[first * widest : (first + len(order)) * widest] if walk.whole else None
-            chain.start(state, update, lying)
-            masks = chain.dropout_masks(walk.counts[:, block], dropout)
-        for batch, counts in _batches(x, y, walk, block, chain):
+            linear.start(state, update, lying)
+            masks = linear.dropout_masks(walk.counts[:, block], dropout)
+        for batch, counts in _batches(x, y, walk, block, linear):
             active = batch.y.shape[0]
             if active != state.count:
                 state = state.first(active)
             if losses is not None:
                 seen = task.loss(state.w, batch).double().cpu()
                 losses[first : first + active] += seen * torch.tensor(counts)
-            if chain is not None:
-                chain.step(batch, next(masks))
+            if linear is not None:
+                linear.step(batch, next(masks))
             else:
                 gradient = task.grad(state.w, batch, dropout[:active])
                 for name in update.trainable:
@@ -129,7 +129,7 @@ def local_sgd(
 
 
 def _batches(
-    x: Tensor, y: Tensor, walk: _Walk, block: slice, chain: ChainSteps | None
+    x: Tensor, y: Tensor, walk: _Walk, block: slice, linear: LinearSteps | None
 ) -> Iterator[tuple[Batch, list[int]]]:
     """The batches of a block of clients with their real sizes; clients that are done are left out."""
     rows = walk.rows[:, block]
@@ -146,8 +146,8 @@ def _batches(
         mask = None
         if min(counts) != width:
             mask = torch.arange(width, device=x.device) < torch.tensor(counts, device=x.device).unsqueeze(1)
-        if chain is not None:
-            yield Batch(chain.gather(places), classes, mask), counts
+        if linear is not None:
+            yield Batch(linear.gather(places), classes, mask), counts
         else:
             seen = x.index_select(0, places.reshape(-1)).reshape(active, width, *x.shape[1:])
             yield Batch(seen, classes, mask), counts

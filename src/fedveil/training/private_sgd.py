@@ -14,8 +14,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fedveil.chain import cross_entropy_gradient, example_norms, mean_gradient
 from fedveil.data.client_data import ClientData
+from fedveil.linear_network import cross_entropy_gradient, example_norms, mean_gradient
 from fedveil.privacy.clipping import hide
 from fedveil.streams import ClientStreams, Stream, normal
 from fedveil.task import Batch, Task
@@ -130,10 +130,10 @@ def clipped_sum(
 ) -> Params:
     """`sum_i min(1, clip / |g_i|) g_i` of each client, `[K, ...]`."""
     assert batch.mask is not None
-    if task.chain is not None:
+    if task.linear is not None:
         drop = task.dropout_masks(batch, dropout)
-        scores, tape = task.chain.forward(w, batch.x, drop)
-        factors = task.chain.backward(w, batch.x, tape, cross_entropy_gradient(scores, batch.y), drop)
+        scores, tape = task.linear.forward(w, batch.x, drop)
+        factors = task.linear.backward(w, batch.x, tape, cross_entropy_gradient(scores, batch.y), drop)
         norms = example_norms(factors)
         finite = norms.isfinite()
         if not bool(finite.all()) and hide(int((~finite).sum())):

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_APP = "fedveil.flower_app.client"
+_APP = "fedveil.federation.client_app"
 
 
 def _spoil(fault: str) -> None:

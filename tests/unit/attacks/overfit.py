@@ -19,7 +19,7 @@ from torch import nn
 from fedveil import Task
 from fedveil.attacks.membership import all as _known  # noqa: F401  (registers them)
 from fedveil.attacks.membership.score import MembershipFinding, area, judge
-from fedveil.attacks.membership.view import (
+from fedveil.attacks.membership.threat_model import (
     Examples,
     MembershipView,
     Recipe,

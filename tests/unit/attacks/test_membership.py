@@ -20,7 +20,7 @@ from fedveil.attacks.membership.score import (
     save,
     true_positives_at,
 )
-from fedveil.attacks.membership.view import (
+from fedveil.attacks.membership.threat_model import (
     Recipe,
     losses,
     make_membership_attack,

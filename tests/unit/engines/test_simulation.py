@@ -12,7 +12,7 @@ from torch import nn
 
 from fedveil import At, Task
 from fedveil.data.client_data import ClientData
-from fedveil.engines.arena import Arena, Leaf, layout
+from fedveil.engines.shared_memory import Leaf, SharedMemory, layout
 from fedveil.engines.simulation import Simulation
 from fedveil.errors import FedveilError
 from fedveil.methods.fedavg import FedAvg, TrainedModel
@@ -142,7 +142,7 @@ def test_convolutions_run_one_by_one_and_agree_with_the_stack() -> None:
 
 
 def test_an_arena_holds_tables_of_any_kind() -> None:
-    arena = Arena(1 << 16)
+    memory = SharedMemory(1 << 16)
     tensors = {
         "a": torch.arange(6).reshape(3, 2),
         "b": torch.tensor([True, False, True]),
@@ -150,10 +150,10 @@ def test_an_arena_holds_tables_of_any_kind() -> None:
         "d": torch.zeros(3, 0),
     }
     leaves = [Leaf.from_json(leaf.to_json()) for leaf in layout(tensors)]
-    assert arena.fits(leaves)
+    assert memory.fits(leaves)
     for leaf in leaves:
-        arena.view(leaf).copy_(tensors[leaf.name])
-    assert all(torch.equal(arena.view(leaf), tensors[leaf.name]) for leaf in leaves)
-    assert arena.holds(arena.view(leaves[2]))
-    assert not arena.holds(tensors["c"])
-    assert not arena.fits(layout({"big": torch.zeros(1 << 17)}))
+        memory.view(leaf).copy_(tensors[leaf.name])
+    assert all(torch.equal(memory.view(leaf), tensors[leaf.name]) for leaf in leaves)
+    assert memory.holds(memory.view(leaves[2]))
+    assert not memory.holds(tensors["c"])
+    assert not memory.fits(layout({"big": torch.zeros(1 << 17)}))

@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 
-from fedveil.config import make_config
 from fedveil.data.client_data import ArrayClients, ClientData
 from fedveil.errors import InputError
+from fedveil.experiment.config import make_config
 from fedveil.methods.dp_fedags import DPFedAGS
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.fedem import FedEM

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil import ArrayClients, At, Plan, Task, run
-from fedveil.config import build_method
 from fedveil.engines.worker import ClientWorker
 from fedveil.errors import DivergedError, InputError
-from fedveil.guard import privacy_statement
+from fedveil.experiment.config import build_method
 from fedveil.methods.dp_fedags import (
     DPFedAGS,
     Gradient,
@@ -24,6 +23,7 @@ from fedveil.methods.dp_fedags import (
     threshold_place,
 )
 from fedveil.privacy.clipping import clip_rows
+from fedveil.session.privacy_guard import privacy_statement
 from fedveil.streams import ClientStreams, named_stream
 from fedveil.task import cross_entropy
 from fedveil.tree import flatten

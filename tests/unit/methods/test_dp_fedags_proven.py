@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from fedveil import At, Plan
-from fedveil.config import build_method
 from fedveil.errors import InputError
-from fedveil.guard import privacy_statement
+from fedveil.experiment.config import build_method
 from fedveil.methods.dp_fedags import printed_sigma
 from fedveil.methods.dp_fedags_proven import DPFedAGSProven, Selected, public_mask, scattered
 from fedveil.methods.uploads import uploaded_models
 from fedveil.privacy import mechanisms
 from fedveil.privacy.accounting import account_participation, epsilon_of
 from fedveil.privacy.calibrate import calibrate
+from fedveil.session.privacy_guard import privacy_statement
 from fedveil.streams import ServerStreams, normal
 from fedveil.tree import flatten, sub
 from tests.contract.federation import make_clients, make_plan, make_task

@@ -20,7 +20,7 @@ from fedveil.methods.fedceo import FedCEO, NoisyModel, Server
 from fedveil.methods.udp_fedavg import UDPFedAvg
 from fedveil.privacy.accounting import account, account_rounds, rounds_of
 from fedveil.privacy.releases import Sampler
-from fedveil.run import run_rounds
+from fedveil.session.loop import run_rounds
 from fedveil.streams import ServerStreams
 from fedveil.tree import Params, mean
 from tests.contract.federation import distance, make_clients, make_plan, make_task

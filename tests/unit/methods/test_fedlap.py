@@ -12,11 +12,10 @@ from pydantic import ValidationError
 from torch import nn
 
 from fedveil import METHODS, At, Plan, Task, run
-from fedveil.config import build_method
 from fedveil.data.client_data import ArrayClients
 from fedveil.engines.worker import ClientWorker
 from fedveil.errors import InputError
-from fedveil.guard import PrivacySettings
+from fedveil.experiment.config import build_method
 from fedveil.methods.fedlap import FedLAP, FedLAPDP, MeasuredSet, Server, global_radius
 from fedveil.methods.method import AnyMethod, field_names
 from fedveil.methods.psg import PSG
@@ -24,6 +23,7 @@ from fedveil.methods.wrappers import WrappedMethod
 from fedveil.methods.wrappers.averaging import ModelAverage
 from fedveil.models.registry import make_model
 from fedveil.privacy.accounting import account
+from fedveil.session.privacy_guard import PrivacySettings
 from fedveil.streams import ServerStreams
 from fedveil.tree import norms, sub, with_axis
 

@@ -16,7 +16,7 @@ from fedveil.methods.fedprox import FedProx
 from fedveil.methods.fedsgd import FedSGD
 from fedveil.methods.method import AnyMethod
 from fedveil.methods.scaffold import Scaffold
-from fedveil.sampling import draw_cohort
+from fedveil.privacy.sampling import draw_cohort
 from fedveil.streams import ClientStreams
 from fedveil.tree import Params
 from tests.contract.federation import make_clients

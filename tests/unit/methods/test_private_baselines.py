@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from fedveil import At, Plan, Task
-from fedveil.config import build_method
 from fedveil.engines.worker import ClientWorker
 from fedveil.errors import InputError
-from fedveil.guard import privacy_statement
+from fedveil.experiment.config import build_method
 from fedveil.methods.cpsgd import CpSGD, Levels, hadamard, least_binomial, rotate, rotate_back
 from fedveil.methods.dp_fedsnlc import explaining
 from fedveil.methods.method import AnyMethod
@@ -22,6 +21,7 @@ from fedveil.methods.uploads import uploaded_models
 from fedveil.privacy.accounting import epsilon_of
 from fedveil.privacy.integers import MOST_COUNTED_TRIALS, centred_binomial
 from fedveil.privacy.releases import ApproximateDP
+from fedveil.session.privacy_guard import privacy_statement
 from fedveil.streams import ClientStreams, ServerStreams, named_stream
 from fedveil.tree import flatten, sub, with_axis
 from tests.contract.federation import distance, make_clients, make_plan, make_task

@@ -10,8 +10,8 @@ import torch
 
 from fedveil import At, Plan
 from fedveil.audits.of_method import canary_clients, canary_task
-from fedveil.config import build_method
 from fedveil.engines.worker import ClientWorker
+from fedveil.experiment.config import build_method
 from fedveil.methods.udp_fedavg import UDPFedAvg
 from fedveil.methods.user_level import missing_noise, private_mean, sum_multiplier, upload_multiplier
 from fedveil.privacy.releases import GaussianNoise, RandomGaussianNoise

@@ -12,8 +12,8 @@ import scipy.signal
 import torch
 
 from fedveil import At, run
-from fedveil.config import make_config
 from fedveil.errors import InputError
+from fedveil.experiment.config import make_config
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.fedceo import FedCEO
 from fedveil.methods.fedsgd import FedSGD
@@ -27,7 +27,7 @@ from fedveil.methods.wrappers.denoising import (
     optimal_singular_values,
 )
 from fedveil.methods.wrappers.wrapper import Wrapped
-from fedveil.run import Observer, RoundEnd
+from fedveil.session.loop import Callback, RoundEnd
 from fedveil.tree import Params
 from tests.contract.federation import StopsAfter, distance, make_clients, make_plan, make_task
 
@@ -166,7 +166,7 @@ def test_any_method_in_any_rule(rule: Rule, method: Any, tmp_path: Path) -> None
     assert (whole.summary["personal"] is None) == (method.name != "ppsgd")
 
 
-class Models(Observer):
+class Models(Callback):
     """The models of a run, round by round."""
 
     def __init__(self) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.unit.privacy import declarations as declared
 
 from fedveil.errors import InputError
 from fedveil.privacy import loss
@@ -37,6 +36,7 @@ from fedveil.privacy.releases import (
     Unprotected,
     ZeroConcentratedDP,
 )
+from tests.unit.privacy import declarations as declared
 
 PLAN = Plan(100, 10, "poisson", 50)
 DELTA = 1e-5

@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.unit.privacy.declarations import fedceo, udp_fedavg
 
 from fedveil.errors import InputError, LedgerError
 from fedveil.privacy import ledger as ledger_module
 from fedveil.privacy.accounting import account
 from fedveil.privacy.ledger import Budget, BudgetKeeper, Ledger, spent
 from fedveil.privacy.releases import Plan
+from tests.unit.privacy.declarations import fedceo, udp_fedavg
 
 PLAN = Plan(100, 10, "poisson", 40)
 DELTA = 1e-5

@@ -3,12 +3,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.unit.privacy import declarations as declared
 
 from fedveil.methods.method import unprotected
 from fedveil.privacy.accounting import account
 from fedveil.privacy.releases import Plan, Release
 from fedveil.privacy.statement import PrivacyStatement, show
+from tests.unit.privacy import declarations as declared
 
 PLAN = Plan(100, 10, "poisson", 300)
 

@@ -11,7 +11,7 @@ import pytest
 from fedveil.errors import InputError, ResultError
 from fedveil.report.html import render
 from fedveil.report.reading import read_folder, read_runs, run_folders
-from fedveil.results import Result
+from fedveil.session.results import Result
 from tests.unit.report.makers import proof, summary_of, write_everything, write_picture, write_run
 
 

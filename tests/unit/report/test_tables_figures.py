@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fedveil.errors import InputError
-from fedveil.report.figures import accuracy_figure, save_figure, save_figures, tradeoff_figure
+from fedveil.figures.figure import save_figure
+from fedveil.figures.style import DARK, LIGHT, LOOKS, look
+from fedveil.report.figures import accuracy_figure, save_figures, tradeoff_figure
+from fedveil.report.groups import group
 from fedveil.report.html import render
 from fedveil.report.reading import read_runs
 from fedveil.report.scales import exact, linear, logarithmic
 from fedveil.report.sections import results
-from fedveil.report.settings import group
-from fedveil.report.style import DARK, LIGHT, LOOKS, look
 from fedveil.report.tables import compared, comparison_table, latex_table, markdown_table, size
 from tests.unit.report.makers import proof, write_everything, write_run
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedveil import ArrayClients, Task
 from fedveil.streams import ClientStreams
-from fedveil.training import chain_sgd
+from fedveil.training import linear_sgd
 from fedveil.training.local_sgd import Trained, local_sgd, scheduled_lr
 from fedveil.tree import Params, expand, with_axis
 from tests.contract.federation import make_clients
@@ -169,7 +169,7 @@ def test_closed_form_steps_are_those_of_automatic_differentiation(
     make: Callable[[], nn.Module], trainable: set[str] | None
 ) -> None:
     task, generic_task = Task(make), Task(make)
-    generic_task.chain = None
+    generic_task.linear = None
     names = None if trainable is None else trainable & set(task.init(0))
     got, expected = sgd_of(task, names), sgd_of(generic_task, names)
     for name in expected.params:
@@ -179,7 +179,7 @@ def test_closed_form_steps_are_those_of_automatic_differentiation(
 @pytest.mark.parametrize("cache", [1, 2048])
 def test_the_size_of_a_block_changes_nothing(cache: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = sgd_of(Task(deep))
-    monkeypatch.setattr(chain_sgd, "_CACHE", cache)
+    monkeypatch.setattr(linear_sgd, "_CACHE", cache)
     parts = sgd_of(Task(deep))
     assert torch.equal(parts.steps, whole.steps)
     for name in whole.params:

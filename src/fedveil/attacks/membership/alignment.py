@@ -17,7 +17,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedveil.attacks.membership.view import Examples, MembershipView, register_membership
+from fedveil.attacks.membership.threat_model import Examples, MembershipView, register_membership
 from fedveil.errors import InputError
 from fedveil.methods.fields import STRICT
 from fedveil.task import Task

@@ -1,7 +1,7 @@
 """Every membership attack; importing this module makes their names known."""
 
 from fedveil.attacks.membership import alignment, learned, lira, thresholds
-from fedveil.attacks.membership.view import MEMBERSHIP_ATTACKS, MembershipAttack
+from fedveil.attacks.membership.threat_model import MEMBERSHIP_ATTACKS, MembershipAttack
 
 __all__ = ["alignment", "learned", "lira", "list_membership_attacks", "thresholds"]
 

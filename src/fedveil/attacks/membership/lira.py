@@ -18,7 +18,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedveil.attacks.membership.view import (
+from fedveil.attacks.membership.threat_model import (
     Examples,
     MembershipView,
     log_probabilities,

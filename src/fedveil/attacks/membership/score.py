@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.checkpoint import write_atomically, writing
+from fedveil.atomic_files import write_atomically, writing
 from fedveil.errors import InputError
 
 Floats = npt.NDArray[np.float64]

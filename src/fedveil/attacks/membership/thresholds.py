@@ -11,7 +11,12 @@ import numpy as np
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedveil.attacks.membership.view import MembershipView, log_probabilities, losses, register_membership
+from fedveil.attacks.membership.threat_model import (
+    MembershipView,
+    log_probabilities,
+    losses,
+    register_membership,
+)
 from fedveil.methods.fields import STRICT
 
 

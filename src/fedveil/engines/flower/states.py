@@ -13,7 +13,7 @@ from pathlib import Path
 import safetensors
 import safetensors.torch
 
-from fedveil.checkpoint import write_atomically
+from fedveil.atomic_files import write_atomically
 from fedveil.engines.flower.wire import Version
 from fedveil.tree import State
 

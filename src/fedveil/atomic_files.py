@@ -1,0 +1,55 @@
+"""Files written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedveil.errors import ResultError
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A disk that is full or gone is an error the user can mend: what is there stays, and a run resumes."""
+    try:
+        yield
+    except OSError as error:
+        raise ResultError(
+            f"cannot write {path}: {error.strerror}. What was written before is whole; "
+            "make room or mend the disk, then run it again: it goes on from the last checkpoint."
+        ) from error
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """The file holds all of `data` or what it held before, even through a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with writing(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def sync(path: Path) -> None:
+    """Wait until what was appended to this file is on the disk."""
+    if not path.exists():
+        return
+    with writing(path), path.open("ab") as file:
+        os.fsync(file.fileno())
+
+
+def remove_leftovers(folder: Path) -> None:
+    """What writers that were killed left half-written. Only for a folder that no other process writes to."""
+    for path in folder.rglob(".*.tmp"):
+        path.unlink(missing_ok=True)

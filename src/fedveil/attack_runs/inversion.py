@@ -1,0 +1,363 @@
+"""Attack a recorded run: build the server's view, run the attack on it, then score it against the truth."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from fedveil.atomic_files import write_atomically, writing
+from fedveil.attack_runs.texts import ScoredTexts, describe_texts, score_texts, texts_content
+from fedveil.attack_runs.transcript import (
+    Exchange,
+    RecordedRun,
+    Truth,
+    open_run,
+    pixel_scale,
+    read_exchange,
+    server_view,
+    truth,
+)
+from fedveil.attacks.knowledge import defences_of
+from fedveil.attacks.registry import make_attack
+from fedveil.attacks.view import Adaptation, Attack, Finding, ServerView, Watch
+from fedveil.errors import InputError, ResultError
+from fedveil.evaluation.image_quality import Brightness, Quality, compare_images, match_images, psnr
+from fedveil.streams import named_stream
+from fedveil.task import Task
+from fedveil.tree import Params
+
+LabelMode = Literal["known", "inferred"]
+_GUESSES = 8
+
+
+@dataclass(frozen=True)
+class Scored:
+    """An attack's finding with its scores, images in the order of the client's own."""
+
+    finding: Finding
+    view: ServerView
+    truth: Truth
+    order: list[Tensor]
+    against_x: Quality
+    against_trained_on: Quality | None
+    trivial_psnr: float
+    """What a guess without the uploads scores: an attack that does no better has found nothing."""
+    distortion_psnr: float | None
+    """How close the perturbed inputs are to the data: what a perfect inversion of a perturbed gradient would score."""
+    classifier: str
+    weaker: Scored | None = None
+    """The attacker that came less close: one that does not adapt to the defence, or one that does."""
+
+
+def attack_exchange(
+    run: RecordedRun,
+    attack: Attack,
+    *,
+    round: int,
+    clients: Sequence[int],
+    exchange: int = 0,
+    labels: LabelMode = "known",
+    examples: int | None = None,
+    adaptive: bool = True,
+    seed: int = 0,
+    watch: Watch | None = None,
+) -> tuple[Exchange, Scored | ScoredTexts]:
+    """Attack what these clients sent. With `labels = "known"` the server is taken to know them, as papers do.
+
+    The targets of a language model are the texts themselves, so they are never known.
+
+    Against a known defence (`adaptive`) of images both an attacker who adapts to it and one who does not are tried, and
+    the one who comes closer is kept: knowing a defence never makes the reported attacker weaker.
+    """
+    texts = run.prepared.dataset.tokens is not None
+    if attack.of_texts != texts:
+        raise InputError(
+            "attack",
+            attack.name,
+            f"{run.prepared.dataset.name} does not hold the {'texts' if attack.of_texts else 'images'} it is for",
+            "Use lamp or embedding-rows." if texts else "See `fedveil list attacks`.",
+        )
+    recorded = read_exchange(run, round, exchange)
+    held = truth(run, recorded, clients)
+    if examples is not None and examples != held.x.shape[1]:
+        raise InputError(
+            "examples",
+            examples,
+            f"each of these uploads stands for {held.x.shape[1]}, and a finding is scored example by example",
+            f"Use {held.x.shape[1]}.",
+        )
+    view = server_view(
+        run,
+        recorded,
+        clients,
+        labels=held.y if labels == "known" and not run.prepared.dataset.predicts_tokens else None,
+        examples=examples,
+        adaptive=adaptive,
+        texts=held.x if texts else None,
+    )
+    if texts:
+        rng = named_stream(seed, "attack", attack.name, round, exchange)
+        return recorded, score_texts(run, view, attack(view, rng, watch), held)
+
+    def carried_out(seen: ServerView, watching: Watch | None) -> Scored:
+        rng = named_stream(seed, "attack", attack.name, round, exchange)
+        return score(run, seen, attack(seen, rng, watching), held)
+
+    if view.adaptation.kind == "none":
+        return recorded, carried_out(view, watch)
+    adapting = carried_out(view, _half(watch, 0))
+    plain = carried_out(replace(view, adaptation=Adaptation()), _half(watch, 1))
+    weaker, stronger = sorted((plain, adapting), key=_closeness)
+    return recorded, replace(stronger, weaker=weaker)
+
+
+def _closeness(scored: Scored) -> float:
+    """The mean PSNR; what is not a number is not close."""
+    value = scored.against_x.means()["psnr"]
+    return -math.inf if value is None or math.isnan(value) else value
+
+
+def _half(watch: Watch | None, done: int) -> Watch | None:
+    """The progress of the first or second of two attacks of one length."""
+    if watch is None:
+        return None
+    return lambda step, steps, loss: watch(done * steps + step, 2 * steps, loss)
+
+
+def attack_smallest(
+    folder: Path,
+    name: str,
+    settings: Mapping[str, Any],
+    *,
+    data_dir: Path | None = None,
+    watch: Watch | None = None,
+) -> Path:
+    """Attack the most exposed upload of the first recorded round: that of the client with the fewest examples.
+
+    An upload that does not tell how many examples it stands for is attacked as if the server knew. A finding that is
+    there already is not made again.
+    """
+    attack = make_attack(name, settings)
+    identity = attack_identity(attack, "known", True, 0)
+    done = sorted((folder / "attacks").glob(f"{attack.name}-*-{identity}"))
+    if done and (done[0] / "finding.json").exists():
+        return done[0]
+    run = open_run(folder, data_dir)
+    first = min(int(p.name.removeprefix("round-")) for p in (run.folder / "transcript").glob("round-*"))
+    sizes = run.prepared.clients.sizes
+    taking_part = [client for client in read_exchange(run, first).clients if sizes[client]]
+    chosen = [min(taking_part, key=lambda client: (sizes[client], client))]
+    try:
+        recorded, scored = attack_exchange(run, attack, round=first, clients=chosen, watch=watch)
+    except InputError as error:
+        if error.field != "examples":
+            raise
+        recorded, scored = attack_exchange(
+            run, attack, round=first, clients=chosen, examples=sizes[chosen[0]], watch=watch
+        )
+    return write_finding(run, attack, recorded, chosen, scored, labels="known", adaptive=True, seed=0)
+
+
+def score(run: RecordedRun, view: ServerView, finding: Finding, held: Truth) -> Scored:
+    """The finding against what the clients held; batches are matched image by image for least squared error."""
+    dataset = run.prepared.dataset
+    brightness = Brightness(*pixel_scale(dataset))
+    order = [match_images(found, x) for found, x in zip(finding.images, held.x, strict=True)]
+    found = torch.cat([images[o] for images, o in zip(finding.images, order, strict=True)])
+    x = held.x.flatten(0, 1)
+    classifier, name = _classifier(run)
+    seen, distortion = None, None
+    if held.delta is not None:
+        perturbed = (held.x + held.delta).flatten(0, 1)
+        distortion = float(psnr(brightness(x), brightness(perturbed)).clamp(max=200.0).mean())
+        seen = compare_images(perturbed, found, brightness, classifier)
+    return Scored(
+        finding,
+        view,
+        held,
+        order,
+        compare_images(x, found, brightness, classifier),
+        seen,
+        _without_uploads(dataset.test.x, held.x, brightness),
+        distortion,
+        name,
+    )
+
+
+def _without_uploads(public: Tensor, held: Tensor, brightness: Brightness) -> float:
+    """What guesses that look at no upload score: the mean of the public examples, or as many of them at random.
+
+    Those are matched as a finding is: of many examples with few features each has a like, which is no leak.
+    """
+    rng, x = named_stream(0, "guess"), held.flatten(0, 1)
+    mean = float(psnr(brightness(x), brightness(public.mean(0, keepdim=True).expand_as(x))).mean())
+    scores = []
+    for _ in range(_GUESSES):
+        drawn = [public[torch.from_numpy(rng.integers(0, len(public), len(rows)))] for rows in held]
+        matched = torch.cat(
+            [guess[match_images(guess, rows)] for guess, rows in zip(drawn, held, strict=True)]
+        )
+        scores.append(float(psnr(brightness(x), brightness(matched)).clamp(max=200.0).mean()))
+    return max(mean, sum(scores) / _GUESSES)
+
+
+def _classifier(run: RecordedRun) -> tuple[tuple[Task, Params] | None, str]:
+    """The run's own final model tells classes; its name says so, for it is not the VGG-16 of papers."""
+    path = run.folder / "model.safetensors"
+    if not path.is_file():
+        return None, "none: the run is not finished"
+    task = run.prepared.task
+    try:
+        model = safetensors.torch.load_file(path)
+        if {n: p.shape for n, p in task.module.named_parameters()} != {n: p.shape for n, p in model.items()}:
+            raise ValueError("it is another model than the configuration's")
+        return (task, model), "the run's final model"
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise ResultError(f"{path} is damaged: {error}. Restore it from a copy, or run it again.") from error
+
+
+def attack_identity(attack: Attack, labels: LabelMode, adaptive: bool, seed: int) -> str:
+    settings = attack_settings(attack) | {"labels": labels, "adaptive": adaptive, "seed": seed}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def attack_settings(attack: Attack) -> dict[str, Any]:
+    return {field.name: getattr(attack, field.name) for field in fields(cast(Any, attack))}
+
+
+def describe(
+    run: RecordedRun,
+    attack: Attack,
+    exchange: Exchange,
+    clients: Sequence[int],
+    scored: Scored | ScoredTexts,
+    labels: LabelMode,
+    seed: int,
+) -> dict[str, Any]:
+    """The finding as JSON: what was attacked, with which knowledge, and what came of it."""
+    finding, view = scored.finding, scored.view
+    known = {
+        "attack": attack.name,
+        "settings": attack_settings(attack),
+        "method": run.prepared.method.name,
+        "defences": [defence.name for defence in defences_of(run.prepared.method)],
+        "round": exchange.at.round,
+        "exchange": exchange.at.exchange,
+        "clients": list(clients),
+        "examples": view.examples,
+        "seed": seed,
+        "labels": "the texts themselves" if run.prepared.dataset.predicts_tokens else labels,
+        "adaptation": vars(view.adaptation),
+        "local_steps": None if view.local is None else vars(view.local),
+        "steps": finding.steps,
+        "seconds": finding.seconds,
+        "losses": finding.losses.double().nan_to_num(posinf=1e30).tolist(),
+        "notes": list(finding.notes),
+    }
+    if not run.prepared.dataset.predicts_tokens:
+        known["labels_right"] = labels_right(finding.labels, scored.truth.y)
+    if isinstance(scored, ScoredTexts):
+        return known | describe_texts(scored)
+    return known | {
+        "against_x": scored.against_x.to_json(),
+        "against_trained_on": None
+        if scored.against_trained_on is None
+        else scored.against_trained_on.to_json(),
+        "weaker_attacker": None
+        if scored.weaker is None
+        else {
+            "adaptation": scored.weaker.view.adaptation.kind,
+            "mean": scored.weaker.against_x.means(),
+        },
+        "mean_image_psnr": scored.trivial_psnr,
+        "distortion_psnr": scored.distortion_psnr,
+        "classifier": scored.classifier,
+    }
+
+
+def labels_right(found: Tensor, truth: Tensor) -> float:
+    """The part of the labels that were there which was named; a batch has no order."""
+    shared = [(Counter(a) & Counter(b)).total() for a, b in zip(found.tolist(), truth.tolist(), strict=True)]
+    return sum(shared) / truth.numel()
+
+
+def write_finding(
+    run: RecordedRun,
+    attack: Attack,
+    exchange: Exchange,
+    clients: Sequence[int],
+    scored: Scored | ScoredTexts,
+    *,
+    labels: LabelMode,
+    adaptive: bool,
+    seed: int,
+) -> Path:
+    """`attacks/<attack, what was attacked, settings>/` with finding.json, images.safetensors and picture.png.
+
+    Of texts, texts.json takes the place of images and picture, where they may be shown.
+    """
+    who = "-".join(str(client) for client in clients)
+    place = f"{attack.name}-round-{exchange.at.round}-exchange-{exchange.at.exchange}-client-{who}"
+    folder = run.folder / "attacks" / f"{place}-{attack_identity(attack, labels, adaptive, seed)}"
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    content = describe(run, attack, exchange, clients, scored, labels, seed)
+    if isinstance(scored, ScoredTexts):
+        if scored.quotable:
+            shown = json.dumps(texts_content(scored), indent=2, ensure_ascii=False)
+            write_atomically(folder / "texts.json", (shown + "\n").encode())
+        write_atomically(folder / "finding.json", (json.dumps(content, indent=2) + "\n").encode())
+        return folder
+    tensors = {
+        "original": scored.truth.x.contiguous(),
+        "reconstruction": torch.stack(
+            [images[o] for images, o in zip(scored.finding.images, scored.order, strict=True)]
+        ),
+    }
+    if scored.truth.delta is not None:
+        tensors["perturbation"] = scored.truth.delta.contiguous()
+    write_atomically(folder / "images.safetensors", safetensors.torch.save(tensors))
+    if len(scored.view.input_shape) == 3:
+        from fedveil.figures.figure import save_figure
+
+        save_figure(_figure(run, attack, content, scored), folder / "picture.png")
+    write_atomically(folder / "finding.json", (json.dumps(content, indent=2) + "\n").encode())
+    return folder
+
+
+def _figure(run: RecordedRun, attack: Attack, content: dict[str, Any], scored: Scored) -> Any:
+    from fedveil.attacks.picture import Strip, reconstruction_figure
+
+    dataset = run.prepared.dataset
+    held = scored.truth
+    strips = []
+    for t, order in enumerate(scored.order):
+        for i in range(held.x.shape[1]):
+            trained_on = None if held.delta is None else held.x[t, i] + held.delta[t, i]
+            path = [images[t, order[i]] for _, images in scored.finding.path]
+            strips.append(Strip(held.x[t, i], trained_on, path))
+    mean = scored.against_x.means()
+    title = f"{attack.name} against {content['method']} on {dataset.name}"
+    subtitle = (
+        f"round {content['round']}, exchange {content['exchange']}, client "
+        f"{', '.join(map(str, content['clients']))}; batch of {content['examples']}, labels {content['labels']}; "
+        f"mean PSNR {mean['psnr']:.1f} dB (the mean image: {content['mean_image_psnr']:.1f} dB)"
+    )
+    return reconstruction_figure(
+        strips,
+        [step for step, _ in scored.finding.path],
+        scored.against_x,
+        Brightness(*pixel_scale(dataset)),
+        title=title,
+        subtitle=subtitle,
+    )

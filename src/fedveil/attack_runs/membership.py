@@ -1,0 +1,302 @@
+"""Membership attacks on a finished run: on its model, or on one client's upload in its transcript.
+
+The truth comes from the run's own configuration and seed, which say whose examples were whose; the attack is
+shown only models, uploads, the examples in question (members and others mixed) and examples of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedveil.attacks.knowledge import local_steps, sent_share
+from fedveil.attacks.membership import all as _known  # noqa: F401  (registers them)
+from fedveil.attacks.membership.score import MembershipFinding, judge, save
+from fedveil.attacks.membership.threat_model import (
+    Examples,
+    MembershipView,
+    Recipe,
+    make_membership_attack,
+)
+from fedveil.attacks.uploads import as_gradient
+from fedveil.data.client_data import ArrayClients, ClientData
+from fedveil.errors import InputError, ResultError
+from fedveil.experiment.config import load_config
+from fedveil.experiment.prepare import Prepared, prepare
+from fedveil.messages import Message
+from fedveil.methods.fedem import FedEM
+from fedveil.methods.fedsgd import FedSGD, batch_in_step
+from fedveil.methods.method import AnyMethod, At
+from fedveil.methods.uploads import innermost, uploaded_models
+from fedveil.privacy.sampling import draw_cohort
+from fedveil.session.results import ResultFolder
+from fedveil.streams import ClientStreams, named_stream
+from fedveil.training.local_sgd import scheduled_lr
+from fedveil.tree import Params, rows, sub, with_axis
+
+Target = Literal["model", "upload"]
+_MOST_EPOCHS = 100  # shadows that imitate long runs stop here
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is attacked: models `[R, ...]`, and for an upload the model it answers and the gradient sent."""
+
+    words: str
+    place: str
+    """As part of a folder's name."""
+    models: Params
+    members: Tensor
+    start: Params | None = None
+    sent: Params | None = None
+    at: At | None = None
+    """When an upload was made."""
+    participations: int = 1
+    """In how many rounds a member was, on average."""
+    together: int = 1
+    """Of how many clients a round's model is the mean."""
+
+
+def attack_result(
+    folder: Path,
+    name: str,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    target: Target = "model",
+    examples: int = 500,
+    round: int | None = None,
+    client: int | None = None,
+    exchange: int = 0,
+    rounds_seen: int = 5,
+    attack_seed: int = 0,
+    data_dir: Path | None = None,
+) -> MembershipFinding:
+    """Attack a finished run and write a folder of `attacks/` beside its files.
+
+    It is named by the attack, the upload where one was attacked, and settings other than the default ones.
+    Up to `examples` members and as many others are asked about; others have the members' labels, so that labels
+    say nothing. Of a transcript, the models of the last `rounds_seen` rounds are seen too. Members of a model are the
+    examples of the clients that took part, those of an upload are the examples behind it.
+    """
+    attack = make_membership_attack(name, settings)
+    if examples < 4:
+        raise InputError("examples", examples, "too few to judge an attack", "Use 4 or more.")
+    result = ResultFolder(folder).read()
+    seed = int(result.summary["seed"])
+    prepared = prepare(load_config(folder / "config.toml"), seed, data_dir)
+    ResultFolder(folder).require_data(prepared.digest)
+    rng = named_stream(attack_seed, "membership", name, target)
+    _require_classes(prepared, name)
+    if target == "model":
+        seen = _final_model(folder, prepared, result.model, rounds_seen, _took_part(prepared, result.summary))
+    else:
+        seen = _one_upload(folder, prepared, seed, round, client, exchange)
+    train, test = prepared.dataset.train, prepared.dataset.test
+    picked = seen.members[torch.from_numpy(rng.permutation(len(seen.members))[:examples])]
+    picked, others = _same_labels(picked, train.y, test.y, rng)
+    asked = Examples(train.x[picked], train.y[picked]) + Examples(test.x[others], test.y[others])
+    is_member = np.arange(len(asked)) < len(picked)
+    order = rng.permutation(len(asked))
+    left = torch.ones(len(test.y), dtype=torch.bool)
+    left[others] = False
+    view = MembershipView(
+        prepared.task,
+        seen.models,
+        asked.take(torch.from_numpy(order)),
+        Examples(test.x[left], test.y[left]),
+        _recipe(prepared, seen),
+        seen.start,
+        seen.sent,
+    )
+    finding = judge(name, seen.words, attack(view, rng).numpy(), is_member[order], rng)
+    settled = {field.name: getattr(attack, field.name) for field in fields(cast(Any, attack))}
+    identity = (
+        "" if attack == make_membership_attack(name) and attack_seed == 0 else _short(settled, attack_seed)
+    )
+    asked_for = {"examples": examples, "rounds_seen": rounds_seen, "seed": attack_seed}
+    finding = replace(finding, settings=settled | asked_for)
+    save(finding, folder / "attacks" / f"{name}{seen.place}{identity}")
+    return finding
+
+
+def _short(settings: Mapping[str, Any], seed: int) -> str:
+    """What tells the folders of one attack with different settings apart."""
+    text = json.dumps(dict(settings) | {"seed": seed}, sort_keys=True)
+    return f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def _took_part(prepared: Prepared, summary: Mapping[str, Any]) -> dict[int, int]:
+    """In how many rounds each client was that was ever drawn; others are no members of anything."""
+    drawn = Counter(
+        client
+        for number in range(1, int(summary["rounds"]) + 1)
+        for client in draw_cohort(prepared.plan, int(summary["seed"]), number)
+    )
+    return dict(sorted(drawn.items()))
+
+
+def _final_model(
+    folder: Path, prepared: Prepared, model: Params, rounds_seen: int, drawn: Mapping[int, int]
+) -> Seen:
+    clients = prepared.clients
+    assert isinstance(clients, ArrayClients)
+    steps = [step for step in _exchanges(folder) if _number(step) == 0]
+    models = [_down(prepared.method, step).tensors() for step in steps[-rounds_seen:]]
+    named = [
+        {k.removeprefix("params/"): v for k, v in one.items() if k.startswith("params/")} for one in models
+    ]
+    stack = [one for one in named if one.keys() == model.keys() and next(iter(one.values())).shape[0] == 1]
+    whole = [*stack, with_axis(model)]
+    return Seen(
+        "the final model" + (f" and {len(stack)} model{'s' * (len(stack) > 1)} before it" if stack else ""),
+        "",
+        {name: torch.cat([one[name] for one in whole]) for name in model},
+        torch.cat([clients.parts[client] for client in drawn] or [torch.zeros(0, dtype=torch.long)]),
+        participations=max(1, round(sum(drawn.values()) / max(1, len(drawn)))),
+        together=prepared.plan.cohort,
+    )
+
+
+def _one_upload(
+    folder: Path, prepared: Prepared, seed: int, round: int | None, client: int | None, exchange: int
+) -> Seen:
+    clients = prepared.clients
+    assert isinstance(clients, ArrayClients)
+    steps = [step for step in _exchanges(folder) if (step / "up.bin").exists() and _number(step) == exchange]
+    if round is not None:
+        steps = [step for step in steps if step.parent.name == f"round-{round:06d}"]
+    if not steps:
+        raise ResultError(
+            f"{folder} has no transcript of such uploads to attack. Run it with --set run.transcript=true, or choose "
+            "a round and an exchange that are on record."
+        )
+    step = steps[-1]
+    number = int(step.parent.name.removeprefix("round-"))
+    cohort: Sequence[int] = json.loads((step / "clients.json").read_text())
+    if client is None:
+        client = max(cohort, key=lambda k: len(clients.parts[k]))
+    if client not in cohort:
+        raise InputError("client", client, f"did not take part in round {number}", f"Use one of {cohort}.")
+    method = prepared.method
+    down = _down(method, step)
+    up = method.up_type.from_bytes((step / "up.bin").read_bytes())
+    at = At(prepared.plan, number, exchange)
+    row = [cohort.index(client)]
+    start, model = (rows(both, row) for both in uploaded_models(method, at, down, up))
+    missing = [name for name, _ in prepared.task.module.named_parameters() if name not in start]
+    if missing:
+        raise InputError(
+            "method",
+            method.name,
+            f"the server never holds {', '.join(missing)}, so it cannot ask the model of an upload",
+            'Use target = "model".',
+        )
+    own = up.rows(row)
+    if hasattr(own, "gradient") or local_steps(method, at) is not None:
+        sent, _ = as_gradient(method, at, start, down.rows(row), own)
+    else:
+        sent = sub(start, model)
+    of = f", exchange {exchange}" if exchange else ""
+    words, place = (
+        f"the upload of client {client} in round {number}{of}",
+        f"-upload-round-{number}-client-{client}" + (f"-exchange-{exchange}" if exchange else ""),
+    )
+    behind = _behind(method, at, clients.parts[client], client, seed)
+    return Seen(words, place, model, behind, start, sent, at=at)
+
+
+def _behind(method: AnyMethod, at: At, part: Tensor, client: int, seed: int) -> Tensor:
+    """Which of a client's examples an upload stands for: its batch, of methods that send one gradient a batch."""
+    inner = innermost(method)
+    if not isinstance(inner, (FedSGD, FedEM)):
+        return part
+    block = inner.block if isinstance(inner, FedEM) else 1
+    numbers = ClientData(part.unsqueeze(0), part.unsqueeze(0), torch.tensor([len(part)]))
+    streams = ClientStreams(seed, at.round, (client,))
+    batches = [
+        batch_in_step(numbers, inner.batch_size, number, streams)
+        for number in range(at.exchange * block, (at.exchange + 1) * block)
+    ]
+    return torch.cat([batch.x[0] if batch.mask is None else batch.x[0, batch.mask[0]] for batch in batches])
+
+
+def _recipe(prepared: Prepared, seen: Seen) -> Recipe:
+    """The public configuration of the target's training.
+
+    The mean of the models that K clients trained moves as one that is trained in batches of K times the size.
+    """
+    method, plan, examples = prepared.method, prepared.plan, len(seen.members)
+    inner: Any = innermost(method)
+    records = max(1, round(fmean(prepared.clients.sizes)))
+    rounds = range(1, plan.rounds + 1) if seen.at is None else [seen.at.round]
+    if isinstance(inner, (FedSGD, FedEM)):  # a round is one pass
+        rates = [scheduled_lr(inner.lr, inner.lr_schedule, number, plan.rounds) for number in rounds]
+        batch = max(1, examples) if seen.at is not None else min(inner.batch_size or records, records)
+        return Recipe(fmean(rates), batch * seen.together, min(_MOST_EPOCHS, seen.participations), examples)
+    steps = [local_steps(method, At(plan, number)) for number in rounds]
+    known = [one for one in steps if one is not None]
+    if not known:
+        return Recipe(
+            float(getattr(inner, "lr", 0.1)), int(getattr(inner, "batch_size", 64) or 64), 20, examples
+        )
+    local = known[0]
+    passes = local.epochs if local.steps is None else local.passes(records)
+    return Recipe(
+        fmean(one.lr for one in known) * sent_share(method),
+        local.batch(records) * seen.together,
+        min(_MOST_EPOCHS, passes * seen.participations),
+        examples,
+        momentum=local.momentum,
+        weight_decay=local.weight_decay,
+    )
+
+
+def _same_labels(
+    members: Tensor, train_y: Tensor, test_y: Tensor, rng: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    """As many test examples as members of each label; members of labels that run out are left out.
+
+    At most half of the test examples of a label are taken: the attacker needs the rest.
+    """
+    ins, outs = [], []
+    for label in sorted(set(train_y[members].tolist())):
+        mine = members[train_y[members] == label]
+        there = (test_y == label).nonzero()[:, 0]
+        count = min(len(mine), len(there) // 2)
+        ins.append(mine[:count])
+        outs.append(there[torch.from_numpy(rng.permutation(len(there))[:count])])
+    return torch.cat(ins), torch.cat(outs)
+
+
+def _exchanges(folder: Path) -> list[Path]:
+    """The exchanges on record, in their order."""
+    return sorted((folder / "transcript").glob("round-*/exchange-*"))
+
+
+def _number(step: Path) -> int:
+    return int(step.name.removeprefix("exchange-"))
+
+
+def _require_classes(prepared: Prepared, attack: str) -> None:
+    """Others are chosen by the members' labels, and most attacks read a class's probability."""
+    if prepared.dataset.predicts_tokens:
+        raise InputError(
+            "attack",
+            attack,
+            f"{prepared.dataset.name} has no classes, its model predicts tokens",
+            "Attack a classifier, or use lamp or embedding-rows.",
+        )
+
+
+def _down(method: AnyMethod, step: Path) -> Message:
+    return method.down_type.from_bytes((step / "down.bin").read_bytes())

@@ -1,0 +1,393 @@
+"""From a run's folder to a server's view of one exchange, and, apart from it, to the truth that scores an attack."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.attacks.knowledge import adaptation_to, declared_noise, local_steps, sent_share
+from fedveil.attacks.uploads import as_gradient
+from fedveil.attacks.view import UNKNOWN, Adaptation, ServerView, TextKnowledge, image_box
+from fedveil.data.dataset import Dataset
+from fedveil.errors import InputError, ResultError
+from fedveil.experiment.config import Config, load_config
+from fedveil.experiment.prepare import Prepared, prepare
+from fedveil.messages import Message, MessageError
+from fedveil.methods.fedem import FedEM
+from fedveil.methods.fedsgd import FedSGD, batch_in_step
+from fedveil.methods.method import At
+from fedveil.methods.ppsgd import PPSGD
+from fedveil.methods.scaffold import ModelAndControl
+from fedveil.methods.uploads import innermost
+from fedveil.privacy.sampling import draw_cohort
+from fedveil.session.results import ResultFolder
+from fedveil.streams import ClientStreams
+from fedveil.tree import Params, add, concatenate, expand, norms, scale, sub, without_axis, zeros_like
+
+_WIDE = 10.0  # between black and white of pixels that are not normalised: stored bytes
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run whose transcript is on disk, with everything its configuration leads to."""
+
+    folder: Path
+    seed: int
+    config: Config
+    prepared: Prepared
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What was on the wire in one exchange: rows of `up` are the answers of `clients`."""
+
+    at: At
+    clients: tuple[int, ...]
+    down: Message
+    up: Message
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What the attacked clients held: `x [T, B, ...]`, `y [T, B]`, and FedEM's perturbation if there is one."""
+
+    x: Tensor
+    y: Tensor
+    delta: Tensor | None
+
+
+def run_folder(path: Path) -> Path:
+    """The folder of a run: this one, or the only `seed-*` folder in it."""
+    if (path / "config.toml").exists():
+        return path
+    seeds = sorted(path.glob("**/seed-*")) if path.is_dir() else []
+    if len(seeds) != 1:
+        found = f"it holds {len(seeds)} runs" if seeds else "it holds no run"
+        raise ResultError(f"{path}: {found}. Give the folder of one run, results/.../seed-N.")
+    return seeds[0]
+
+
+def open_run(path: Path, data_dir: Path | None = None) -> RecordedRun:
+    """The run in this folder (or in its only `seed-*` folder); its data are prepared again from its configuration."""
+    folder = run_folder(path)
+    number = re.fullmatch(r"seed-(\d+)", folder.name)
+    if number is None:
+        raise ResultError(f"{folder}: its name does not tell the seed. Give a folder named seed-N.")
+    if not (folder / "transcript").is_dir():
+        raise ResultError(
+            f"{folder} has no transcript to attack. Run it again with --set run.transcript=true."
+        )
+    config = load_config(folder / "config.toml")
+    prepared = prepare(config, int(number[1]), data_dir)
+    ResultFolder(folder).require_data(prepared.digest)  # else the attack would be scored against others
+    return RecordedRun(folder, int(number[1]), config, prepared)
+
+
+def read_exchange(run: RecordedRun, round: int, exchange: int = 0) -> Exchange:
+    """One recorded exchange; a round or exchange that was not recorded is refused with those that were."""
+    transcript = run.folder / "transcript"
+    place = transcript / f"round-{round:06d}"
+    if not place.is_dir():
+        known = sorted(int(p.name.removeprefix("round-")) for p in transcript.glob("round-" + 6 * "[0-9]"))
+        have = f"rounds {known[0]} to {known[-1]}" if known else "no round"
+        raise InputError("round", round, f"the transcript holds {have}", "Choose a recorded round.")
+    place = place / f"exchange-{exchange:04d}"
+    if not (place / "clients.json").is_file():
+        count = len(list(place.parent.glob("exchange-*")))
+        raise InputError(
+            "exchange", exchange, f"round {round} has exchanges 0 to {count - 1}", "Choose one of these."
+        )
+    if not (place / "up.bin").is_file():
+        raise InputError("round", round, "nobody answered in this exchange", "Choose another round.")
+    method = run.prepared.method
+    try:
+        clients = tuple(int(client) for client in json.loads((place / "clients.json").read_text()))
+        down = method.down_type.from_bytes((place / "down.bin").read_bytes())
+        up = method.up_type.from_bytes((place / "up.bin").read_bytes())
+    except (OSError, TypeError, ValueError, OverflowError, RecursionError, MessageError) as error:
+        raise ResultError(
+            f"{place} is damaged: {error}. Choose another round, or record it again."
+        ) from error
+    if up.count != len(clients):
+        raise ResultError(f"{place} is damaged: {len(clients)} clients, but {up.count} answers.")
+    return Exchange(At(run.prepared.plan, round, exchange), clients, down, up)
+
+
+def server_view(
+    run: RecordedRun,
+    exchange: Exchange,
+    clients: Sequence[int],
+    *,
+    labels: Tensor | None = None,
+    examples: int | None = None,
+    adaptive: bool = True,
+    texts: Tensor | None = None,
+) -> ServerView:
+    """What the server sees of these clients' answers; the test split stands for public examples.
+
+    Of `texts [T, B, L]` only the lengths are looked at, which the server is taken to know.
+    """
+    places = [_place(exchange, client) for client in clients]
+    down, up = exchange.down.rows(places), exchange.up.rows(places)
+    sent = _parameters(run, down)
+    observed, local = as_gradient(run.prepared.method, exchange.at, sent, down, up)
+    past = _past(run, exchange, clients, sent)
+    first = {name: leaf[:1] for name, leaf in past.start.items()}
+    if any(not torch.equal(leaf[:1].expand_as(leaf), leaf) for leaf in past.start.values()):
+        raise InputError(
+            "clients", list(clients), "they start from different models", "Attack them one after another."
+        )
+    count = _examples(up, examples)
+    dataset = run.prepared.dataset
+    image = len(dataset.input_shape) == 3
+    mean, std = pixel_scale(dataset)
+    foreign = image and ((mean, std) != (dataset.mean, dataset.std) or 1 / min(std) > _WIDE)
+    parameters = sum(leaf[0].numel() for leaf in observed.values())
+    return ServerView(
+        run.prepared.task,
+        without_axis(first),
+        observed,
+        count,
+        dataset.input_shape,
+        dataset.num_classes,
+        image_box(mean, std) if image else None,
+        labels,
+        local,
+        adaptation_to(run.prepared.method, exchange.at, parameters, count) if adaptive else Adaptation(),
+        dataset.test.x,
+        None if texts is None else _text_knowledge(run, texts),
+        past.drift,
+        (*past.notes, *_unknown_dropout(run)),
+        float(dataset.test.x.mean()) if foreign else 0.0,
+        float(dataset.test.x.std()) if foreign else 1.0,
+    )
+
+
+def pixel_scale(dataset: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and std such that `x * std + mean` is brightness from 0 to 1.
+
+    Own arrays of images may hold any numbers: where the public ones do not lie between black and white, their least
+    and greatest numbers are taken for these. An attack bounded by a wrong black and white would fail for nothing.
+    """
+    x = dataset.test.x
+    if len(dataset.input_shape) != 3 or not len(x):
+        return dataset.mean, dataset.std
+    low, high = image_box(dataset.mean, dataset.std)
+    slack = 0.01 * (high - low)
+    if bool(((x >= low - slack) & (x <= high + slack)).all()):
+        return dataset.mean, dataset.std
+    least, most = float(x.min()), float(x.max())
+    channels = len(dataset.mean)
+    return (-least / (most - least),) * channels, (1 / (most - least),) * channels
+
+
+@dataclass(frozen=True)
+class _Past:
+    """What earlier rounds tell the server of a training: where it started and by what its steps were corrected."""
+
+    start: Params
+    drift: Params | None = None
+    notes: tuple[str, ...] = ()
+
+
+def _past(run: RecordedRun, exchange: Exchange, clients: Sequence[int], sent: Params) -> _Past:
+    """Scaffold's c_i is the sum of the changes that a client sent; PPSGD's personal part is in proportion to its."""
+    method = innermost(run.prepared.method)
+    if isinstance(exchange.down, ModelAndControl):
+        changes, notes = _earlier(run, exchange, clients)
+        own = [_total([up.control for _, up in rounds], exchange.down.control) for rounds in changes]
+        drift = sub(exchange.down.control, concatenate(own))
+        return _Past(sent, drift if any(bool(leaf.any()) for leaf in drift.values()) else None, notes)
+    if isinstance(method, PPSGD):
+        answers, notes = _earlier(run, exchange, clients)
+        moves = [[sub(up.params, down.params) for down, up in rounds] for rounds in answers]
+        zero = {name: leaf[:1] for name, leaf in sent.items()}
+        own = [_total(moved, zero) for moved in moves]
+        noise = declared_noise(run.prepared.method, exchange.at, 1)
+        local = local_steps(run.prepared.method, exchange.at)
+        assert local is not None
+        std = noise * local.lr * sent_share(method)
+        part = method.personal_lr / (method.lr * method.server_lr)
+        kept = [part * _signal(theta, std, len(moved)) for theta, moved in zip(own, moves, strict=True)]
+        theta = concatenate([scale(one, factor) for one, factor in zip(own, kept, strict=True)])
+        return _Past(add(expand(sent, len(clients)), theta), None, notes)
+    return _Past(sent)
+
+
+def _earlier(
+    run: RecordedRun, exchange: Exchange, clients: Sequence[int]
+) -> tuple[list[list[tuple[Any, Any]]], tuple[str, ...]]:
+    """What each client was sent and answered in earlier rounds, and a note if some of it is not on record."""
+    found: list[list[tuple[Any, Any]]] = [[] for _ in clients]
+    lost = False
+    for number in range(1, exchange.at.round):
+        cohort = draw_cohort(run.prepared.plan, run.seed, number)
+        if not set(cohort) & set(clients):
+            continue
+        try:
+            past = read_exchange(run, number, exchange.at.exchange)
+        except InputError:
+            lost = True
+            continue
+        for rounds, client in zip(found, clients, strict=True):
+            if client in past.clients:
+                place = [past.clients.index(client)]
+                rounds.append((past.down.rows(place), past.up.rows(place)))
+    note = "what the client sent in rounds that are not on record is taken to be zero: record them all"
+    return found, (note,) if lost else ()
+
+
+def _total(changes: Sequence[Params], like: Params) -> Params:
+    total = zeros_like(like)
+    for change in changes:
+        total = add(total, change)
+    return total
+
+
+def _signal(total: Params, std: float, count: int) -> float:
+    """The share of a sum's energy that is not the noise of its `count` terms."""
+    noise = count * std**2 * sum(leaf.numel() for leaf in total.values())
+    energy = float(norms(total).square())
+    return max(0.0, 1 - noise / energy) if energy > 0 else 0.0
+
+
+def _unknown_dropout(run: RecordedRun) -> tuple[str, ...]:
+    layers = run.prepared.task.module.modules()
+    if any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in layers):
+        return ("the client's dropout is unknown: candidates are compared without any",)
+    return ()
+
+
+def _text_knowledge(run: RecordedRun, texts: Tensor) -> TextKnowledge:
+    """Padding from the lengths of the texts, and the special tokens that a classifier's vocabulary puts around them."""
+    dataset = run.prepared.dataset
+    assert dataset.tokens is not None
+    vocabulary = dataset.tokens.vocabulary
+    known = torch.where(texts == vocabulary.pad, vocabulary.pad, UNKNOWN)
+    if not dataset.predicts_tokens:
+        lengths = (known == UNKNOWN).sum(-1)
+        places = torch.arange(texts.shape[-1])
+        for i, token in enumerate(vocabulary.prefix):
+            known[..., i] = token
+        for i, token in enumerate(reversed(vocabulary.suffix), 1):
+            known[places == (lengths - i).unsqueeze(-1)] = token
+    special = vocabulary.special()
+    public = (tuple(token for token in text if token not in special) for text in dataset.test.x.tolist())
+    return TextKnowledge(
+        known,
+        vocabulary.size,
+        tuple(sorted(special)),
+        vocabulary.decode if vocabulary.readable else None,
+        tuple(text for text in public if text),
+        f"the test split of {dataset.name}",
+    )
+
+
+def truth(run: RecordedRun, exchange: Exchange, clients: Sequence[int]) -> Truth:
+    """The examples behind these clients' answers, each client replayed on its own. Never part of a view."""
+    parts = [_client_truth(run, exchange, client) for client in clients]
+    sizes = sorted({len(part.y) for part in parts})
+    if len(sizes) > 1:
+        raise InputError(
+            "clients",
+            list(clients),
+            f"their batches hold {sizes} examples",
+            "Attack clients of one size together.",
+        )
+    deltas = [part.delta for part in parts if part.delta is not None]
+    return Truth(
+        torch.stack([part.x for part in parts]),
+        torch.stack([part.y for part in parts]),
+        torch.stack(deltas) if deltas else None,
+    )
+
+
+def _client_truth(run: RecordedRun, exchange: Exchange, client: int) -> Truth:
+    _place(exchange, client)  # refuses one who did not answer
+    method = innermost(run.prepared.method)
+    data = run.prepared.clients.load([client])
+    at = exchange.at
+    if not isinstance(method, (FedSGD, FedEM)):
+        return Truth(data.x[0], data.y[0], None)
+    if isinstance(method, FedEM) and method.block > 1:
+        raise InputError(
+            "method.block", method.block, "an upload sums several batches", "Record a run with block = 1."
+        )
+    streams = ClientStreams(run.seed, at.round, (client,), at.exchange)
+    batch = batch_in_step(data, method.batch_size, at.exchange, streams)
+    count = batch.y.shape[1] if batch.mask is None else int(batch.mask.sum())
+    if count == 0:
+        raise InputError(
+            "exchange", at.exchange, f"client {client} had run out of examples", "Choose an earlier exchange."
+        )
+    delta = None
+    if isinstance(method, FedEM):
+        delta = _replayed_delta(run, exchange, client)[:count]
+    return Truth(batch.x[0, :count], batch.y[0, :count], delta)
+
+
+def _replayed_delta(run: RecordedRun, exchange: Exchange, client: int) -> Tensor:
+    """The client's perturbation in this exchange: it begins anew in each round, so the round is replayed."""
+    method = run.prepared.method
+    data = run.prepared.clients.load([client])
+    state = method.init_client(run.prepared.task, data, ClientStreams(run.seed, 0, (client,)))
+    for number in range(exchange.at.exchange + 1):
+        past = exchange if number == exchange.at.exchange else read_exchange(run, exchange.at.round, number)
+        down = past.down.rows([_place(past, client)])
+        streams = ClientStreams(run.seed, past.at.round, (client,), number)
+        _, state = method.client_update(run.prepared.task, past.at, down, data, state, streams)
+    return state["delta"][0]
+
+
+def _place(exchange: Exchange, client: int) -> int:
+    if client not in exchange.clients:
+        raise InputError(
+            "client",
+            client,
+            "did not answer in this exchange",
+            f"Choose one of {', '.join(map(str, exchange.clients))}.",
+        )
+    return exchange.clients.index(client)
+
+
+def _parameters(run: RecordedRun, down: Message) -> Params:
+    params = getattr(down, "params", None)
+    if not isinstance(params, dict):
+        raise InputError(
+            "method", run.prepared.method.name, "its broadcast holds no model", "Attack another method."
+        )
+    missing = [name for name, _ in run.prepared.task.module.named_parameters() if name not in params]
+    if missing:
+        raise InputError(
+            "method",
+            run.prepared.method.name,
+            f"the server never holds {', '.join(missing)}, so it cannot compute a candidate's gradient",
+            "Attack a method whose server holds the whole model.",
+        )
+    return params
+
+
+def _examples(up: Message, given: int | None) -> int:
+    if given is not None:
+        return given
+    size = getattr(up, "size", None)
+    if not isinstance(size, Tensor):
+        raise InputError(
+            "examples",
+            None,
+            "the upload does not say how many examples it stands for",
+            "Give --examples N.",
+        )
+    counts = sorted(set(size.flatten().tolist()))
+    if len(counts) > 1:
+        raise InputError(
+            "clients", counts, "their uploads stand for different numbers of examples", "Attack them apart."
+        )
+    return int(counts[0])

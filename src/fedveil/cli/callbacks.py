@@ -1,0 +1,62 @@
+"""What follows a command's runs besides the progress bar: the live page, TensorBoard, MLflow."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+from fedveil.experiment.config import Config
+from fedveil.privacy.releases import Plan
+from fedveil.report.live_page import Followed, LiveView
+from fedveil.session.callbacks.trackers import MLflowLog, TensorBoardLog, require_mlflow, require_tensorboard
+from fedveil.session.loop import Callback
+
+
+class RunCallbacks:
+    """Opened before the first run, closed after the last, also if one fails. What is not asked for is not there."""
+
+    def __init__(
+        self, *, live: bool = False, tensorboard: Path | None = None, mlflow: str | None = None
+    ) -> None:
+        if tensorboard is not None:
+            require_tensorboard(str(tensorboard))
+        if mlflow is not None:
+            require_mlflow(mlflow)
+        self._view = LiveView() if live else None
+        self._tensorboard = tensorboard
+        self._mlflow = mlflow
+        self._stack = ExitStack()
+
+    @property
+    def url(self) -> str | None:
+        """Where the live page is, if there is one."""
+        return None if self._view is None else self._view.url
+
+    def __enter__(self) -> RunCallbacks:
+        if self._view is not None:
+            self._stack.enter_context(self._view)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def observers(self, folder: Path, config: Config, plan: Plan) -> list[Callback]:
+        """The observers of the run in this folder; the live page follows it from now on."""
+        experiment, identity, seed = folder.parts[-3:]
+        title = f"{experiment}: {config.method['name']}, {seed.replace('-', ' ')}"
+        if self._view is not None:
+            section = config.privacy
+            self._view.follow(folder, Followed(title, plan.rounds, section.budget, section.delta))
+        out: list[Callback] = []
+        if self._tensorboard is not None:
+            board = TensorBoardLog(self._tensorboard / f"{experiment}-{identity}-{seed}")
+            self._stack.callback(board.close)
+            out.append(board)
+        if self._mlflow is not None:
+            flow = MLflowLog(self._mlflow, experiment, title)
+            self._stack.callback(flow.close)
+            out.append(flow)
+        return out

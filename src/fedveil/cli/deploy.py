@@ -1,0 +1,260 @@
+"""`fedveil deploy`: from a folder of keys and policies to a federation that runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+
+from fedveil.cli.app import AsJson, Changes, ConfigFile, DataDir, Results, Seed, app, notes, out, run
+from fedveil.errors import InputError
+from fedveil.federation.config import NODE_FILE, SERVER_FILE, NodeConfig, ServerConfig, read_toml
+from fedveil.privacy.releases import Adversary
+
+deploy = typer.Typer(
+    help="Run a federation over several machines: TLS, registered nodes, a privacy policy on every node.",
+    no_args_is_help=True,
+)
+app.add_typer(deploy, name="deploy")
+
+ServerFolder = Annotated[Path, typer.Argument(help="The server's folder (with server.toml).")]
+NodeFolder = Annotated[Path, typer.Argument(help="The node's folder (with node.toml and policy.toml).")]
+EitherFolder = Annotated[Path, typer.Argument(help="The folder of a server or of a node.")]
+
+
+def _tell(text: str) -> None:
+    print(f"fedveil: {text}", file=sys.stderr, flush=True)
+
+
+@deploy.command(
+    "init", epilog="Example: fedveil deploy init federation --nodes 3 --server fl.example.org --epsilon 4"
+)
+def init_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    nodes: Annotated[int, typer.Option(min=1, help="How many nodes.")],
+    server: Annotated[
+        list[str] | None,
+        typer.Option(help="The server's name or address; the first is what nodes dial. May be repeated."),
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Where the server listens.")] = 8443,
+    method: Annotated[
+        list[str] | None, typer.Option(help="A method that the nodes' policies allow. May be repeated.")
+    ] = None,
+    adversary: Annotated[Adversary, typer.Option(help="Against whom the policies limit epsilon.")] = "server",
+    epsilon: Annotated[float, typer.Option(help="The policies' limit, over all runs.")] = 8.0,
+    delta: Annotated[float, typer.Option(help="The delta of that limit.")] = 1e-5,
+    no_limit: Annotated[bool, typer.Option("--no-limit", help="Write policies without a limit.")] = False,
+    minimum_cohort: Annotated[int, typer.Option(min=1, help="The fewest clients in a round.")] = 2,
+    reader: Annotated[
+        Literal["npz", "table", "pictures", "texts"], typer.Option(help="How the nodes' data is read.")
+    ] = "npz",
+    form: Annotated[Path | None, typer.Option(help="The form of the nodes' tables.")] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="The classes of pictures or texts, separated by commas.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Without TLS and node keys; only on loopback.")
+    ] = False,
+) -> None:
+    """Write certificates, keys, configurations, policies, scripts and instructions for a new federation."""
+    from fedveil.federation.processes import require_flower
+
+    require_flower()
+    from fedveil.federation.create import Federation, init
+
+    federation = Federation(
+        nodes=nodes,
+        names=tuple(server or ["127.0.0.1"]),
+        port=port,
+        methods=tuple(method or ["udp-fedavg"]),
+        adversary=adversary,
+        epsilon=None if no_limit else epsilon,
+        delta=delta,
+        minimum_cohort=minimum_cohort,
+        reader=reader,
+        form=form,
+        classes=tuple(part.strip() for part in classes.split(",")) if classes else (),
+        insecure=insecure,
+    )
+    made = init(folder, federation)
+    out.print(f"{len(made)} nodes; read {folder / 'README.md'}", soft_wrap=True)
+
+
+@deploy.command("form")
+def form_command(
+    table: Annotated[Path, typer.Argument(help="A CSV or Parquet table of public or invented rows.")],
+    label: Annotated[str, typer.Option(help="The column to predict.")],
+    output: Annotated[Path, typer.Option("--out", help="Where the form goes.")] = Path("form.toml"),
+    categorical: Annotated[list[str] | None, typer.Option(help="One-hot even if it is a number.")] = None,
+    drop: Annotated[list[str] | None, typer.Option(help="Leave this column out.")] = None,
+) -> None:
+    """Write the form that the nodes' tables share: columns, means, deviations, categories, classes."""
+    from fedveil.federation.schema import form_of, write_form
+
+    made = form_of(table, label, categorical=categorical or (), drop=drop or ())
+    write_form(made, output)
+    out.print(f"{len(made.columns)} columns, {len(made.classes)} classes in {output}", soft_wrap=True)
+    notes.print(f"for a server without data: input_shape = [{len(made.mean)}], classes = {len(made.classes)}")
+
+
+@deploy.command("certificate")
+def certificate_command(
+    authority: Annotated[Path, typer.Argument(help="The authority's folder (with ca.key).")],
+    folder: ServerFolder,
+) -> None:
+    """Make the server a new key and certificate, for the names in server.toml; restart the server afterwards."""
+    from fedveil.federation.certificates import SERVER_DAYS, renew_server_certificate
+
+    names = read_toml(folder / SERVER_FILE, ServerConfig).names
+    renew_server_certificate(authority, folder, names)
+    out.print(
+        f"valid for {SERVER_DAYS} days as {', '.join(names)}; restart the server",
+        soft_wrap=True,
+    )
+
+
+@deploy.command("server")
+def server_command(folder: ServerFolder) -> None:
+    """Run the server in the foreground; the nodes whose keys are in keys/ may connect."""
+    from fedveil.federation.processes import run_server
+
+    raise typer.Exit(run_server(folder, _tell))
+
+
+@deploy.command("node")
+def node_command(folder: NodeFolder) -> None:
+    """Run a node in the foreground, on its own data and under its own policy."""
+    from fedveil.federation.processes import run_node
+
+    run_node(folder, _tell)
+
+
+@deploy.command("submit", epilog="Example: fedveil deploy submit federation/server experiment.toml")
+def submit_command(
+    folder: ServerFolder,
+    config: ConfigFile,
+    changes: Changes = None,
+    seed: Seed = None,
+    results: Results = Path("results"),
+    data: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run an experiment on this server's nodes and wait for its result; to be given on the server itself.
+
+    The clients are the nodes, each with its own data: the configuration's data set is only what the server tests on.
+    """
+    from fedveil.federation.processes import running_process
+
+    state = _state(folder)
+    if not (folder / SERVER_FILE).exists() or running_process(state) is None:
+        raise InputError(
+            "folder", str(folder), "no server is running there", "Run `fedveil deploy server` first."
+        )
+    nodes = len(list((folder / "keys").glob("*.pub")))
+    fixed = ['run.engine="flower"', f"run.federation={json.dumps(str(folder.absolute()))}"]
+    run(
+        config, [f"partition.clients={nodes}", *(changes or []), *fixed], seed, results, data, as_json=as_json
+    )
+
+
+@deploy.command("stop")
+def stop_command(folder: EitherFolder) -> None:
+    """Stop the server or node of this folder."""
+    from fedveil.federation.processes import stop
+
+    state = _state(folder)
+    out.print("stopped" if stop(state) else "was not running")
+
+
+@deploy.command("status")
+def status_command(folder: EitherFolder, as_json: AsJson = False) -> None:
+    """What a server's nodes and runs are doing, or what a node has spent of its limits."""
+    answer = _node_status(folder) if (folder / NODE_FILE).exists() else _server_status(folder)
+    if as_json:
+        print(json.dumps(answer))
+        return
+    for key, value in answer.items():
+        if isinstance(value, list) and value:
+            out.print(_rows(key, value))
+        elif not isinstance(value, list):
+            out.print(f"{key}: {value}")
+
+
+def _rows(title: str, rows: list[dict[str, Any]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in rows[0]:
+        table.add_column(column.replace("_", " "))
+    for row in rows:
+        table.add_row(*(_shown(value) for value in row.values()))
+    return table
+
+
+def _shown(value: object) -> str:
+    return "none" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _state(folder: Path) -> Path:
+    if (folder / NODE_FILE).exists():
+        return folder / read_toml(folder / NODE_FILE, NodeConfig).state
+    if (folder / SERVER_FILE).exists():
+        return folder / read_toml(folder / SERVER_FILE, ServerConfig).state
+    raise InputError(
+        "folder",
+        str(folder),
+        "holds neither server.toml nor node.toml",
+        "Give the folder of a server or a node.",
+    )
+
+
+def _node_status(folder: Path) -> dict[str, Any]:
+    from fedveil.federation.node import open_node
+    from fedveil.federation.processes import running_process
+
+    node = open_node(folder)
+    limits = [
+        {
+            "unit": spent.limit.unit,
+            "adversary": spent.limit.adversary,
+            "delta": spent.limit.delta,
+            "limit": spent.limit.epsilon,
+            "spent": spent.epsilon,
+        }
+        for spent in node.guard.spent()
+    ]
+    return {
+        "node": node.name,
+        "client": node.client,
+        "running": running_process(node.state) is not None,
+        "examples": len(node.held),
+        "noise": node.noise,
+        "releases": len(node.guard.ledger),
+        "limits": limits,
+    }
+
+
+def _server_status(folder: Path) -> dict[str, Any]:
+    from fedveil.federation.processes import listed_nodes, listed_runs, node_names, running_process
+
+    state = _state(folder)
+    folder = folder.absolute()
+    if running_process(state) is None:
+        return {"running": False}
+    names = node_names(folder)
+    nodes = [
+        {
+            "node": names.get(str(node["node-id"]), "?"),
+            "id": str(node["node-id"]),
+            "status": node["status"],
+            "since": node["online-at"] if node["status"] == "online" else node["offline-at"],
+        }
+        for node in listed_nodes(folder)
+    ]
+    runs = [
+        {"run": str(run["run-id"]), "status": run["status"], "started": run["running-at"]}
+        for run in listed_runs(folder)
+    ]
+    return {"running": True, "nodes": nodes, "runs": runs}

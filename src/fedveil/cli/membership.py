@@ -1,0 +1,81 @@
+"""`fedveil attack RESULT --attack lira`: who was in the training data of a finished run?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from fedveil.attack_runs.membership import Target, attack_result
+from fedveil.attacks.membership.score import MembershipFinding
+from fedveil.cli.app import notes, out
+from fedveil.errors import InputError
+from fedveil.experiment.config import parse_value
+
+
+def attack_membership(
+    result: Path,
+    attack: str,
+    *,
+    settings: dict[str, Any],
+    target: Target,
+    examples: int | None,
+    round_: int | None,
+    client: int | None,
+    exchange: int,
+    seed: int,
+    data: Path | None,
+    as_json: bool,
+) -> None:
+    """Attack a finished run; writes a finding and its ROC curve beside the run."""
+    finding = attack_result(
+        result,
+        attack,
+        settings=settings,
+        target=target,
+        examples=500 if examples is None else examples,
+        round=round_,
+        client=client,
+        exchange=exchange,
+        attack_seed=seed,
+        data_dir=data,
+    )
+    if as_json:
+        print(json.dumps(finding.to_json()))
+        return
+    out.print(_table(finding))
+    notes.print(_verdict(finding))
+    out.print(f"finding in {result / 'attacks'}", soft_wrap=True)
+
+
+def parse_settings(changes: Sequence[str]) -> dict[str, Any]:
+    """`key=value` pairs, values as in TOML."""
+    found: dict[str, Any] = {}
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals or not key.strip():
+            raise InputError("--set", change, "is not a setting", "Write --set shadows=32.")
+        found[key.strip()] = parse_value(text)
+    return found
+
+
+def _table(finding: MembershipFinding) -> Table:
+    title = f"{finding.attack} on {finding.target}: {finding.members} members, {finding.others} others"
+    table = Table(title=title, title_justify="left")
+    table.add_column("measure")
+    table.add_column("value")
+    table.add_column("95 % interval")
+    found = {"AUC": finding.auc, "accuracy on held-out pairs": finding.accuracy}
+    for name, value in (found | finding.named_rates()).items():
+        table.add_row(name, f"{value.value:.3f}", f"{value.low:.3f} to {value.high:.3f}")
+    return table
+
+
+def _verdict(finding: MembershipFinding) -> str:
+    auc = finding.auc
+    if auc.low <= 0.5:
+        return "Not told from guessing (AUC 0.5). A failed attack proves nothing: a stronger one may succeed."
+    return "Better than guessing (AUC 0.5): the model gives away who was in its data."

@@ -1,0 +1,226 @@
+"""`fedveil account` and `fedveil audit`: what a run would prove, and an attempt to break it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from decimal import ROUND_CEILING, Decimal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from fedveil.atomic_files import write_atomically
+from fedveil.cli.app import AsJson, Changes, ConfigFile, DataDir, app, check_seed, notes, out, print_words
+from fedveil.errors import InputError, ResultError
+from fedveil.experiment.config import Config, build_method, load_config
+from fedveil.experiment.prepare import check_method, prepare, task_for
+from fedveil.methods.method import AnyMethod, field_names
+from fedveil.models.registry import model_entry
+from fedveil.privacy.accounting import account, account_participation, epsilon_by_round, epsilon_of
+from fedveil.privacy.calibrate import calibrate
+from fedveil.privacy.releases import ADVERSARIES, Adversary, Plan, Unprotected
+from fedveil.privacy.statement import show
+from fedveil.report.tables import guarantees_table
+from fedveil.session.privacy_guard import privacy_statement, unit_of
+from fedveil.session.session import first_server
+
+
+def _plan(config: Config, records: int | None, data: Path | None) -> Plan:
+    """The plan of this configuration; with `records` no data is touched."""
+    if records is None:
+        seed = config.run.seeds[0]
+        prepared = prepare(config, seed, data)
+        check_method(prepared, seed)
+        return prepared.plan
+    groups = config.partition.groups
+    clients = config.partition.clients or (len(groups) if groups else None)
+    if clients is None:
+        raise InputError(
+            "partition.clients",
+            None,
+            "the number of clients is unknown without data",
+            "Set partition.clients.",
+        )
+    cohort = clients if config.run.sampler == "all" else config.run.cohort or clients
+    plan = Plan(clients, cohort, config.run.sampler, config.run.rounds, records, records)
+    shape, classes = config.task.input_shape, config.task.classes
+    if shape is not None and classes is not None and model_entry(config.task.model).reads == "numbers":
+        task = task_for(config, shape, classes)  # no data set is needed to know the model of a federation
+        first_server(task, config.build_method(), plan, config.run.seeds[0])
+    return plan
+
+
+@app.command(
+    "account", epilog="Example: fedveil account experiments/demo.toml --target-epsilon 8 --what-if 0.5,1,2"
+)
+def account_command(
+    config: ConfigFile,
+    changes: Changes = None,
+    records_per_client: Annotated[
+        int | None, typer.Option(min=1, help="Take this size for every client; then no data is needed.")
+    ] = None,
+    target_epsilon: Annotated[
+        float | None, typer.Option(help="Find the noise multiplier for this epsilon, against each adversary.")
+    ] = None,
+    adversary: Annotated[Adversary | None, typer.Option(help="Calibrate against this one only.")] = None,
+    what_if: Annotated[
+        str | None, typer.Option(help="Noise multipliers to compare, separated by commas.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write epsilon against rounds (PNG, PDF or SVG).")] = None,
+    data: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a run of this configuration would prove, without training."""
+    loaded = load_config(config, changes or [])
+    plan = _plan(loaded, records_per_client, data)
+    method = loaded.build_method()
+    delta = loaded.privacy.delta
+    deployed = loaded.run.engine == "flower"
+    statement = privacy_statement(method, plan, delta, deployed=deployed)
+    answer: dict[str, Any] = statement.to_json()
+    if target_epsilon is not None or what_if is not None:
+        _check_noise_counts(loaded, plan)
+    if target_epsilon is not None:
+        wanted = ADVERSARIES if adversary is None else (adversary,)
+        answer["target_epsilon"] = target_epsilon
+        answer["calibrated"] = [_calibrated(loaded, plan, target_epsilon, who) for who in wanted]
+    if what_if is not None:
+        answer["what_if"] = [_what_if(loaded, plan, text) for text in what_if.split(",")]
+    if plot is not None:
+        from fedveil.figures.figure import save_figure
+        from fedveil.report.figures import epsilon_figure
+
+        curves = epsilon_by_round(method.releases(plan), plan, delta)
+        save_figure(epsilon_figure(curves, delta), plot)
+    if as_json:
+        print(json.dumps(answer))
+        return
+    print_words(statement.in_words())
+    out.print(guarantees_table(answer["proven"]))
+    once = [row.to_json() for row in account_participation(method.releases(plan), plan, delta)]
+    out.print(guarantees_table(once, title="What one participation costs, where it is known"))
+    for key, title in (("calibrated", f"Noise for ε = {target_epsilon}"), ("what_if", "What if")):
+        if key in answer:
+            out.print(_rows(answer[key], title))
+    if plot is not None:
+        out.print(f"picture in {plot}", soft_wrap=True)
+
+
+def _with_noise(config: Config, sigma: float) -> AnyMethod:
+    method = config.build_method()
+    if "noise_multiplier" not in field_names(method):
+        raise InputError(
+            "method.name", method.name, "has no noise_multiplier to vary", "Choose a method that adds noise."
+        )
+    return build_method(config.method | {"noise_multiplier": sigma})
+
+
+def _check_noise_counts(config: Config, plan: Plan) -> None:
+    """Refuse to vary a noise multiplier that changes no price (sparse-vector is priced by its epsilon)."""
+    some, more = (_with_noise(config, sigma).releases(plan) for sigma in (1.0, 2.0))
+    if some == more and not any(isinstance(r.protection, Unprotected) for r in some):
+        raise InputError(
+            "method.noise_multiplier",
+            config.method.get("noise_multiplier", "the default"),
+            "does not change what this configuration proves",
+            "Change the field that prices it, such as upload_epsilon.",
+        )
+
+
+def _calibrated(config: Config, plan: Plan, target: float, adversary: Adversary) -> dict[str, Any]:
+    if not target > 0:
+        raise InputError("--target-epsilon", target, "is not above 0", "Use a positive epsilon.")
+    delta = config.privacy.delta
+    unit = config.privacy.budget_unit or unit_of(_with_noise(config, 1.0), plan)
+    sigma = _shown_above(
+        calibrate(
+            lambda value: _with_noise(config, value).releases(plan), plan, delta, target, adversary, unit
+        )
+    )
+    reached = epsilon_of(_with_noise(config, sigma).releases(plan), plan, delta, adversary, unit)
+    return {"adversary": adversary, "unit": unit, "noise_multiplier": sigma, "epsilon": reached}
+
+
+def _shown_above(value: float) -> float:
+    """The next number that is shown in full: who copies a rounded-down multiplier would miss the target."""
+    last = -1 if value >= 100 else math.floor(math.log10(value)) - 3
+    return float(Decimal(value).quantize(Decimal(1).scaleb(last), ROUND_CEILING))
+
+
+def _what_if(config: Config, plan: Plan, text: str) -> dict[str, Any]:
+    try:
+        sigma = float(text)
+    except ValueError as error:
+        raise InputError("--what-if", text, "is not a number", "Write 0.5,1,2.") from error
+    if not 0 <= sigma < float("inf"):
+        raise InputError("--what-if", text, "is not a noise multiplier", "Use numbers from 0 on.")
+    rows = account(_with_noise(config, sigma).releases(plan), plan, config.privacy.delta)
+    return {"noise_multiplier": sigma} | {f"{row.adversary} ({row.unit})": row.epsilon for row in rows}
+
+
+def _rows(rows: list[dict[str, Any]], title: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for key in rows[0]:
+        table.add_column(key.replace("_", " "), justify="left" if key in ("adversary", "unit") else "right")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    return table
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "none"
+    return show(value) if isinstance(value, float) else str(value)
+
+
+@app.command(
+    "audit",
+    epilog="Example: fedveil audit results/demo/0123456789ab/seed-0. Exit code 1: something is refuted.",
+)
+def audit_command(
+    source: Annotated[Path, typer.Argument(help="A result folder (seed-N) or a configuration file.")],
+    changes: Changes = None,
+    samples: Annotated[int, typer.Option(min=200, help="Releases with and without the canary, each.")] = 4000,
+    confidence: Annotated[float, typer.Option(help="Of the lower bounds.")] = 0.95,
+    seed: Annotated[int, typer.Option(help="Of the audit's own randomness.", callback=check_seed)] = 0,
+    data: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Try to break the method's own code with canaries, and compare with what is proven."""
+    from fedveil.audits.of_method import audit_method
+
+    if not 0.5 < confidence < 1:
+        raise InputError("--confidence", confidence, "is not a confidence", "Use a number such as 0.95.")
+    folder = source if source.is_dir() else None
+    if folder is not None and not (folder / "config.toml").exists():
+        raise ResultError(f"{folder} holds no config.toml. Give a result folder (seed-N) or a TOML file.")
+    loaded = load_config(source if folder is None else folder / "config.toml", changes or [])
+    plan = _plan(loaded, None, data)
+    method = loaded.build_method()
+    deployed = loaded.run.engine == "flower"
+    statement = privacy_statement(method, plan, loaded.privacy.delta, deployed=deployed)
+    with notes.status("auditing"):
+        found = audit_method(
+            method, plan, delta=loaded.privacy.delta, seed=seed, samples=samples, confidence=confidence
+        )
+    rows = [audited.to_json() for audited in found]
+    strongest = max(found, key=lambda a: a.finding.lower_bound, default=None)
+    audit = None if strongest is None else strongest.to_json() | {"all": rows}
+    answer = replace(statement, audit=audit).to_json()
+    if folder is not None:
+        (folder / "audits").mkdir(exist_ok=True)
+        write_atomically(folder / "audits" / "audit.json", (json.dumps(answer, indent=2) + "\n").encode())
+    if as_json:
+        print(json.dumps(answer))
+    else:
+        for audited in found:
+            title = f"against the {audited.adversary}, {audited.unit} level"
+            out.print(f"{title}: {audited.finding.in_words(audited.proven)}")
+            out.print(f"  proven for one participation: {_cell(audited.proven)}")
+        if not found:
+            out.print("nothing to audit: this method's releases protect nothing")
+    if any(audited.broken for audited in found):
+        raise typer.Exit(1)

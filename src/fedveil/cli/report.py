@@ -1,0 +1,194 @@
+"""`fedveil compare` and `fedveil report`: many runs, one table, one page."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedveil.attack_runs.inversion import attack_smallest
+from fedveil.attacks.membership.all import list_membership_attacks
+from fedveil.attacks.registry import make_attack
+from fedveil.cli.app import SUMMARY_KEYS, AsJson, Changes, DataDir, Results, app, check_seed, notes, out
+from fedveil.cli.attack import ShowSteps
+from fedveil.cli.membership import parse_settings
+from fedveil.errors import InputError, ResultError
+from fedveil.experiment.compare import Cell, plan_cells, run_cells, total_rounds
+from fedveil.experiment.prepare import check_attacks
+from fedveil.privacy.releases import Plan
+from fedveil.session.callbacks.progress import ShowProgress, progress_bar
+from fedveil.session.loop import Callback
+from fedveil.session.results import ResultFolder
+
+
+@app.command(
+    epilog="Example: fedveil compare experiments/demo.toml --methods fedavg,udp-fedavg --seed 0 --seed 1 "
+    "--report report.html"
+)
+def compare(
+    configs: Annotated[list[Path], typer.Argument(metavar="CONFIG...", help="TOML files.")],
+    methods: Annotated[
+        str | None, typer.Option(help="Methods, separated by commas; without it each file's own.")
+    ] = None,
+    changes: Changes = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(help="Try every value: --grid method.clip=0.5,1.0. May be repeated."),
+    ] = None,
+    seeds: Annotated[
+        list[int] | None,
+        typer.Option("--seed", help="Run this seed only. May be repeated.", callback=check_seed),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Runs at the same time; without it one per core.", min=1)
+    ] = None,
+    results: Results = Path("results"),
+    data: DataDir = None,
+    attack: Annotated[
+        str | None, typer.Option(help="Then try this inversion attack on each run; needs run.transcript.")
+    ] = None,
+    attack_changes: Annotated[
+        list[str] | None,
+        typer.Option("--attack-set", help="A setting of the attack: --attack-set steps=400."),
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="End with a report in this HTML file.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
+    latex: Annotated[bool, typer.Option("--latex", help="Print the table as LaTeX (booktabs).")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run several methods or settings on the same task; finished runs are not run again.
+
+    Fields that methods share keep the configuration's values.
+
+    A --set or --grid of a method's field applies to those methods that have it.
+    """
+    formats = [("--markdown", markdown), ("--latex", latex), ("--json", as_json)]
+    asked = [name for name, wanted in formats if wanted]
+    if len(asked) > 1:
+        raise InputError("format", " ".join(asked), "one format at a time", f"Leave out all but {asked[0]}.")
+    names = [name.strip() for name in (methods or "").split(",") if name.strip()]
+    if methods is not None and not names:
+        raise InputError("--methods", methods, "names no method", "Give names separated by commas.")
+    cells = plan_cells(configs, methods=names, changes=changes or (), grid=grid or (), seeds=seeds or ())
+    for cell in cells:
+        check_attacks(cell.config)
+    settings = parse_settings(attack_changes or [])
+    if attack is not None:
+        _require_attackable(cells, attack, settings)
+    failed = _run(cells, results, data, jobs)
+    kept = [cell.folder(results) for cell in cells if cell.title not in failed]
+    done = [folder for folder in kept if ResultFolder(folder).finished]
+    if attack is not None:
+        _attack(done, attack, settings, data)
+    if done:
+        _show(done, report, markdown=markdown, latex=latex, as_json=as_json)
+    if failed:
+        told = "; ".join(f"{title}: {reason}" for title, reason in failed.items())
+        raise ResultError(f"{len(failed)} of {len(cells)} runs failed: {told}")
+
+
+def _run(cells: Sequence[Cell], results: Path, data: Path | None, jobs: int | None) -> dict[str, str]:
+    with progress_bar(notes) as progress:
+        together: list[Any] = []
+
+        def watch(title: str, plan: Plan) -> list[Callback]:
+            return [ShowProgress(progress, title, plan.rounds)]
+
+        def tell(rounds: int, runs: int) -> None:
+            if not together:
+                together.append(progress.add_task("all rounds", total=total_rounds(cells), status=""))
+            progress.update(together[0], completed=rounds, status=f"{runs} of {len(cells)} runs done")
+
+        try:
+            return run_cells(cells, results, data_dir=data, jobs=jobs, watch=watch, tell=tell)
+        except KeyboardInterrupt as stop:
+            progress.stop()
+            print("fedveil: interrupted; the same command goes on from here.", file=sys.stderr)
+            raise typer.Exit(130) from stop
+
+
+def _require_attackable(cells: Sequence[Cell], attack: str, settings: Mapping[str, Any]) -> None:
+    if attack in {kind.name for kind in list_membership_attacks()}:
+        raise InputError(
+            "--attack",
+            attack,
+            "is a membership attack, and this is for inversions",
+            f"Compare without it, then run `fedveil attack RESULT --attack {attack}` on each result.",
+        )
+    make_attack(attack, settings)
+    if any(not cell.config.run.transcript for cell in cells):
+        raise InputError(
+            "run.transcript", False, "an attack needs what was on the wire", "Add --set 'run.transcript=[1]'."
+        )
+
+
+def _attack(folders: Sequence[Path], attack: str, settings: Mapping[str, Any], data: Path | None) -> None:
+    with progress_bar(notes) as progress:
+        for folder in folders:
+            told = ResultFolder(folder).read().summary
+            steps = ShowSteps(progress, f"{attack} on {told['method']} seed {told['seed']}")
+            attack_smallest(folder, attack, settings, data_dir=data, watch=steps)
+
+
+def _show(
+    folders: Sequence[Path], report: Path | None, *, markdown: bool, latex: bool, as_json: bool
+) -> None:
+    from fedveil.report.groups import group
+    from fedveil.report.html import write_report
+    from fedveil.report.reading import read_runs
+    from fedveil.report.tables import comparison_table, latex_table, markdown_table
+
+    settings = group(read_runs(folders))
+    written = None if report is None else write_report(folders, report)
+    if as_json:
+        runs = []
+        for folder in folders:
+            summary = ResultFolder(folder).read().summary
+            runs.append(
+                {"result": str(folder)} | {key: summary[key] for key in ("method", "seed", *SUMMARY_KEYS)}
+            )
+        print(json.dumps({"runs": runs} | ({} if written is None else {"report": str(written)})))
+        return
+    if markdown or latex:
+        print(markdown_table(settings) if markdown else latex_table(settings), end="")
+    else:
+        out.print(comparison_table(settings))
+        for place in dict.fromkeys(folder.parents[1] for folder in folders):
+            out.print(f"results in {place}", soft_wrap=True)
+    if written is not None:
+        to = notes if markdown or latex else out
+        to.print(f"report in {written}", soft_wrap=True)
+
+
+@app.command("report", epilog="Example: fedveil report results/demo -o report.html --pdf figures")
+def report_command(
+    results: Annotated[list[Path], typer.Argument(metavar="RESULT...", help="Result folders, at any depth.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")] = Path(
+        "report.html"
+    ),
+    pdf: Annotated[
+        Path | None, typer.Option(help="Also write its figures to this folder, as PDF for papers.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one self-contained page about these runs; damaged ones are shown as far as they can be read."""
+    from fedveil.report.html import write_report
+
+    path = write_report(results, output)
+    figures: list[Path] = []
+    if pdf is not None:
+        from fedveil.report.figures import save_figures
+        from fedveil.report.groups import group
+        from fedveil.report.reading import read_runs
+
+        figures = save_figures(group(read_runs(results)), pdf)
+    if as_json:
+        print(json.dumps({"report": str(path), "figures": [str(figure) for figure in figures]}))
+        return
+    for written in (path, *figures):
+        kind = "report" if written == path else "figure"
+        out.print(f"{kind} in {written}", soft_wrap=True)

@@ -1,0 +1,103 @@
+"""Memory that the simulator and its worker processes share, so that uploads are written once and never sent."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedveil.errors import FedveilError
+
+ALIGN = 64
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool,
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+)}  # fmt: skip
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """Where one tensor `[rows, *shape]` lies."""
+
+    name: str
+    dtype: str
+    rows: int
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return _DTYPES[self.dtype]
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape) * _DTYPES[self.dtype].itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self.row_bytes
+
+    @property
+    def rows_are_aligned(self) -> bool:
+        """Whether every row lies as memory of its own would: products may round by how their factors lie."""
+        return self.row_bytes % ALIGN == 0
+
+    def to_json(self) -> list[Any]:
+        return [self.name, self.dtype, self.rows, list(self.shape), self.offset]
+
+    @classmethod
+    def from_json(cls, item: Sequence[Any]) -> Leaf:
+        name, dtype, rows, shape, offset = item
+        return cls(name, dtype, rows, tuple(shape), offset)
+
+
+def layout(tensors: Mapping[str, Tensor], rows: int | None = None) -> list[Leaf]:
+    """Where tensors of these kinds go, one after another; with `rows`, as tables of that many rows."""
+    leaves = []
+    offset = 0
+    for name, tensor in tensors.items():
+        count = tensor.shape[0] if rows is None else rows
+        leaf = Leaf(name, dtype_name(tensor.dtype), count, tuple(tensor.shape[1:]), offset)
+        leaves.append(leaf)
+        offset += -(-leaf.nbytes // ALIGN) * ALIGN
+    return leaves
+
+
+class SharedMemory:
+    """A block that forked processes see alike. Pages are taken from the system only when written."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._block = mmap.mmap(-1, capacity)
+        self._start = torch.frombuffer(self._block, dtype=torch.uint8, count=1).data_ptr()
+
+    def fits(self, leaves: Sequence[Leaf]) -> bool:
+        return all(leaf.offset + leaf.nbytes <= self.capacity for leaf in leaves)
+
+    def view(self, leaf: Leaf) -> Tensor:
+        dtype = _DTYPES[leaf.dtype]
+        if leaf.nbytes == 0:
+            return torch.empty((leaf.rows, *leaf.shape), dtype=dtype)
+        count = leaf.nbytes // dtype.itemsize
+        flat = torch.frombuffer(self._block, dtype=dtype, count=count, offset=leaf.offset)
+        return flat.reshape(leaf.rows, *leaf.shape)
+
+    def holds(self, tensor: Tensor) -> bool:
+        return self._start <= tensor.untyped_storage().data_ptr() < self._start + self.capacity
+
+
+def require_room(memory: SharedMemory, leaves: Sequence[Leaf]) -> None:
+    if not memory.fits(leaves):
+        raise FedveilError(
+            "this method's messages are larger than the memory shared with worker processes. "
+            "Set run.workers = 1."
+        )

@@ -1,0 +1,236 @@
+"""Several methods and settings on the same task: which runs that takes, and running them over the cores.
+
+A cell is one configuration with one seed. Finished cells are not run again, unfinished ones go on where they
+stopped: the same command can be given as often as one likes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+from fedveil.engines.simulation import cores
+from fedveil.errors import FedveilError, InputError
+from fedveil.experiment.config import Config, load_config, load_experiment
+from fedveil.experiment.prepare import result_folder
+from fedveil.federation.launch import run_seed
+from fedveil.methods import METHODS
+from fedveil.methods.method import field_names
+from fedveil.privacy.releases import Plan
+from fedveil.session.loop import Callback
+from fedveil.session.results import ResultFolder
+
+_LOOK_EVERY = 0.5  # seconds between two looks at what the processes have done
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a comparison."""
+
+    experiment: str
+    config: Config
+    seed: int
+
+    def folder(self, results: Path) -> Path:
+        return result_folder(self.config, self.seed, self.experiment, results)
+
+    @property
+    def title(self) -> str:
+        return f"{self.config.method['name']} seed {self.seed}"
+
+
+def plan_cells(
+    paths: Sequence[Path],
+    *,
+    methods: Sequence[str] = (),
+    changes: Sequence[str] = (),
+    grid: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+) -> list[Cell]:
+    """Every run that a comparison takes, each once, all checked before the first starts.
+
+    Without `methods` each file's own method is run. A change or an axis of the grid that names a field of methods
+    applies to those methods that have it; one that none has is refused.
+    """
+    axes = [_axis(text) for text in grid]
+    cells: dict[tuple[str, str, int], Cell] = {}
+    for path in paths:
+        names = list(methods) or [str(load_config(path).method["name"])]
+        _require_known_fields(names, [*changes, *(f"{key}={','.join(values)}" for key, values in axes)])
+        for name in names:
+            for values in product(*(options for _, options in axes)):
+                chosen = [f"{key}={value}" for (key, _), value in zip(axes, values, strict=True)]
+                fitting = [change for change in (*changes, *chosen) if _applies(change, name)]
+                config = load_experiment(path, [f"method.name={name}", *fitting])
+                for seed in seeds or config.run.seeds:
+                    cell = Cell(path.stem, config, seed)
+                    cells.setdefault((cell.experiment, config.identity(), seed), cell)
+    return list(cells.values())
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    results: Path,
+    *,
+    data_dir: Path | None = None,
+    jobs: int | None = None,
+    watch: Callable[[str, Plan], Sequence[Callback]] = lambda _title, _plan: (),
+    tell: Callable[[int, int], None] = lambda _rounds, _runs: None,
+) -> dict[str, str]:
+    """Run what is not finished; what failed, by title, with the reason. The others go on.
+
+    With more than one job each run has a process of its own and one worker. `watch` is asked for observers of runs
+    in this process; `tell` hears how many rounds and runs are done when they are elsewhere.
+    """
+    open_cells = [cell for cell in cells if not _settled(cell, results)]
+    count = min(jobs or cores(), len(open_cells))
+    failed: dict[str, str] = {}
+    if count <= 1:
+        for cell in open_cells:
+            try:
+                _run(cell, results, data_dir, lambda plan, title=cell.title: watch(title, plan))  # type: ignore[misc]
+            except FedveilError as error:
+                failed[cell.title] = str(error)
+        return failed
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin)
+    try:
+        waiting = {pool.submit(_run_elsewhere, cell, results, data_dir): cell for cell in open_cells}
+        for future in _as_they_end(waiting, lambda: tell(*_progress(cells, results))):
+            if (problem := future.result()) is not None:
+                failed[waiting[future].title] = problem
+    except BrokenProcessPool as error:
+        raise FedveilError(
+            "the process of a run ended unexpectedly, perhaps for lack of memory, and the others with it. "
+            "Give the same command again with fewer --jobs: it goes on from here."
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return failed
+
+
+def _settled(cell: Cell, results: Path) -> bool:
+    """Whether there is nothing to do or to look at: files that the user names may have changed since."""
+    return ResultFolder(cell.folder(results)).finished and "path" not in cell.config.task.data_options
+
+
+def total_rounds(cells: Sequence[Cell]) -> int:
+    return sum(cell.config.run.rounds for cell in cells)
+
+
+def _as_they_end(
+    futures: dict[Future[str | None], Cell], look: Callable[[], None]
+) -> Iterator[Future[str | None]]:
+    pending = set(futures)
+    while pending:
+        done, pending = wait(pending, timeout=_LOOK_EVERY, return_when=FIRST_COMPLETED)
+        look()
+        yield from done
+
+
+def _progress(cells: Sequence[Cell], results: Path) -> tuple[int, int]:
+    rounds = runs = 0
+    for cell in cells:
+        folder = ResultFolder(cell.folder(results))
+        if folder.finished:
+            rounds += cell.config.run.rounds
+            runs += 1
+        elif (path := folder.path / "rounds.jsonl").exists():
+            rounds += path.read_bytes().count(b"\n")
+    return rounds, runs
+
+
+def _run(
+    cell: Cell, results: Path, data_dir: Path | None, observe: Callable[[Plan], Sequence[Callback]]
+) -> None:
+    run_seed(
+        cell.config,
+        cell.seed,
+        experiment=cell.experiment,
+        results=results,
+        data_dir=data_dir,
+        observe=observe,
+    )
+
+
+def _run_elsewhere(cell: Cell, results: Path, data_dir: Path | None) -> str | None:
+    """The reason why a run failed; text, since not every error survives the way between processes."""
+    run = cell.config.run.model_copy(update={"workers": 1})
+    alone = Cell(cell.experiment, cell.config.model_copy(update={"run": run}), cell.seed)
+    try:
+        _run(alone, results, data_dir, lambda _plan: ())
+    except FedveilError as error:
+        return str(error)
+    return None
+
+
+def _begin() -> None:
+    """Of a process that runs cells: one thread, and no life of its own once nobody waits for it."""
+    import torch
+
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _method_field(change: str) -> str | None:
+    """The method's field that a change is about, if it is about one."""
+    parts = [part.strip() for part in change.partition("=")[0].split(".")]
+    return parts[1] if len(parts) > 1 and parts[0] == "method" else None
+
+
+def _applies(change: str, method: str) -> bool:
+    field = _method_field(change)
+    return field is None or method not in METHODS or field in field_names(METHODS[method])
+
+
+def _require_known_fields(methods: Sequence[str], changes: Sequence[str]) -> None:
+    known = sorted({field for name in methods if name in METHODS for field in field_names(METHODS[name])})
+    for change in changes:
+        field = _method_field(change)
+        if field == "name":
+            raise InputError("method.name", change, "would be overruled", "Name methods with --methods.")
+        if field is not None and known and field not in known:
+            raise InputError(
+                f"method.{field}",
+                change.partition("=")[2] or change,
+                f"none of {', '.join(methods)} has this field",
+                f"Known: {', '.join(known)}.",
+            )
+
+
+def _axis(text: str) -> tuple[str, list[str]]:
+    """The key and the values of `key=value,value`; commas inside brackets and quotes separate nothing."""
+    key, equals, listed = text.partition("=")
+    values = [value.strip() for value in _split(listed)]
+    if not equals or not key.strip() or not all(values):
+        raise InputError("--grid", text, "is not an axis", "Write --grid section.key=value,value.")
+    return key.strip(), values
+
+
+def _split(text: str) -> list[str]:
+    parts = [""]
+    depth, quote = 0, ""
+    for letter in text:
+        if letter in "\"'" and quote in ("", letter):
+            quote = "" if quote else letter
+        elif not quote:
+            depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(letter, 0)
+        if letter == "," and not quote and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts

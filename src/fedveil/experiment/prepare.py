@@ -1,0 +1,344 @@
+"""From a configuration to a run: data, partition, model, method, one run per seed."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedveil.data.client_data import ArrayClients, Clients, digest_of
+from fedveil.data.dataset import Dataset, TextDataset
+from fedveil.data.files import places, state_of
+from fedveil.data.registry import list_datasets, load_dataset
+from fedveil.data.tokens import tokenise
+from fedveil.data.transformers_folder import DEFAULT
+from fedveil.data.vocabulary import Vocabulary, make_vocabulary
+from fedveil.errors import InputError, known_name, within
+from fedveil.experiment.config import Config, TextSection
+from fedveil.methods.method import AnyMethod
+from fedveil.models.registry import make_model, model_entry
+from fedveil.partition.partition import Partition
+from fedveil.partition.registry import make_partition
+from fedveil.privacy.releases import Plan
+from fedveil.session.callbacks.pictures import pictures_of
+from fedveil.session.loop import Callback
+from fedveil.session.privacy_guard import PrivacySettings
+from fedveil.session.results import Result
+from fedveil.session.session import check_test, first_server, make_plan, run
+from fedveil.streams import named_stream
+from fedveil.task import Task, cross_entropy
+from fedveil.text_model import next_token_loss
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything a seed's run needs, loaded and checked."""
+
+    task: Task
+    dataset: Dataset
+    partition: Partition
+    clients: Clients
+    local_test: Clients | None
+    plan: Plan
+    method: AnyMethod
+
+    @property
+    def digest(self) -> str | None:
+        """What a run's folder knows its data by."""
+        return digest_of(self.clients, check_test(self.task, self.dataset.test))
+
+
+def load_examples(config: Config, data_dir: Path | None) -> Dataset:
+    """The data of a configuration as its model reads them: numbers with labels, or token ids."""
+    options = json.dumps(config.task.data_options, sort_keys=True)
+    known_name("task.dataset", "dataset", config.task.dataset, [known.name for known in list_datasets()])
+    with within("task.data_options"):
+        dataset = _load(config.task.dataset, data_dir, options, _state(config.task.data_options, data_dir))
+    reads = model_entry(config.task.model).reads
+    if isinstance(dataset, Dataset):
+        if reads != "numbers":
+            raise InputError(
+                "task.model",
+                config.task.model,
+                f"reads {reads}, {dataset.name} holds none",
+                "Choose another model.",
+            )
+        if config.task.text is not None:
+            raise InputError("task.text", "given", f"{dataset.name} holds no texts", "Leave the section out.")
+        return dataset
+    if reads == "numbers":
+        raise InputError(
+            "task.model",
+            config.task.model,
+            f"reads images and tables, {dataset.name} holds texts",
+            "Choose lstm, transformer, bert or a language model: see `fedveil list models`.",
+        )
+    section = _text_section(config)
+    state = _state(section.model_dump(), data_dir)
+    return _tokens(dataset, section.model_dump_json(), reads != "texts", data_dir, state)
+
+
+def _state(options: Mapping[str, Any], data_dir: Path | None) -> Hashable:
+    """Where data is looked for and what the files that the user names hold, as far as a look at their sizes and times
+    tells; published data sets do not change."""
+    named = [options[key] for key in ("path", "test_path") if isinstance(options.get(key), str)]
+    return tuple(places(data_dir)), tuple(state_of(path, data_dir) for path in named)
+
+
+@functools.lru_cache(maxsize=1)
+def _load(name: str, data_dir: Path | None, options: str, _state: Hashable) -> Dataset | TextDataset:
+    """The seeds of an experiment share one copy of their data, as long as its files stay as they are."""
+    return load_dataset(name, data_dir=data_dir, **json.loads(options))
+
+
+def _text_section(config: Config) -> TextSection:
+    """How this configuration's texts become tokens, with the vocabulary decided."""
+    section = config.task.text or TextSection()
+    if section.vocabulary != "auto":
+        return section
+    options = config.task.model_options
+    folder = (
+        options.get("path", DEFAULT)
+        if config.task.model in ("bert", "gpt")
+        else options.get("embedding_path")
+    )
+    if folder is None:
+        return section.model_copy(update={"vocabulary": "hash"})
+    return section.model_copy(update={"vocabulary": "tokenizer", "path": section.path or str(folder)})
+
+
+def vocabulary_of(config: Config) -> Vocabulary | None:
+    """What this configuration's model reads texts with; None for a model of images and tables."""
+    if model_entry(config.task.model).reads == "numbers":
+        return None
+    return _vocabulary(_text_section(config), None)
+
+
+def _vocabulary(section: TextSection, data_dir: Path | None) -> Vocabulary:
+    assert section.vocabulary != "auto"
+    return make_vocabulary(section.vocabulary, size=section.size, path=section.path, data_dir=data_dir)
+
+
+@functools.lru_cache(maxsize=1)
+def _tokens(
+    dataset: TextDataset, section: str, next_token: bool, data_dir: Path | None, _state: Hashable
+) -> Dataset:
+    text = TextSection.model_validate_json(section)
+    return tokenise(
+        dataset,
+        _vocabulary(text, data_dir),
+        length=text.length,
+        next_token=next_token,
+        too_long=text.too_long,
+        empty=text.empty,
+        pack=text.pack,
+    )
+
+
+def make_task(config: Config, dataset: Dataset, device: str | torch.device = "cpu") -> Task:
+    """The model of a configuration for these data, with the loss that it learns by."""
+    vocabulary = None if dataset.tokens is None else dataset.tokens.vocabulary
+    return task_for(config, dataset.input_shape, dataset.num_classes, vocabulary, device)
+
+
+def task_for(
+    config: Config,
+    input_shape: Sequence[int],
+    classes: int,
+    vocabulary: Vocabulary | None = None,
+    device: str | torch.device = "cpu",
+) -> Task:
+    """The model of a configuration for examples of this shape: all that server and nodes need to agree on.
+
+    The task holds no data: attacks are given it, and nothing private may be reached from it.
+    """
+    build = _builder(config, input_shape, classes, vocabulary)
+    next_token = model_entry(config.task.model).reads == "texts without labels"
+    return Task(build, loss=next_token_loss if next_token else cross_entropy, device=device)
+
+
+def model_bytes(
+    config: Config, input_shape: Sequence[int], classes: int, vocabulary: Vocabulary | None = None
+) -> int:
+    """How large the parameters of a configuration's model are, without taking any memory for them."""
+    with torch.device("meta"):
+        model = _builder(config, input_shape, classes, vocabulary)()
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+def _builder(
+    config: Config, input_shape: Sequence[int], classes: int, vocabulary: Vocabulary | None
+) -> Callable[[], torch.nn.Module]:
+    options = dict(config.task.model_options)
+    if vocabulary is not None:
+        options |= {"vocabulary": vocabulary.size, "pad": vocabulary.pad}
+    return functools.partial(make_model, config.task.model, tuple(input_shape), classes, **options)
+
+
+def split_clients(config: Config, dataset: Dataset, seed: int) -> Partition:
+    """The share of each client, from the seed's own stream."""
+    section = config.partition
+    clients = section.clients
+    if dataset.predicts_tokens and section.kind not in ("iid", "user"):
+        raise InputError(
+            "partition.kind", section.kind, f"{dataset.name} has no labels to go by", 'Use "iid".'
+        )
+    if clients is None and section.kind not in ("user",) and section.groups is None:
+        clients = 10
+    with within("partition"):
+        return make_partition(
+            section.kind,
+            dataset.labels,
+            clients,
+            named_stream(seed, "partition"),
+            alpha=1.0 if section.kind == "dirichlet" and section.alpha is None else section.alpha,
+            classes_per_client=section.classes_per_client,
+            shards_per_client=section.shards_per_client,
+            groups=section.groups,
+            users=dataset.train.users,
+            min_size=section.min_size,
+            allow_empty=section.allow_empty,
+        )
+
+
+def check_attacks(config: Config) -> None:
+    """Refuse `[[attack]]` sections that could not be carried out after the run."""
+    if config.attack:
+        from fedveil.attacks.registry import configured_attacks  # attacks take a while to import
+
+        configured_attacks(config.attack)
+
+
+def client_names(config: Config, dataset: Dataset) -> list[str] | None:
+    """What the data calls its clients; None where clients are not single users with a name."""
+    users = dataset.train.users
+    if config.partition.kind != "user" or config.partition.clients is not None or users is None:
+        return None
+    return [dataset.user_names[user] for user in users.unique().tolist()] if dataset.user_names else None
+
+
+def prepare(config: Config, seed: int, data_dir: Path | None = None) -> Prepared:
+    """Load and check everything; nothing is written."""
+    device = _device(config.run.device)
+    dataset = load_examples(config, data_dir)
+    partition = split_clients(config, dataset, seed)
+    parts, held = _hold_out(partition.parts, config.partition.holdout, seed)
+    x, y = dataset.train.x, dataset.train.y
+    clients = ArrayClients(x, y, parts)
+    local_test = ArrayClients(x, y, held) if held else None
+
+    plan = make_plan(clients, rounds=config.run.rounds, cohort=config.run.cohort, sampler=config.run.sampler)
+    method = config.build_method()
+    task = make_task(config, dataset, device)
+    return Prepared(task, dataset, partition, clients, local_test, plan, method)
+
+
+def check_method(prepared: Prepared, seed: int) -> None:
+    """Refuse a method that does not fit its clients or its model, as a run would before it starts."""
+    prepared.method.check_clients(prepared.task, prepared.clients)
+    first_server(prepared.task, prepared.method, prepared.plan, seed)
+
+
+def run_seed(
+    config: Config,
+    seed: int,
+    *,
+    experiment: str,
+    results: Path,
+    data_dir: Path | None = None,
+    observe: Callable[[Plan], Sequence[Callback]] = lambda _plan: (),
+) -> Result:
+    """One seed of an experiment in this process, in `results/<experiment>/<config hash>/seed-<seed>`.
+
+    A method that has pictures to show leaves them there too, for the report.
+    """
+    prepared = prepare(config, seed, data_dir)
+    folder = result_folder(config, seed, experiment, results)
+    pictures = pictures_of(prepared.method, prepared.plan, prepared.dataset, folder)
+    return run(
+        prepared.task,
+        prepared.clients,
+        prepared.method,
+        rounds=config.run.rounds,
+        cohort=prepared.plan.cohort,
+        sampler=config.run.sampler,
+        seed=seed,
+        test=prepared.dataset.test,
+        local_test=prepared.local_test,
+        classes=prepared.dataset.num_classes,
+        results=folder,
+        facts=facts_of(config, experiment, prepared),
+        execution=config.run.execution,
+        workers=config.run.workers,
+        max_memory=config.run.max_memory,
+        observers=[*pictures, *observe(prepared.plan)],
+        **options_of(config),
+    )
+
+
+def facts_of(config: Config, experiment: str, prepared: Prepared) -> dict[str, Any]:
+    """What a summary says of the experiment besides its outcome."""
+    dataset = prepared.dataset
+    facts = {
+        "experiment": experiment,
+        "dataset": dataset.name,
+        "data": dataset.summary,
+        "model": config.task.model,
+        "classes": list(dataset.classes),
+        "partition": prepared.partition.counts(dataset.labels, len(dataset.label_names)).tolist(),
+        "paper": None if config.paper is None else config.paper.model_dump(),
+    }
+    return facts if dataset.tokens is None else facts | {"text": dataset.tokens.to_json()}
+
+
+def options_of(config: Config) -> dict[str, Any]:
+    """What every engine's run takes from the configuration alike."""
+    section = config.privacy
+    ledger = None if section.ledger is None else Path(section.ledger)
+    return {
+        "privacy": PrivacySettings(
+            section.delta, section.budget, section.budget_adversary, section.budget_unit, ledger
+        ),
+        "config": config.to_toml(),
+        "evaluate_every": config.run.evaluate_every,
+        "checkpoint_every": config.run.checkpoint_every,
+        "transcript": config.run.transcript,
+        "transcript_exchanges": config.run.transcript_exchanges,
+        "min_clients": config.run.min_clients,
+    }
+
+
+def result_folder(config: Config, seed: int, experiment: str, results: Path) -> Path:
+    return results / experiment / config.identity() / f"seed-{seed}"
+
+
+def _hold_out(parts: Sequence[Tensor], fraction: float, seed: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Each client's training share, and the share kept for its own test (empty list for fraction 0)."""
+    if fraction == 0:
+        return list(parts), []
+    kept: list[Tensor] = []
+    held: list[Tensor] = []
+    for client, part in enumerate(parts):
+        order = torch.from_numpy(named_stream(seed, "holdout", client).permutation(len(part)))
+        count = int(len(part) * fraction)
+        held.append(part[order[:count]])
+        kept.append(part[order[count:]])
+    return kept, held
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InputError("run.device", name, "is not a device", 'Use "cpu" or "cuda".') from error
+    if device.type not in ("cpu", "cuda"):
+        raise InputError("run.device", name, "is not a device to train on", 'Use "cpu" or "cuda".')
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError("run.device", name, "this machine has no such CUDA device", 'Use "cpu".')
+    return device

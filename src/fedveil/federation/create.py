@@ -1,0 +1,199 @@
+"""`fedveil deploy init`: everything the operators of a server and its nodes need, in one folder to be shared out."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedveil.errors import InputError
+from fedveil.experiment.config import build_method
+from fedveil.federation import templates
+from fedveil.federation.certificates import (
+    SERVER_DAYS,
+    make_authority,
+    make_node_key,
+    make_server_certificate,
+    write_new,
+)
+from fedveil.federation.config import (
+    HOST,
+    NODE_FILE,
+    POLICY_FILE,
+    SERVER_FILE,
+    NodeConfig,
+    Reader,
+    ServerConfig,
+    is_loopback,
+    parse,
+)
+from fedveil.federation.policy import Policy
+from fedveil.federation.schema import read_form
+from fedveil.privacy.accounting import account
+from fedveil.privacy.releases import Adversary, Plan, Unit
+from fedveil.session.privacy_guard import unit_of
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What `deploy init` is told."""
+
+    nodes: int
+    names: tuple[str, ...] = ("127.0.0.1",)
+    port: int = 8443
+    methods: tuple[str, ...] = ("udp-fedavg",)
+    adversary: Adversary = "server"
+    epsilon: float | None = 8.0
+    """The limit that each node's policy begins with; None writes policies without one."""
+    delta: float = 1e-5
+    minimum_cohort: int = 2
+    reader: Reader = "npz"
+    form: Path | None = None
+    classes: tuple[str, ...] = ()
+    insecure: bool = False
+
+
+def limited_units(federation: Federation) -> list[Unit]:
+    """The units that the methods protect; methods that prove nothing cannot be limited, and that is said."""
+    units: dict[Unit, None] = {}
+    plan = Plan(federation.nodes, federation.nodes, "all", 1, 1, 1)
+    for name in federation.methods:
+        method = build_method({"name": name})
+        unit = unit_of(method, plan)
+        units[unit] = None
+        rows = account(tuple(method.releases(plan)), plan, federation.delta)
+        row = next((r for r in rows if r.unit == unit and r.adversary == federation.adversary), None)
+        if federation.epsilon is not None and (row is None or row.epsilon is None):
+            reason = "nothing is declared" if row is None else row.reason
+            raise InputError(
+                "--method",
+                name,
+                f"proves nothing against the {federation.adversary}, so any limit refuses it: {reason}",
+                "Choose another method or adversary, or write policies without a limit with --no-limit.",
+            )
+    if len(units) > 1 and federation.epsilon is not None:
+        raise InputError(
+            "--method",
+            list(federation.methods),
+            "they protect different units, and a limit is on one",
+            "Name methods of one unit, or edit the policies afterwards.",
+        )
+    return list(units)
+
+
+def init(folder: Path, federation: Federation) -> list[Path]:
+    """Write the folder; returns the folders of the nodes. Nothing is written if anything is refused."""
+    if federation.nodes < federation.minimum_cohort:
+        raise InputError(
+            "--nodes",
+            federation.nodes,
+            f"the policies ask for a cohort of {federation.minimum_cohort}",
+            f"Use at least {federation.minimum_cohort} nodes.",
+        )
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(
+            "DIR", str(folder), "is not empty", "Choose another folder; keys are never overwritten."
+        )
+    for name in federation.names:
+        if not re.fullmatch(HOST, name):
+            raise InputError(
+                "--server", name, "is neither a host name nor an IPv4 address", "Use such as fl.example.org."
+            )
+    units = limited_units(federation)
+    if federation.form is not None:
+        read_form(federation.form)
+    local = all(is_loopback(name) for name in federation.names)
+    server = {
+        "listen": "127.0.0.1" if local else "0.0.0.0",
+        "port": federation.port,
+        "names": list(federation.names),
+        "insecure": federation.insecure,
+    }
+    parse(server, ServerConfig, Path(SERVER_FILE))
+    policy = _policy(federation, units)
+    parse(policy, Policy, Path(POLICY_FILE))
+    contents = [_node(federation, number) for number in range(federation.nodes)]
+    for content in contents:
+        parse(content, NodeConfig, Path(NODE_FILE))
+
+    authority, place = folder / "authority", folder / "server"
+    for made in (authority, place, place / "keys"):
+        made.mkdir(parents=True, mode=0o700)
+    ca_key, ca = make_authority(authority)
+    make_server_certificate(place, federation.names, ca_key, ca)
+    shutil.copyfile(authority / "ca.crt", place / "ca.crt")
+    write_new(
+        place / SERVER_FILE,
+        templates.SERVER.format(days=SERVER_DAYS).encode() + tomli_w.dumps(server).encode(),
+    )
+    _scripts(place, "server", "fedveil-server")
+    nodes = []
+    for content in contents:
+        name = content["name"]
+        own = folder / "nodes" / name
+        own.mkdir(parents=True, mode=0o700)
+        public = make_node_key(own)
+        write_new(place / "keys" / f"{name}.pub", public + b"\n")
+        shutil.copyfile(authority / "ca.crt", own / "ca.crt")
+        if federation.form is not None:
+            shutil.copyfile(federation.form, own / "form.toml")
+        write_new(own / NODE_FILE, templates.NODE.encode() + tomli_w.dumps(content).encode())
+        write_new(own / POLICY_FILE, templates.POLICY.encode() + tomli_w.dumps(policy).encode())
+        _scripts(own, "node", f"fedveil-{name}")
+        nodes.append(own)
+    readme = templates.README.format(
+        nodes=federation.nodes,
+        warning=templates.INSECURE if federation.insecure else "",
+        days=SERVER_DAYS,
+        address=f"{federation.names[0]}:{federation.port}",
+        last=nodes[-1].name,
+        data=contents[0]["data"]["path"],
+    )
+    write_new(folder / "README.md", readme.encode())
+    return nodes
+
+
+def _node(federation: Federation, number: int) -> dict[str, Any]:
+    paths = {"npz": "data.npz", "table": "data.csv", "pictures": "pictures", "texts": "data.tsv"}
+    data: dict[str, object] = {"reader": federation.reader, "path": paths[federation.reader]}
+    if federation.reader == "table":
+        data["form"] = "form.toml"
+    if federation.classes:
+        data["classes"] = list(federation.classes)
+    connection = {
+        "address": f"{federation.names[0]}:{federation.port}",
+        "ca": "ca.crt",
+        "key": "node.key",
+        "insecure": federation.insecure,
+    }
+    return {"name": f"node-{number}", "client": number, "data": data, "connection": connection}
+
+
+def _policy(federation: Federation, units: Sequence[Unit]) -> dict[str, Any]:
+    limits = [
+        {
+            "unit": unit,
+            "adversary": federation.adversary,
+            "epsilon": federation.epsilon,
+            "delta": federation.delta,
+        }
+        for unit in units
+        if federation.epsilon is not None
+    ]
+    return {
+        "methods": list(federation.methods),
+        "minimum_cohort": federation.minimum_cohort,
+        "maximum_message": 256 << 20,
+        "limit": limits,
+    }
+
+
+def _scripts(folder: Path, role: str, service: str) -> None:
+    write_new(folder / "start.sh", templates.START.format(role=role).encode(), 0o755)
+    unit = templates.UNIT.format(role=role, name=folder.name)
+    write_new(folder / f"{service}.service", unit.encode())

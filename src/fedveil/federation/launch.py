@@ -1,0 +1,366 @@
+"""Start a run on Flower and wait for its result: in a simulation of its own, or on a federation that is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedveil.errors import FedveilError, InputError, install
+from fedveil.experiment.config import Config, TextSection
+from fedveil.experiment.prepare import check_method, load_examples, prepare
+from fedveil.experiment.prepare import run_seed as simulate_seed
+from fedveil.federation.config import SERVER_FILE, ServerConfig, read_toml
+from fedveil.federation.parent_watch import PARENT
+from fedveil.federation.processes import (
+    CONNECTION,
+    START_SECONDS,
+    environment,
+    free_port,
+    is_up,
+    own_program,
+    write_connection,
+)
+from fedveil.federation.run_settings import PROBLEM, RunSettings, vocabulary_on_nodes
+from fedveil.messages import Record
+from fedveil.methods.method import At
+from fedveil.privacy.releases import Plan
+from fedveil.session.loop import Callback, RoundEnd
+from fedveil.session.results import Result, ResultFolder
+
+SERVER_APP = "fedveil.federation.server_app:app"
+CLIENT_APP = "fedveil.federation.client_app:app"
+_LOOK_EVERY = 0.3
+_ASK_EVERY = 20.0
+_TRIES = 3
+_RAY_GAVE_UP = "The current node timed out during startup"
+Observe = Callable[[Plan], Sequence[Callback]]
+
+
+class RayNotStartedError(FedveilError):
+    """Ray gives itself half a minute to start, which a busy machine may exceed."""
+
+
+def run_seed(
+    config: Config,
+    seed: int,
+    *,
+    experiment: str,
+    results: Path,
+    data_dir: Path | None = None,
+    observe: Observe = lambda _plan: (),
+) -> Result:
+    """One seed of an experiment with the engine that its configuration names."""
+    if config.run.engine == "simulation":
+        return simulate_seed(
+            config, seed, experiment=experiment, results=results, data_dir=data_dir, observe=observe
+        )
+    require_flower(config.run.engine)
+    data = None if data_dir is None else data_dir.absolute()
+    settings = RunSettings(config, seed, experiment, results.absolute(), data)
+    if config.run.engine == "flower":
+        return submit(settings, server_home(config), observe)
+    prepared = prepare(config, seed, data_dir)  # refuses before anything is started
+    check_method(prepared, seed)
+    finished = ResultFolder(settings.folder)
+    if finished.finished:
+        finished.require_data(prepared.digest)
+        return finished.read()
+    with tempfile.TemporaryDirectory(prefix="fedveil-flower-") as place:
+        link = ServerConfig(port=free_port(), insecure=True, state=Path())
+        home = write_connection(link, Path(place))
+        with _simulating(link, home):
+            nodes = f"num-supernodes={prepared.plan.clients} client-resources-num-cpus=1"
+            nodes += " init-args-log-to-driver=false"
+            command = ["--federation-config", nodes]
+            observers = observe(prepared.plan)
+            for _ in range(_TRIES - 1):
+                with suppress(RayNotStartedError):
+                    return _follow(settings, home, command, observers, prepared.plan)
+            return _follow(settings, home, command, observers, prepared.plan)
+
+
+def submit(settings: RunSettings, home: Path, observe: Observe = lambda _plan: ()) -> Result:
+    """Submit a run to the SuperLink that `home` (a Flower home) names, and wait for its result.
+
+    The run's folder is written by the server; it must be on this machine or on a disk that both see.
+    """
+    config = with_shape(settings.config, settings.data)
+    config = config.model_copy(update={"run": config.run.model_copy(update={"federation": None})})
+    settings = replace(settings, config=config)  # what nodes need not know is not sent to them
+    finished = ResultFolder(settings.folder)
+    if finished.finished:
+        return finished.read()
+    section = settings.config.run
+    clients = settings.config.partition.clients or 1
+    plan = Plan(clients, section.cohort or clients, section.sampler, section.rounds)
+    return _follow(settings, home, [], observe(plan), plan)
+
+
+def server_home(config: Config) -> Path:
+    """The Flower home of the server that `run.federation` names, the folder of `fedveil deploy server`."""
+    if config.run.federation is None:
+        raise InputError(
+            "run.federation", None, "no server is named", "Give the folder of its `fedveil deploy server`."
+        )
+    folder = Path(config.run.federation).absolute()
+    return write_connection(read_toml(folder / SERVER_FILE, ServerConfig), folder)
+
+
+def with_shape(config: Config, data_dir: Path | None) -> Config:
+    """The configuration with the shape and the classes of the server's test set, where it does not say them."""
+    if vocabulary_on_nodes(config) is not None:
+        length = (config.task.text or TextSection()).length
+        if config.task.input_shape not in (None, [length]):
+            raise InputError(
+                "task.input_shape",
+                config.task.input_shape,
+                f"texts are {length} tokens long (task.text.length)",
+                f"Use [{length}].",
+            )
+    if config.task.input_shape is not None and config.task.classes is not None:
+        return config
+    dataset = load_examples(config, data_dir)
+    known = {"input_shape": list(dataset.input_shape), "classes": dataset.num_classes}
+    said = {key: getattr(config.task, key) or value for key, value in known.items()}
+    return config.model_copy(update={"task": config.task.model_copy(update=said)})
+
+
+def require_flower(engine: str) -> None:
+    for module in ("flwr", "ray") if engine == "flower-simulation" else ("flwr",):
+        if importlib.util.find_spec(module) is None:
+            raise InputError("run.engine", engine, f"{module} is not installed", install("flower"))
+
+
+def write_app(folder: Path, settings: RunSettings) -> Path:
+    """An app for `flwr run` that brings no code: it names fedveil's own apps and holds the run's settings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {
+        "project": {
+            "name": "fedveil-run",
+            "version": "1.0.0",
+            "description": "A run of fedveil.",
+            "license": "Apache-2.0",
+            "dependencies": [],
+        },
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": "fedveil",
+                    "components": {"serverapp": SERVER_APP, "clientapp": CLIENT_APP},
+                    "config": settings.to_run_config(),
+                }
+            }
+        },
+    }
+    (folder / "pyproject.toml").write_text(tomli_w.dumps(content))
+    return folder
+
+
+def surroundings(home: Path) -> dict[str, str]:
+    """The environment of every program: nothing calls home, and relative places of modules still hold."""
+    paths = [
+        str(Path(part).absolute()) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part
+    ]
+    return environment(home, PYTHONPATH=os.pathsep.join(paths))
+
+
+def program(name: str) -> str:
+    """Flower's command of this name, beside our own interpreter or on the path."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise FedveilError(f"{name} is not installed. {install('flower')}")
+    return found
+
+
+@contextmanager
+def _simulating(link: ServerConfig, home: Path) -> Iterator[None]:
+    """A SuperLink of our own on loopback that simulates its nodes: up when this begins and gone when it ends."""
+    command = [*own_program("superlink"), "--insecure", "--simulation"]
+    command += ["--host", link.listen, "--port", str(link.port), "--disable-runtime-dependency-installation"]
+    log = home / "superlink.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command,
+            env=surroundings(home) | {PARENT: str(os.getpid())},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    try:
+        end = time.monotonic() + START_SECONDS
+        while not is_up(link, home):
+            if process.poll() is not None or time.monotonic() > end:
+                raise FedveilError(
+                    f"Flower's SuperLink did not start:\n{_last_lines(log.read_text(errors='replace'))}"
+                )
+            time.sleep(_LOOK_EVERY)
+        yield
+    finally:
+        stop(process)
+
+
+def stop(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
+    """End a process that we started, and all that it started: Flower's simulation does not notice when it is alone."""
+    started = family(process.pid)[1:]
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+        process.kill()
+    process.wait()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        end = time.monotonic() + patience
+        for one in started:
+            with suppress(ProcessLookupError):
+                os.kill(one, number)
+        while (started := [*_parents().keys() & started]) and time.monotonic() < end:
+            time.sleep(_LOOK_EVERY)
+
+
+def family(process: int) -> list[int]:
+    """A process and all that descend from it, parents first."""
+    parents = _parents()
+    found = [process]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found
+
+
+def _parents() -> dict[int, int]:
+    """Of every process that has not ended; from /proc where there is one, since small images come without `ps`."""
+    if not Path("/proc/self/stat").exists():
+        command = ["ps", "-A", "-o", "pid=,ppid=,stat="]
+        listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        rows = [line.split() for line in listed.splitlines()]
+        return {int(number): int(parent) for number, parent, state in rows if not state.startswith("Z")}
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            after_name = (place / "stat").read_text().rpartition(")")[2]  # the name may hold anything
+            state, parent = after_name.split()[:2]
+            if state != "Z":
+                found[int(place.name)] = int(parent)
+    return found
+
+
+def _follow(
+    settings: RunSettings, home: Path, arguments: Sequence[str], observers: Sequence[Callback], plan: Plan
+) -> Result:
+    """Submit the run, tell the observers of its rounds as they appear in its folder, and read the result."""
+    folder = ResultFolder(settings.folder)
+    problem = settings.folder / PROBLEM
+    problem.unlink(missing_ok=True)
+    with _terminated_by_exception():
+        number = _submit(settings, home, arguments)
+        told = silent = 0
+        asked = time.monotonic()
+        while True:
+            told = _tell(folder, observers, plan, told)
+            if folder.finished:
+                return folder.read()
+            if problem.exists():
+                raise FedveilError(problem.read_text())
+            if silent >= _TRIES:
+                raise FedveilError("the server does not answer any more. Submit the run again to go on.")
+            if time.monotonic() - asked > _ASK_EVERY:
+                status = _status(home, number)
+                silent = 0 if status else silent + 1
+                asked = time.monotonic()
+                if status.startswith("finished") and not folder.finished and not problem.exists():
+                    shown = _flwr(home, "log", number, CONNECTION, "--show").stdout
+                    if _RAY_GAVE_UP in shown:
+                        raise RayNotStartedError("Ray did not start: the machine is busy. Try again later.")
+                    raise FedveilError(f"the run ended without a result ({status}):\n{_last_lines(shown)}")
+            time.sleep(_LOOK_EVERY)
+
+
+def _submit(settings: RunSettings, home: Path, arguments: Sequence[str]) -> str:
+    """Flower's number of the run that was started; a server that is slow to answer is asked again."""
+    with tempfile.TemporaryDirectory(prefix="run-", dir=home) as place:
+        app = write_app(Path(place) / "fedveil-run", settings)
+        for _ in range(_TRIES):
+            done = _flwr(home, "run", str(app), CONNECTION, "--format", "json", *arguments)
+            answer = _json(done.stdout)
+            if done.returncode == 0 and answer.get("run-id"):
+                return str(answer["run-id"])
+    raise FedveilError(f"the run could not be submitted:\n{_last_lines(done.stdout + done.stderr)}")
+
+
+def _status(home: Path, number: str) -> str:
+    """What the server says of a run: pending, starting, running, finished:...; nothing if it does not answer."""
+    done = _flwr(home, "list", CONNECTION, "--run-id", number, "--format", "json")
+    runs = _json(done.stdout).get("runs") or [{}]
+    return str(runs[0].get("status", ""))
+
+
+def _flwr(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [program("flwr"), *arguments]
+    try:
+        return subprocess.run(
+            command,
+            env=surroundings(home),
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=START_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", "no answer")
+
+
+def _json(text: str) -> dict[str, Any]:
+    """The JSON object that a command ended with, whatever it said before."""
+    start = text.find("{")
+    try:
+        found: dict[str, Any] = json.loads(text[start:]) if start >= 0 else {}
+    except ValueError:
+        return {}
+    return found
+
+
+@contextmanager
+def _terminated_by_exception() -> Iterator[None]:
+    """SIGTERM as an exception, so that the processes we started end with us."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _tell(folder: ResultFolder, observers: Sequence[Callback], plan: Plan, told: int) -> int:
+    """Hand on the rounds after `told`. What a round's model was, only the server knows."""
+    for line in folder.rounds():
+        number = int(line["round"])
+        if number <= told:
+            continue
+        metrics = {key: value for key, value in line.items() if key != "round"}
+        end = RoundEnd(At(plan, number), (), Record(), {}, number == plan.rounds, metrics)
+        for observer in observers:
+            observer.round_ends(end)
+        told = number
+    return told
+
+
+def _last_lines(text: str, lines: int = 60) -> str:
+    return "\n".join(text.splitlines()[-lines:])

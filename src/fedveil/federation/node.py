@@ -1,0 +1,122 @@
+"""A node opened from its own folder: its data, its noise, its state and its policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedveil.data.client_data import ClientData
+from fedveil.data.dataset import Examples, TextExamples, images_from_bytes, labels_from
+from fedveil.data.own import examples_from_arrays, read_npz
+from fedveil.data.pictures import list_pictures, read_pictures
+from fedveil.data.table import read_table
+from fedveil.data.text import read_labelled_texts
+from fedveil.data.tokens import TooLong, tokenise_texts
+from fedveil.data.vocabulary import Vocabulary
+from fedveil.errors import DataError, InputError
+from fedveil.federation.config import NODE_FILE, POLICY_FILE, DataSection, NodeConfig, read_toml
+from fedveil.federation.policy import Policy, PolicyGuard
+from fedveil.federation.schema import read_form
+from fedveil.streams import NoiseSource
+
+
+class NodeClients:
+    """The one client that lives here, under its index on the client axis. No other's data can be asked for."""
+
+    def __init__(self, client: int, examples: Examples) -> None:
+        self._client = client
+        self._data = ClientData(examples.x[None], examples.y[None], torch.tensor([len(examples)]))
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        return [self._data.largest]
+
+    def load(self, clients: Sequence[int]) -> ClientData:
+        if list(clients) != [self._client]:
+            raise InputError(
+                "clients", list(clients), "this node holds one client only", f"Ask for [{self._client}]."
+            )
+        return self._data
+
+
+@dataclass(frozen=True)
+class Node:
+    """Everything a node brings along. None of it comes from the server."""
+
+    directory: Path
+    name: str
+    client: int
+    noise: NoiseSource
+    """Where privacy noise comes from: entropy, unless the node's own file says that this is a test."""
+    state: Path
+    """A folder, private to the node, that survives restarts."""
+    held: Examples | TextExamples
+    guard: PolicyGuard
+
+    @property
+    def examples(self) -> Examples:
+        """What this node trains on, where it holds numbers."""
+        if isinstance(self.held, TextExamples):
+            raise InputError(
+                "data.reader",
+                "texts",
+                "this node holds texts, the model reads numbers",
+                "Choose another model.",
+            )
+        return self.held
+
+    def tokens(self, vocabulary: Vocabulary, *, length: int, too_long: TooLong) -> Examples:
+        """What this node trains on, where it holds texts: one example for each."""
+        if isinstance(self.held, Examples):
+            raise InputError(
+                "data.reader",
+                "not texts",
+                "this node holds numbers, the model reads texts",
+                "Choose another model.",
+            )
+        made, _, _ = tokenise_texts(self.name, self.held, vocabulary, length=length, too_long=too_long)
+        return made
+
+
+def open_node(directory: Path | str) -> Node:
+    """The node of this folder (`node.toml`, `policy.toml`), its data read and its ledger verified."""
+    folder = Path(directory).absolute()
+    config = read_toml(folder / NODE_FILE, NodeConfig)
+    policy = read_toml(folder / POLICY_FILE, Policy)
+    held = read_held(config.data, folder)
+    if len(held) == 0:
+        raise DataError(f"{folder / config.data.path}: there is no example in it.")
+    state = folder / config.state
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    guard = PolicyGuard(config.name, policy, state, len(held))
+    noise: NoiseSource = "seeded" if config.testing.seeded_noise else "entropy"
+    return Node(folder, config.name, config.client, noise, state, held, guard)
+
+
+def read_held(data: DataSection, folder: Path) -> Examples | TextExamples:
+    """The examples that `[data]` describes."""
+    path = folder / data.path
+    if not path.exists():
+        raise DataError(f"{path}: is not there. Put this node's data there, or change [data] in {NODE_FILE}.")
+    if data.reader == "npz":
+        return examples_from_arrays(*read_npz(path), field=str(path))
+    classes = data.classes or ()
+    if data.reader == "texts":
+        texts = read_labelled_texts(path, classes)
+        blank = next((place for place, text in enumerate(texts.texts, 1) if not text.strip()), None)
+        if blank is not None:  # whichever vocabulary a run brings, every text is an example
+            raise DataError(f"{path}: line {blank} has no text. Remove it.")
+        return texts
+    if data.reader == "pictures":
+        listed = list_pictures(path, classes)
+        if not listed:
+            raise DataError(f"{path}: there is no folder of any of the classes {', '.join(classes)}.")
+        half = (0.5,) * data.channels
+        pixels = read_pictures([picture for picture, _ in listed], data.channels)
+        x, _, _ = images_from_bytes(pixels, half, half)
+        return Examples(x, labels_from(np.array([label for _, label in listed])))
+    return read_form(folder / (data.form or "")).examples(read_table(path))

@@ -1,0 +1,248 @@
+"""A node's own privacy policy: what it agrees to, kept and enforced on the node, whatever the server says.
+
+The node prices every round itself, from the method's releases, as a round in which it took part: it cannot check how
+the server draws cohorts, so it claims no amplification by sampling. What a round costs is written to the node's own
+ledger, and confirmed by its disk, before anything is computed. A round that is asked for again draws fresh noise and
+is charged again.
+
+What a limit means depends on the adversary. Against the `server` the node relies on nobody. Against an `observer` or
+another `client` it relies on the server to publish only the aggregate, over as many clients as it announced.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
+
+from fedveil.atomic_files import write_atomically
+from fedveil.errors import FedveilError, InputError, LedgerError
+from fedveil.federation.config import Section
+from fedveil.methods import METHODS
+from fedveil.methods.method import AnyMethod
+from fedveil.privacy.accounting import Cohort, Guarantee, Round, Rounds, account_rounds
+from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.releases import Adversary, Plan, Release, Unit, check_plan
+
+
+class Limit(Section):
+    """The most that `adversary` may ever learn of one `unit` of this node: (epsilon, delta), over all runs."""
+
+    unit: Unit
+    adversary: Adversary
+    epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    delta: Annotated[float, Field(gt=0, lt=1)]
+
+    def __str__(self) -> str:
+        return f"epsilon {self.epsilon:g} at delta {self.delta:g} ({self.unit} level, against the {self.adversary})"
+
+
+class Policy(Section):
+    """`policy.toml`. A method that proves nothing against a limit's adversary exceeds that limit."""
+
+    methods: Annotated[tuple[str, ...], Field(min_length=1)]
+    """The methods this node takes part in, by name."""
+    minimum_cohort: Annotated[int, Field(ge=1)] = 2
+    """The fewest clients, this one included, among which the node's update may be."""
+    maximum_message: Annotated[int, Field(ge=1)] = 256 << 20
+    """The largest message, in bytes, that the node reads, and the largest model that it builds."""
+    limit: tuple[Limit, ...] = ()
+
+    @field_validator("methods")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in METHODS:
+                raise InputError(
+                    "methods", name, "no such method", f"Use some of: {', '.join(sorted(METHODS))}."
+                )
+        return names
+
+
+class RefusedError(FedveilError):
+    """What a node will not do, and which of its rules says so.
+
+    `node` is its name, `limit` the rule, `would` the epsilon it would have spent with this round (None where the
+    rule is not about epsilon or nothing would be proven).
+    """
+
+    def __init__(self, node: str, what: str, limit: str, problem: str, would: float | None = None) -> None:
+        super().__init__(f"node {node} refuses {what}: {problem}. Its policy: {limit}.")
+        self.node = node
+        self.limit = limit
+        self.would = would
+
+
+@dataclass(frozen=True)
+class Spent:
+    """How much of one limit is used; epsilon None: something was released that proves nothing against it."""
+
+    limit: Limit
+    epsilon: float | None
+
+
+class PolicyGuard:
+    """Admits rounds that the policy allows, and remembers them across restarts. Safe for several processes."""
+
+    def __init__(self, node: str, policy: Policy, state: Path, records: int) -> None:
+        """`state` is the folder of the node's ledger; `records` the number of examples that the node holds."""
+        self.node = node
+        self.policy = policy
+        self._records = records
+        self._progress = state / "progress.json"
+        self._lock = state / "guard.lock"
+        self.ledger = Ledger(state / "ledger.jsonl")
+
+    def admit(
+        self,
+        run: str,
+        round: int,
+        method: AnyMethod,
+        plan: Plan,
+        *,
+        exchange: int = 0,
+        announced: int = 0,
+        seed: int = 0,
+    ) -> None:
+        """Charge round `round` (from 1) of `run` to this node, or raise `RefusedError` and charge nothing.
+
+        To be called before each exchange with the very method, plan and seed that the node will compute with;
+        `announced` is the size of the cohort that the server's message tells, 0 if it tells none. The exchanges of a
+        round are charged with its first; an exchange that does not follow the last one admitted starts it anew.
+        """
+        what = f"round {round} of run {run} ({method.name})"
+        self._check(what, round, method, plan, exchange, announced)
+        priced = _as_seen_here(plan, announced)
+        due = [
+            replace(release, participation="charged")
+            for release in method.releases(priced)
+            if release.happens_in(round)
+        ]
+        with self._locked():
+            self.ledger.refresh()
+            progress = self._read_progress()
+            known = progress.get(run)
+            # The seed decides in which exchange of a round a record is read: another would read it twice.
+            digest = hashlib.sha256(f"{method!r}\x1f{plan!r}\x1f{seed}".encode()).hexdigest()
+            if known is not None and known["digest"] != digest:
+                raise RefusedError(
+                    self.node,
+                    what,
+                    "a run keeps the method and the plan it began with, and its seed",
+                    "the server changed the plan, the method's fields or the seed",
+                )
+            follows = known is not None and known["round"] == round and known["exchange"] < exchange
+            if follows and known is not None and known["cohort"] != priced.cohort:
+                raise RefusedError(
+                    self.node,
+                    what,
+                    "the cohort of a round keeps its size",
+                    f"the server announced {priced.cohort} clients after {known['cohort']}",
+                )
+            if not follows:
+                self._require_budget(what, due, priced)
+                self.ledger.charge(run, round, due, priced, replay_safe=False)
+            progress[run] = {
+                "digest": digest,
+                "round": round,
+                "exchange": exchange,
+                "cohort": priced.cohort,
+            }
+            write_atomically(self._progress, (json.dumps(progress) + "\n").encode())
+
+    def spent(self) -> tuple[Spent, ...]:
+        """What all runs so far used of each limit."""
+        self.ledger.refresh()
+        rounds = self.ledger.rounds()
+        return tuple(
+            Spent(limit, self._cost(rounds, limit).epsilon if rounds else 0.0) for limit in self.policy.limit
+        )
+
+    def _check(
+        self, what: str, round: int, method: AnyMethod, plan: Plan, exchange: int, announced: int
+    ) -> None:
+        """The rules that need no ledger."""
+        check_plan(plan)
+        base = method.name.split("+")[0]  # wrappers are named after what they wrap
+        policy = self.policy
+        problem: tuple[str, str] | None = None
+        if base not in policy.methods:
+            problem = f"methods = {list(policy.methods)}", f"{base} is not among the methods"
+        elif not 1 <= round <= plan.rounds or not 0 <= exchange < method.exchanges(plan):
+            problem = (
+                f"the plan has {plan.rounds} rounds of {method.exchanges(plan)} exchanges",
+                f"there is no exchange {exchange} in round {round}",
+            )
+        elif plan.cohort < policy.minimum_cohort or 0 < announced < policy.minimum_cohort:
+            cohort = announced or plan.cohort
+            problem = f"minimum_cohort = {policy.minimum_cohort}", f"the cohort has {cohort} clients"
+        elif announced > (plan.clients if plan.sampler == "poisson" else plan.cohort):
+            problem = (
+                f"the plan has {plan.clients} clients, {plan.cohort} in a cohort",
+                f"the server announced {announced}, which would thin the noise",
+            )
+        elif not plan.records_per_client <= self._records <= plan.largest_client:
+            problem = (
+                f"the plan is for {plan.records_per_client} to {plan.largest_client} records per client",
+                f"this node holds {self._records}, so the plan's price would not be its own",
+            )
+        if problem is not None:
+            raise RefusedError(self.node, what, *problem)
+
+    def _require_budget(self, what: str, due: Sequence[Release], plan: Plan) -> None:
+        if not due:
+            return
+        total = self.ledger.rounds() + Counter([Round(tuple(due), Cohort.of(plan))])
+        for limit in self.policy.limit:
+            row = self._cost(total, limit)
+            if row.epsilon is None:
+                raise RefusedError(self.node, what, str(limit), f"nothing would be proven: {row.reason}")
+            if row.epsilon > limit.epsilon:
+                problem = f"its epsilon would be {row.epsilon:.4g} with this round"
+                raise RefusedError(self.node, what, str(limit), problem, row.epsilon)
+
+    @staticmethod
+    def _cost(rounds: Rounds, limit: Limit) -> Guarantee:
+        (row,) = account_rounds(rounds, limit.delta, pairs=[(limit.unit, limit.adversary)])
+        return row
+
+    def _read_progress(self) -> dict[str, dict[str, Any]]:
+        try:
+            progress: dict[str, dict[str, Any]] = json.loads(self._progress.read_text())
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise LedgerError(f"{self._progress}: damaged; restore it from a copy") from error
+        if progress and not len(self.ledger):
+            raise LedgerError(f"{self.ledger.path}: the privacy ledger has disappeared")
+        return progress
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Admission is one step: no two processes may both find room for the last round."""
+        try:
+            self._lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            file = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise LedgerError(f"{self._lock}: the node's state cannot be written ({error})") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(file)
+
+
+def _as_seen_here(plan: Plan, announced: int) -> Plan:
+    """The plan of a node that is in the cohort: of the size that sets the noise of its own upload."""
+    if plan.sampler != "poisson":
+        return plan
+    return replace(plan, sampler="fixed", cohort=max(announced, plan.cohort))

@@ -1,0 +1,178 @@
+"""The ServerApp: fedveil's own loop, with Flower's grid as its way to the clients."""
+
+from __future__ import annotations
+
+import json
+import logging
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedveil.atomic_files import write_atomically
+from fedveil.engines.engine import Engine
+from fedveil.engines.flower.engine import FlowerEngine, Limits
+from fedveil.engines.flower.roster import Roster
+from fedveil.engines.flower.wire import LARGEST_MESSAGE, fingerprint
+from fedveil.errors import FedveilError, InputError
+from fedveil.experiment.config import NO_DATASET
+from fedveil.experiment.prepare import facts_of, load_examples, options_of, prepare, task_for
+from fedveil.federation.client_app import STATES
+from fedveil.federation.parent_watch import end_with_parent
+from fedveil.federation.run_settings import LOG, PROBLEM, RunSettings, vocabulary_on_nodes
+from fedveil.privacy.releases import Plan
+from fedveil.session.callbacks.pictures import pictures_of
+from fedveil.session.results import Result
+from fedveil.session.session import check_apart, check_fit, run_on
+
+log = logging.getLogger("flwr.fedveil")
+app = ServerApp()
+FEDERATION = "federation.json"
+GATHER_SECONDS = 600.0
+RETURN_SECONDS = 120.0  # a server that was restarted waits so long for those who have not called it again
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the experiment to its end; a failure is left in its folder, for whoever waits for the result."""
+    end_with_parent()
+    settings = RunSettings.from_run_config(context.run_config)
+    serve = serve_deployed if settings.config.run.engine == "flower" else serve_simulated
+    try:
+        with _logged(settings):
+            serve(grid, settings)
+    except FedveilError as error:
+        _leave(settings, str(error))
+        raise
+    except Exception:
+        _leave(settings, traceback.format_exc())
+        raise
+
+
+@contextmanager
+def _logged(settings: RunSettings) -> Iterator[None]:
+    """What concerns nodes is also written to the run's folder, where its owner looks."""
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(settings.folder / LOG)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        handler.close()
+
+
+def _leave(settings: RunSettings, problem: str) -> None:
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(settings.folder / PROBLEM, problem.encode())
+
+
+def serve_simulated(grid: Grid, settings: RunSettings) -> Result:
+    """A simulation on Flower: the data are on this machine, so the final model is scored on each client's own."""
+    config, seed = settings.config, settings.seed
+    prepared = prepare(config, seed, settings.data)
+    task, method, plan = prepared.task, prepared.method, prepared.plan
+    check_fit(task, prepared.clients)
+    check_apart(task, method, plan, prepared.clients)
+
+    def engine_of(run: str) -> Engine:
+        roster = Roster(grid, fingerprint(task, method))
+        roster.wait_for(plan.clients, GATHER_SECONDS)
+        return FlowerEngine(
+            grid,
+            roster,
+            task,
+            method,
+            plan,
+            run=run,
+            limits=_limits(settings),
+            classes=prepared.dataset.num_classes,
+            states=settings.folder / STATES,
+        )
+
+    return run_on(
+        engine_of,
+        task,
+        method,
+        plan,
+        seed=seed,
+        test=prepared.dataset.test,
+        data=prepared.clients,
+        classes=prepared.dataset.num_classes,
+        scored_on=prepared.local_test or prepared.clients,
+        held_out=prepared.local_test is not None,
+        results=settings.folder,
+        facts=facts_of(config, settings.experiment, prepared),
+        observers=pictures_of(method, plan, prepared.dataset, settings.folder),
+        noise_source=settings.noise_source,
+        **options_of(config),
+    )
+
+
+def serve_deployed(grid: Grid, settings: RunSettings) -> Result:
+    """A federation: the data are with the nodes; the server holds at most a test set."""
+    config, seed = settings.config, settings.seed
+    dataset = None if config.task.dataset == NO_DATASET else load_examples(config, settings.data)
+    shape, classes = config.task.input_shape, config.task.classes
+    if shape is None or classes is None:
+        raise InputError("task.classes", classes, "the nodes are not told", "Submit the run with fedveil.")
+    task = task_for(config, shape, classes, vocabulary_on_nodes(config), config.run.device)
+    method = config.build_method()
+    roster = Roster(grid, fingerprint(task, method))
+    plan = _agreed_plan(roster, settings)
+
+    def engine_of(run: str) -> Engine:
+        limits = _limits(settings)
+        return FlowerEngine(grid, roster, task, method, plan, run=run, limits=limits, classes=classes)
+
+    names: Sequence[str] = dataset.classes if dataset is not None else [str(c) for c in range(classes)]
+    return run_on(
+        engine_of,
+        task,
+        method,
+        plan,
+        seed=seed,
+        test=None if dataset is None else dataset.test,
+        classes=classes,
+        results=settings.folder,
+        facts={
+            "experiment": settings.experiment,
+            "dataset": config.task.dataset,
+            "model": config.task.model,
+            "classes": list(names),
+            "paper": None if config.paper is None else config.paper.model_dump(),
+        },
+        noise_source=settings.noise_source,
+        **options_of(config),
+    )
+
+
+def _limits(settings: RunSettings) -> Limits:
+    section = settings.config.run
+    return Limits(section.deadline, section.max_message or LARGEST_MESSAGE, section.min_clients)
+
+
+def _agreed_plan(roster: Roster, settings: RunSettings) -> Plan:
+    """The plan of this run: made from the nodes that are there when it begins, and kept when it goes on."""
+    path = settings.folder / FEDERATION
+    section = settings.config.run
+    clients = settings.config.partition.clients or 1
+    if path.exists():
+        roster.wait_for(clients, RETURN_SECONDS)
+        return Plan(**json.loads(path.read_text()))
+    roster.wait_for(clients, GATHER_SECONDS)
+    sizes = [who.size for client, who in roster.clients.items() if client < clients]
+    needed = max(1, section.min_clients)
+    if len(sizes) < needed:
+        raise FedveilError(
+            f"{len(sizes)} of {clients} nodes are here, {needed} are needed. Start the others."
+        )
+    cohort = clients if section.cohort is None or section.sampler == "all" else section.cohort
+    plan = Plan(clients, cohort, section.sampler, section.rounds, max(1, min(sizes)), max(1, max(sizes)))
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(plan.__dict__).encode())
+    return plan

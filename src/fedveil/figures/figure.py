@@ -1,0 +1,46 @@
+"""A figure in the project's style: readable in grey, saved as PNG or vector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import ParamSpec
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from fedveil.errors import InputError
+from fedveil.figures.style import LOOKS, matplotlib_style
+
+LINES = ("-", "--", ":", "-.")
+INKS = tuple(item.light for item in LOOKS)
+P = ParamSpec("P")
+
+
+def in_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+    @wraps(draw)
+    def styled(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with matplotlib.rc_context(matplotlib_style()):
+            return draw(*args, **kwargs)
+
+    return styled
+
+
+def new_figure(width: float = 6.0, height: float = 3.8) -> Figure:
+    """A figure without global state."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write the figure as the path's ending says."""
+    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise InputError("path", str(path), "no such kind of picture", "Use .png, .pdf or .svg.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with matplotlib.rc_context(matplotlib_style()):
+            figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise InputError(
+            "path", str(path), f"cannot be written: {error.strerror}", "Choose another or make room."
+        ) from error

@@ -1,0 +1,93 @@
+"""A progress bar on the terminal: rounds, accuracy, epsilon so far, time left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+)
+from rich.table import Column
+from rich.text import Text
+
+from fedveil.methods.method import At
+from fedveil.session.loop import Callback, RoundEnd
+
+
+class _Bars(Progress):
+    """On the terminal from the first bar on: a command that is refused before shows its message alone."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def add_task(self, *args: Any, **fields: Any) -> TaskID:
+        self.start()
+        return super().add_task(*args, **fields)
+
+    def stop(self) -> None:
+        if self.live.is_started:
+            super().stop()
+
+
+class _Time(ProgressColumn):
+    """How long it will take, then how long it took: two times beside each other are too wide for 80 columns."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        if task.finished:
+            return Text(f"took {_clock(task.finished_time or 0.0)}")
+        left = task.time_remaining
+        return Text("" if left is None else f"{_clock(left)} left")
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=max(0, round(seconds))))
+
+
+def progress_bar(console: Console) -> Progress:
+    return _Bars(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[status]}"),
+        _Time(Column(no_wrap=True)),
+        console=console,
+    )
+
+
+class ShowProgress(Callback):
+    def __init__(self, progress: Progress, title: str, rounds: int) -> None:
+        self._progress = progress
+        self._title, self._rounds = title, rounds
+        self._bar: TaskID | None = None  # shown once there is something to wait for: errors come before it
+        self._accuracy = ""
+        self._epsilon = ""
+
+    def round_starts(self, at: At, cohort: Sequence[int]) -> str | None:
+        self._shown(at.round - 1)
+        return None
+
+    def round_ends(self, end: RoundEnd) -> None:
+        bar = self._shown(end.at.round - 1)  # of rounds elsewhere only the end is told
+        if end.metrics.get("accuracy") is not None:
+            self._accuracy = f"accuracy {100 * end.metrics['accuracy']:5.2f} %"
+        if end.metrics.get("epsilon") is not None:
+            self._epsilon = f"ε {end.metrics['epsilon']:.2f}"
+        self._progress.update(
+            bar, completed=end.at.round, status=f"{self._accuracy}  {self._epsilon}".strip()
+        )
+
+    def _shown(self, done: int) -> TaskID:
+        if self._bar is None:
+            self._bar = self._progress.add_task(self._title, total=self._rounds, completed=done, status="")
+        return self._bar

@@ -1,0 +1,88 @@
+"""Rounds for other people's tools: TensorBoard and MLflow, each only if it is installed."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fedveil.errors import InputError
+from fedveil.session.loop import Callback, RoundEnd
+
+
+class TensorBoardLog(Callback):
+    """Writes every number of a round to a TensorBoard folder, against the round."""
+
+    def __init__(self, folder: Path) -> None:
+        board = require_tensorboard(str(folder))
+        self._writer: Any = board.SummaryWriter(str(folder))
+
+    def round_ends(self, end: RoundEnd) -> None:
+        for name, value in numbers(end).items():
+            self._writer.add_scalar(name, value, end.at.round)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class MLflowLog(Callback):
+    """Writes every number of a round to an MLflow tracking store, one MLflow run per run."""
+
+    def __init__(self, uri: str, experiment: str, name: str) -> None:
+        flow = require_mlflow(uri)
+        client = flow.tracking.MlflowClient(tracking_uri=uri)
+        known = client.get_experiment_by_name(experiment)
+        place = client.create_experiment(experiment) if known is None else known.experiment_id
+        self._client: Any = client
+        self._run: str = client.create_run(place, run_name=name).info.run_id
+
+    def round_ends(self, end: RoundEnd) -> None:
+        for name, value in numbers(end).items():
+            self._client.log_metric(self._run, name, value, step=end.at.round)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+def numbers(end: RoundEnd) -> dict[str, float]:
+    """The finite numbers among a round's metrics."""
+    return {
+        name: float(value)
+        for name, value in end.metrics.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
+
+
+def require_tensorboard(folder: str) -> ModuleType:
+    """The package, or an error that says how to get it."""
+    return _optional("torch.utils.tensorboard", "--tensorboard", folder, "tensorboard")
+
+
+def require_mlflow(uri: str) -> ModuleType:
+    """The package with a store that answers, or an error that says how to get them; its telemetry stays off."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    flow = _optional("mlflow", "--mlflow", uri, "mlflow-skinny")
+    try:
+        flow.tracking.MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
+    except Exception as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise InputError(
+            "--mlflow",
+            uri,
+            f"the store does not answer: {reason[0]}",
+            "Name a data base, such as sqlite:///mlflow.db (needs sqlalchemy and alembic), or a running server",
+        ) from error
+    return flow
+
+
+def _optional(module: str, option: str, value: str, package: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(
+            option, value, f"{package} is not installed", f"Install it: pip install {package}"
+        ) from error

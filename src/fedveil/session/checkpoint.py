@@ -1,0 +1,79 @@
+"""The state of a run on disk: whole or not at all, and never believed unless its checksum fits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors.torch
+
+from fedveil.atomic_files import write_atomically, writing
+from fedveil.messages import MessageError, Record
+from fedveil.tree import State
+
+_MAGIC = b"fedveil checkpoint 1\n"
+_KEPT = 2  # if the newest is damaged, the one before it still serves
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    round: int
+    server: Record
+    states: Mapping[int, State]
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    with writing(folder):
+        folder.mkdir(exist_ok=True)
+    server = checkpoint.server.to_bytes()
+    clients = safetensors.torch.save(
+        {
+            f"{client}/{place:04d}/{name}": leaf.contiguous()
+            for client, state in checkpoint.states.items()
+            for place, (name, leaf) in enumerate(state.items())
+        }
+    )
+    head = json.dumps({"round": checkpoint.round}).encode()
+    body = b"".join(struct.pack("<Q", len(part)) + part for part in (head, server, clients))
+    data = _MAGIC + body + hashlib.sha256(body).digest()
+    write_atomically(folder / f"round-{checkpoint.round:06d}.ckpt", data)
+    for old in sorted(folder.glob("round-*.ckpt"))[:-_KEPT]:
+        old.unlink()
+
+
+def load_checkpoint(folder: Path, server_type: type[Record], *, most: int | None = None) -> Checkpoint | None:
+    """The newest checkpoint that is whole, of round `most` at the latest, or None."""
+    for path in sorted(folder.glob("round-*.ckpt"), reverse=True):
+        checkpoint = _read(path, server_type)
+        if checkpoint is not None and (most is None or checkpoint.round <= most):
+            return checkpoint
+    return None
+
+
+def _read(path: Path, server_type: type[Record]) -> Checkpoint | None:
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    body = data[len(_MAGIC) : -32]
+    if data[: len(_MAGIC)] != _MAGIC or hashlib.sha256(body).digest() != data[-32:]:
+        return None
+    parts = []
+    offset = 0
+    while offset < len(body):
+        (length,) = struct.unpack_from("<Q", body, offset)
+        parts.append(body[offset + 8 : offset + 8 + length])
+        offset += 8 + length
+    head, server, clients = parts
+    states: dict[int, State] = {}
+    for name, leaf in sorted(safetensors.torch.load(clients).items()):
+        client, _, key = name.split("/", maxsplit=2)
+        states.setdefault(int(client), {})[key] = leaf
+    try:
+        return Checkpoint(json.loads(head)["round"], server_type.from_bytes(server), states)
+    except MessageError:
+        return None

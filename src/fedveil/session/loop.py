@@ -1,0 +1,181 @@
+"""The only loop: sample a cohort, exchange, update, tell the observers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedveil.engines.engine import Answers, Engine
+from fedveil.errors import DivergedError, FedveilError
+from fedveil.messages import Message, Record
+from fedveil.methods.method import AnyMethod, At
+from fedveil.privacy.releases import Plan
+from fedveil.privacy.sampling import draw_cohort
+from fedveil.streams import NoiseSource, ServerStreams
+from fedveil.task import Task
+from fedveil.tree import Params, flat_rows
+
+
+@dataclass(frozen=True)
+class RoundEnd:
+    """What observers are told after a round; they add what they measure to `metrics`."""
+
+    at: At
+    cohort: tuple[int, ...]
+    server: Record
+    model: Params
+    last: bool
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+class Callback:
+    """Watches a run. Every method does nothing unless it is implemented."""
+
+    def round_starts(self, at: At, cohort: Sequence[int]) -> str | None:
+        """Before anything of the round is released. A returned text stops the run here, for that reason."""
+        return None
+
+    def exchange_ends(self, at: At, cohort: Sequence[int], down: Message, up: Message | None) -> None:
+        """What was on the wire; `up` is overwritten by the next exchange."""
+
+    def round_ends(self, end: RoundEnd) -> None:
+        """After the server's update."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Where a run came to."""
+
+    server: Record
+    rounds: int
+    stopped: str | None
+
+
+def run_rounds(
+    task: Task,
+    method: AnyMethod,
+    engine: Engine,
+    plan: Plan,
+    server: Record,
+    *,
+    seed: int,
+    start: int = 0,
+    observers: Sequence[Callback] = (),
+    noise_source: NoiseSource = "seeded",
+    min_clients: int = 0,
+    cohort_seed: int | None = None,
+) -> Outcome:
+    """Rounds `start + 1` to `plan.rounds`, from the server's state after round `start`.
+
+    An exchange that fewer than `min_clients` answered counts as answered by nobody. Cohorts are drawn from
+    `cohort_seed`, or from `seed` where there is none.
+    """
+    for number in range(start + 1, plan.rounds + 1):
+        began = time.perf_counter()
+        at = At(plan, number)
+        cohort = draw_cohort(plan, seed if cohort_seed is None else cohort_seed, number)
+        for observer in observers:
+            if (reason := observer.round_starts(at, cohort)) is not None:
+                return Outcome(server, number - 1, reason)
+        sent = received = answered = 0
+        for exchange in range(method.exchanges(plan)):
+            at = At(plan, number, exchange)
+            down = method.broadcast(at, server, cohort)
+            answers = engine.exchange(cohort, down, at)
+            if len(answers.clients) < min_clients:
+                answers = Answers((), None)
+            if answers.up is not None:
+                _require_finite(answers.up, answers.clients, at)
+                received += answers.up.row_bytes() * len(answers.clients)
+            sent += down.row_bytes() * len(cohort)
+            for observer in observers:
+                observer.exchange_ends(at, answers.clients, down, answers.up)
+
+            def update(kept: Answers, at: At = at, server: Record = server) -> Record:
+                streams = ServerStreams(seed, at.round, at.exchange, noise_source)
+                new: Record = method.server_update(task, at, server, kept.clients, kept.up, streams)
+                if _form(method.model(new)) != _form(method.model(server)):
+                    raise ValueError("the update changed the names or shapes of the model's parameters")
+                return new
+
+            try:
+                server = update(answers)
+            except FedveilError:
+                raise
+            except Exception as error:
+                answers = _without_failing(engine, at, answers, update, error, min_clients)
+                server = update(answers)
+            answered = len(answers.clients)
+            server = engine.own(server)
+        end = RoundEnd(at, cohort, server, method.model(server), last=number == plan.rounds)
+        _require_finite_model(end.model, at)
+        end.metrics.update(cohort=len(cohort), answered=answered, bytes_up=received, bytes_down=sent)
+        end.metrics["seconds"] = time.perf_counter() - began
+        for observer in observers:
+            observer.round_ends(end)
+    return Outcome(server, max(start, plan.rounds), None)
+
+
+def _without_failing(
+    engine: Engine,
+    at: At,
+    answers: Answers,
+    update: Callable[[Answers], Record],
+    error: Exception,
+    min_clients: int,
+) -> Answers:
+    """The answers without those that the server cannot use even alone, where others than ourselves made them.
+
+    If that explains nothing, the failure is the method's own and goes on.
+    """
+    kept: list[int] = []
+    problems: dict[int, str] = {}
+    for row, client in enumerate(answers.clients):
+        try:
+            update(Answers((client,), None if answers.up is None else answers.up.rows([row])))
+            kept.append(row)
+        except Exception as alone:
+            problems[client] = f"the server cannot use its upload ({type(alone).__name__})"
+    if not problems or (not kept and len(problems) > 1):
+        raise error
+    if not all(engine.leave_out(client, at, problem) for client, problem in problems.items()):
+        raise error
+    if answers.up is None or len(kept) < max(1, min_clients):
+        return Answers((), None)
+    return Answers(tuple(answers.clients[row] for row in kept), answers.up.rows(kept))
+
+
+def _form(model: Params) -> dict[str, torch.Size]:
+    return {name: leaf.shape for name, leaf in model.items()}
+
+
+def _require_finite(up: Message, clients: Sequence[int], at: At) -> None:
+    for name, leaf in up.tensors().items():
+        if _surely_finite(leaf):
+            continue
+        bad = ~flat_rows(torch.isfinite(leaf)).all(1)
+        if bool(bad.any()):
+            client = clients[int(bad.nonzero()[0])]
+            raise DivergedError(
+                f"round {at.round}: the upload of client {client} is not finite in {name!r}. "
+                "Lower the learning rate, clip, or look at that client's data; the last checkpoint is kept."
+            )
+
+
+def _require_finite_model(model: Params, at: At) -> None:
+    for name, leaf in model.items():
+        if not _surely_finite(leaf) and not bool(torch.isfinite(leaf).all()):
+            raise DivergedError(
+                f"round {at.round}: the server's update left the model not finite in {name!r}, though every "
+                "upload was finite. Lower the learning rate or the noise; the last checkpoint is kept."
+            )
+
+
+def _surely_finite(leaf: Tensor) -> bool:
+    """The sum is finite unless an element is not, or the sum itself overflows: look closer only then."""
+    return not leaf.is_floating_point() or bool(torch.isfinite(leaf.sum()))

@@ -1,0 +1,165 @@
+"""Charges every round to the privacy ledger before it starts, and stops before the budget is exceeded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedveil.errors import InputError, LedgerError
+from fedveil.methods.method import AnyMethod, At
+from fedveil.privacy.accounting import Rounds, account, account_rounds, rounds_of
+from fedveil.privacy.ledger import Budget, BudgetKeeper, Ledger
+from fedveil.privacy.releases import Adversary, Plan, Release, Unit, Unprotected
+from fedveil.privacy.statement import PrivacyStatement
+from fedveil.session.loop import Callback, RoundEnd
+
+_POINTS = 10  # how often epsilon is worked out on the way; every round would cost more than the training
+
+
+@dataclass(frozen=True)
+class PrivacySettings:
+    """What `[privacy]` says."""
+
+    delta: float = 1e-5
+    budget: float | None = None
+    budget_adversary: Adversary = "observer"
+    budget_unit: Unit | None = None
+    ledger: Path | None = None
+
+
+def unit_of(method: AnyMethod, plan: Plan) -> Unit:
+    """The unit that this method protects; where it protects none, records if it speaks of nothing else."""
+    releases = method.releases(plan)
+    for release in releases:
+        if not isinstance(release.protection, Unprotected) and release.costs:
+            return release.unit
+    stated = {release.unit for release in releases}
+    return "record" if stated == {"record"} else "client"
+
+
+def declared(method: AnyMethod, plan: Plan, *, deployed: bool) -> tuple[Release, ...]:
+    """The method's releases; where nodes decide for themselves whether they answer, who took part counts as seen.
+
+    A deployed node refuses cohorts that its policy calls too small, and rounds that its limits do not allow. So what
+    the others send hangs on the size of this cohort, where it is told, and on earlier cohorts: a sum then hides
+    nobody's presence. Only Poisson cohorts of unknown size say nothing of one another.
+    """
+    releases = tuple(method.releases(plan))
+    if not deployed:
+        return releases
+
+    def betrayed(release: Release) -> bool:
+        told = plan.sampler == "fixed" or release.insider is not None
+        return told and release.unit == "client" and release.participation == "hidden"
+
+    return tuple(replace(r, participation="seen") if betrayed(r) else r for r in releases)
+
+
+def privacy_statement(
+    method: AnyMethod, plan: Plan, delta: float, *, deployed: bool = False
+) -> PrivacyStatement:
+    """What a run of this plan claims and proves; `deployed`: its clients are nodes with policies of their own."""
+    releases = declared(method, plan, deployed=deployed)
+    claim = method.paper_claim(plan)
+    return PrivacyStatement(claim or "none", account(releases, plan, delta), None, releases, plan)
+
+
+class PrivacyGuard(Callback):
+    def __init__(
+        self,
+        method: AnyMethod,
+        plan: Plan,
+        settings: PrivacySettings,
+        run: str,
+        ledger: Path | None,
+        *,
+        replay_safe: bool = True,
+    ) -> None:
+        self._method = method
+        self._plan = plan
+        self._settings = settings
+        self._run = run
+        self._releases = declared(method, plan, deployed=not replay_safe)
+        self._replay_safe = replay_safe
+        self._ledger = None if ledger is None else Ledger(ledger)
+        self._keeper: BudgetKeeper | None = None
+        unit = settings.budget_unit or unit_of(method, plan)
+        adversary = settings.budget_adversary
+        self._pair = unit, adversary
+        if settings.budget is None:
+            return
+        if self._ledger is None:
+            raise InputError(
+                "privacy.budget",
+                settings.budget,
+                "a budget needs a ledger",
+                "Give a results folder or ledger.",
+            )
+        one = account(self._releases, replace(plan, rounds=1), settings.delta)
+        row = next((r for r in one if r.adversary == adversary and r.unit == unit), None)
+        if row is None or row.epsilon is None:
+            reason = row.reason if row is not None else f"nothing is stated for the unit {unit!r}"
+            raise InputError(
+                "privacy.budget",
+                settings.budget,
+                f"{method.name} proves no epsilon against the {adversary}: {reason}",
+                "Choose a method or fields with a proof, or leave the budget out.",
+            )
+        budget = Budget(settings.budget, settings.delta, adversary, unit)
+        self._keeper = BudgetKeeper(budget, self._ledger, run, self._releases, plan)
+
+    def require_charged(self, rounds: int) -> None:
+        """Refuse to go on after so many rounds if one of them is not on the ledger: it would show too little."""
+        if self._ledger is None:
+            return
+        for number in range(1, rounds + 1):
+            due = any(release.happens_in(number) for release in self._releases)
+            if due and not self._ledger.is_charged(self._run, number):
+                raise LedgerError(
+                    f"{self._ledger.path}: round {number} of {rounds} was run but is not on this privacy ledger. "
+                    "Restore the ledger from a copy, or remove the results and treat what they released as spent."
+                )
+
+    def round_starts(self, at: At, cohort: Sequence[int]) -> str | None:
+        if self._keeper is not None:
+            if self._keeper.charge(at.round, replay_safe=self._replay_safe):
+                return None
+            budget = self._keeper.budget
+            return (
+                f"the privacy budget of epsilon {budget.epsilon:g} (delta {budget.delta:g}, {budget.unit} level, "
+                f"against the {budget.adversary}) does not allow round {at.round}"
+            )
+        if self._ledger is not None:
+            self._ledger.charge(
+                self._run, at.round, self._releases, self._plan, replay_safe=self._replay_safe
+            )
+        return None
+
+    def round_ends(self, end: RoundEnd) -> None:
+        step = max(1, self._plan.rounds // _POINTS)
+        if end.at.round % step == 0 or end.at.round == 1 or end.last:
+            end.metrics["epsilon"] = self._epsilon_after(end.at.round)
+
+    def _epsilon_after(self, round_: int) -> float | None:
+        disclosed = self._charged() or rounds_of(self._releases, self._plan, round_)
+        if not disclosed:
+            return 0.0
+        (row,) = account_rounds(disclosed, self._settings.delta, pairs=[self._pair])
+        return row.epsilon
+
+    def _charged(self) -> Rounds:
+        """Every attempt at a round that was charged, where attempts draw fresh noise; else nothing."""
+        return Counter() if self._replay_safe or self._ledger is None else self._ledger.rounds(self._run)
+
+    def statement(self, rounds: int) -> PrivacyStatement:
+        """The statement of the rounds that were run; with fresh noise, of every attempt at one that was charged."""
+        delta = self._settings.delta
+        plan = replace(self._plan, rounds=rounds) if rounds else self._plan
+        plain = privacy_statement(self._method, plan, delta, deployed=not self._replay_safe)
+        charged = self._charged()
+        if charged:
+            pairs = [(row.unit, row.adversary) for row in plain.proven]
+            return replace(plain, proven=account_rounds(charged, delta, pairs=pairs))
+        return plain if rounds else replace(plain, proven=())

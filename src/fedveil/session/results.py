@@ -1,0 +1,289 @@
+"""A run's folder: written so that nothing is lost, and readable without the program that wrote it.
+
+`config.toml`, `rounds.jsonl`, `ledger.jsonl`, `model.safetensors`, `checkpoint/`, `transcript/`, and last of all
+`summary.json`, whose presence marks the run as finished. A finished folder's files are never overwritten.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from fedveil.atomic_files import remove_leftovers, sync, write_atomically, writing
+from fedveil.engines.engine import Engine
+from fedveil.errors import ResultError
+from fedveil.messages import Message, Record
+from fedveil.methods.method import At
+from fedveil.session.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fedveil.session.loop import Callback, RoundEnd
+from fedveil.tree import Params
+
+_ALWAYS = {"method", "seed", "rounds", "seconds", "bytes_up", "bytes_down", "stopped", "privacy"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished (or stopped) run."""
+
+    summary: dict[str, Any]
+    history: list[dict[str, Any]]
+    model: Params
+    folder: Path | None
+
+    @property
+    def accuracy(self) -> float | None:
+        value = self.summary.get("accuracy")
+        return None if value is None else float(value)
+
+    @property
+    def privacy(self) -> dict[str, Any]:
+        """The privacy statement: the paper's claim, what is proven against whom, what an audit measured."""
+        statement: dict[str, Any] = self.summary["privacy"]
+        return statement
+
+
+class ResultFolder:
+    """One run's folder, held by one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "summary.json").exists()
+
+    def run(self) -> str:
+        """A name that no other run has, kept even if the folder is moved: where it began, and random digits."""
+        try:
+            return self._run_mark.read_text()
+        except (OSError, UnicodeDecodeError):  # none yet, or a folder that will be refused when it starts
+            return f"{'/'.join(self.path.parts[-3:])} {secrets.token_hex(6)}"
+
+    @property
+    def _run_mark(self) -> Path:
+        return self.path / ".run"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes out while this one writes."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise ResultError(
+                f"cannot write results to {self.path}: {error.strerror}. Choose another folder with --results."
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            raise self._in_use() from error
+        try:
+            yield
+        finally:
+            lock.close()
+
+    def require_unheld(self) -> None:
+        """Refuse a folder that another process writes to, before its ledger is read half written."""
+        with suppress(OSError), (self.path / ".lock").open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError as error:
+                raise self._in_use() from error
+
+    def _in_use(self) -> ResultError:
+        return ResultError(
+            f"{self.path} is in use by another process. Wait for it, or choose another folder."
+        )
+
+    def require(self, identity: str) -> None:
+        """Refuse a folder begun under another identity, which names what the result depends on."""
+        mark = self.path / ".identity"
+        if mark.exists() and mark.read_bytes() != identity.encode():
+            raise ResultError(
+                f"{self.path} holds a run of another configuration: its method, clients, rounds, seed or model "
+                "differ. Remove it or choose another folder."
+            )
+
+    def require_data(self, digest: str | None) -> None:
+        """Refuse a folder begun on other data of the same form: its result is not theirs, and rounds replayed with the
+        same noise on other data would show the difference bare."""
+        mark = self.path / ".data"
+        if digest is not None and mark.exists() and mark.read_text() != digest:
+            raise ResultError(
+                f"{self.path} holds a run on other data: the clients' examples or the test set have changed since. "
+                "Remove it, or choose another folder with --results."
+            )
+
+    def start(
+        self,
+        config: str,
+        identity: str,
+        run: str,
+        server_type: type[Record],
+        data: str | None = None,
+        *,
+        replay_safe: bool = True,
+    ) -> Checkpoint | None:
+        """Begin, or go on from the newest whole checkpoint; rounds after it will be replayed.
+
+        A checkpoint whose rounds are not all on record is passed over, unless replaying them would release more.
+        """
+        stored = self.path / "config.toml"
+        mark = self.path / ".identity"
+        remove_leftovers(self.path)
+        if not self._run_mark.exists():
+            write_atomically(self._run_mark, run.encode())
+        elif self.run() != run:
+            raise ResultError(
+                f"{self.path}: another process began this run meanwhile. Start again to resume it."
+            )
+        if not mark.exists():
+            write_atomically(stored, config.encode())
+            if data is not None:
+                write_atomically(self.path / ".data", data.encode())
+            write_atomically(mark, identity.encode())  # last: it vouches for the configuration beside it
+        lines = self.rounds()
+        recorded = sum(line["round"] == place for place, line in enumerate(lines, 1))
+        checkpoint = load_checkpoint(
+            self.path / "checkpoint", server_type, most=recorded if replay_safe else None
+        )
+        keep = [line for line in lines if checkpoint and line["round"] <= checkpoint.round]
+        text = "".join(json.dumps(line) + "\n" for line in keep)
+        write_atomically(self.path / "rounds.jsonl", text.encode())
+        return checkpoint
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """The rounds on record, up to a line that a crash cut off or something else damaged."""
+        path = self.path / "rounds.jsonl"
+        try:
+            content = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise ResultError(
+                f"{path} cannot be read: {error.strerror}. Remove it or mend the disk."
+            ) from error
+        lines: list[dict[str, Any]] = []
+        for text in content.split(b"\n"):
+            try:
+                line = json.loads(text)
+            except (ValueError, RecursionError):
+                break
+            if not isinstance(line, dict) or type(line.get("round")) is not int:
+                break
+            lines.append(line)
+        return lines
+
+    def finish(self, model: Params, summary: Mapping[str, Any]) -> None:
+        body = safetensors.torch.save({name: leaf.contiguous() for name, leaf in model.items()})
+        write_atomically(self.path / "model.safetensors", body)
+        write_atomically(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+
+    def read(self) -> Result:
+        """The finished run in this folder."""
+        if not self.finished:
+            raise ResultError(
+                f"{self.path} holds no finished run: summary.json is missing. Run it again to finish it."
+            )
+        try:
+            summary = json.loads((self.path / "summary.json").read_text())
+            if not isinstance(summary, dict) or not summary.keys() >= _ALWAYS:
+                raise ValueError("summary.json is not the summary of a run")
+            model = safetensors.torch.load_file(self.path / "model.safetensors")
+        except (OSError, ValueError, RecursionError, safetensors.SafetensorError) as error:
+            raise ResultError(
+                f"{self.path} is damaged: {error}. Restore it from a copy, or remove it and run it again."
+            ) from error
+        return Result(summary, self.rounds(), model, self.path)
+
+
+class RoundLog(Callback):
+    """Appends each round's metrics to `rounds.jsonl` and keeps them in memory."""
+
+    def __init__(self, history: list[dict[str, Any]], path: Path | None) -> None:
+        self.history = history
+        self._path = path
+
+    def round_ends(self, end: RoundEnd) -> None:
+        line = {"round": end.at.round, **end.metrics}
+        self.history.append(line)
+        if self._path is not None:
+            with writing(self._path), self._path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+class Checkpoints(Callback):
+    """Saves the run every `every` rounds, and on request (an interrupted run) after the last whole round."""
+
+    def __init__(self, folder: Path, engine: Engine, every: int) -> None:
+        self._folder = folder
+        self._engine = engine
+        self._every = every
+        self._unsaved: Checkpoint | None = None
+
+    def round_ends(self, end: RoundEnd) -> None:
+        # Client states are replaced, never edited, so this shallow copy stays what it is.
+        states = dict(self._engine.state())
+        self._unsaved = Checkpoint(end.at.round, end.server, states)
+        if end.at.round % self._every == 0 and not end.last:
+            self.save()
+
+    def save(self) -> None:
+        if self._unsaved is not None:
+            # A checkpoint's rounds outlast a power cut as it does.
+            sync(self._folder.with_name("rounds.jsonl"))
+            save_checkpoint(self._folder, self._unsaved)
+            self._engine.saved()
+            self._unsaved = None
+
+
+class Transcript(Callback):
+    """Records what was on the wire, for attacks: `transcript/round-R/exchange-E/{down,up}.bin` and the clients.
+
+    Only of these rounds, and of the first so many exchanges of each, if they are given.
+    """
+
+    def __init__(
+        self, folder: Path, rounds: Sequence[int] | None = None, exchanges: int | None = None
+    ) -> None:
+        self._folder = folder
+        self._rounds = None if rounds is None else frozenset(rounds)
+        self._exchanges = exchanges
+
+    def exchange_ends(self, at: At, cohort: Sequence[int], down: Message, up: Message | None) -> None:
+        if self._rounds is not None and at.round not in self._rounds:
+            return
+        if self._exchanges is not None and at.exchange >= self._exchanges:
+            return
+        folder = self._folder / f"round-{at.round:06d}" / f"exchange-{at.exchange:04d}"
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "clients.json", json.dumps(list(cohort)).encode())
+        write_atomically(folder / "down.bin", down.to_bytes())
+        if up is not None:
+            write_atomically(folder / "up.bin", up.to_bytes())
+
+
+def environment() -> dict[str, Any]:
+    """What the numbers depend on besides configuration and seed."""
+    return {
+        "fedveil": metadata.version("fedveil"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": metadata.version("numpy"),
+        "dp-accounting": metadata.version("dp-accounting"),
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "cores": os.cpu_count(),
+    }

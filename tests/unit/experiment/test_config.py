@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedveil.errors import FedveilError, InputError
+from fedveil.experiment.config import load_config, make_config
+
+BASE: dict[str, Any] = {
+    "partition": {"clients": 10},
+    "method": {"name": "udp-fedavg", "lr": 0.2, "clip": 2.0},
+    "run": {"rounds": 3, "cohort": 5},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "remedy"),
+    [
+        (["run.cohrt=3"], "run.cohrt", "Did you mean cohort"),
+        (["runn.rounds=3"], "runn", "Did you mean run"),
+        (["run.rounds=0"], "run.rounds", "Use a whole number greater than or equal to 1."),
+        (["run.rounds=abc"], "run.rounds", "Give a whole number."),
+        (["run.rounds=2.5"], "run.rounds", "Give a whole number."),
+        (["run.rounds='2'"], "run.rounds", "a whole number"),
+        (["run.rounds=true"], "run.rounds", "a whole number"),
+        (["run.rounds=2.0"], "run.rounds", "a whole number"),
+        (["run.seeds=[1, '2']"], "run.seeds.1", "a whole number"),
+        (
+            ["run.seeds=[9223372036854775808]"],
+            "run.seeds.0",
+            "a whole number less than or equal to 9223372036854775807.",
+        ),
+        (["privacy.delta='0.1'"], "privacy.delta", "a number"),
+        (["method.epochs=true"], "method.epochs", "a whole number"),
+        (["method.lr='0.1'"], "method.lr", "a number"),
+        (["method.lr=inf"], "method.lr", "Give a finite number."),
+        (["method.noise_multiplier=inf"], "method.noise_multiplier", "finite"),
+        (["method.weight_decay=inf"], "method.weight_decay", "finite"),
+        (["wrap=[{name='model-average', decay='0.5'}]"], "wrap.decay", "a number"),
+        (["run.x=3"], "run.x", "Known: rounds"),
+        (["run.cohort=11"], "run.cohort", "Use 1 to 10"),
+        (["partition.clients=0"], "partition.clients", "Use a whole number greater than or equal to 1."),
+        (["run.sampler=some"], "run.sampler", "Use 'fixed', 'poisson' or 'all'."),
+        (["run.seeds=[]"], "run.seeds", "Give at least 1."),
+        (["run.seeds=[1,1]"], "run.seeds", "Name each seed once."),
+        (["run.max_memory=lots"], "run.max_memory", "2GiB"),
+        (["run.max_memory=-1"], "run.max_memory", "Give a positive number of bytes."),
+        (["run.sampler=all"], "run.cohort", "Leave run.cohort out"),
+        (["method.name=fedavgg"], "method.name", "fedavg"),
+        (["method.clip=0"], "method.clip", "Use a number greater than 0."),
+        (["method.clip=nan"], "method.clip", "number"),
+        (
+            ["method.noise_multiplier=-1"],
+            "method.noise_multiplier",
+            "Use a number greater than or equal to 0.",
+        ),
+        (["method.lrr=1"], "method.lrr", "Did you mean lr"),
+        (["privacy.delta=1"], "privacy.delta", "Use a number less than 1."),
+        (["run.sampler=poisson", "run.min_clients=2"], "run.min_clients", "Leave it out"),
+        (["run.deadline=5"], "run.deadline", "waits for every client"),
+        (["run.max_message=5"], "run.max_message", "sends nothing"),
+        (["run.federation=here"], "run.federation", "is for engine"),
+        (["task.classes=3"], "task.classes", "the data set says it"),
+        (["task.dataset=none"], "task.dataset", "a simulation needs data"),
+        (["task.dataset=none", "task.input_shape=[4]"], "task.dataset", "a simulation needs data"),
+        (["version=2"], "version", "version = 1"),
+        (["run=3"], "run = 3", "Give a section of keys and values."),
+        (["run.seeds=3"], "run.seeds", "Give a list."),
+        (["task.model=3"], "task.model", "Give text."),
+        (["partition.allow_empty=3"], "partition.allow_empty", "Give true or false."),
+        (["run.transcript=3"], "run.transcript =", "Give true or false. Or: Give a list."),
+        (["method.name=fedceo", "method.lam=some"], "method.lam =", "Give a number. Or: Use 'auto'."),
+        (["paper.table='2'"], "paper.source = None", "Give paper.source."),
+        (["run"], "--set", "section.key=value"),
+        (["run.rounds.x=1"], "--set", "section.key=value"),
+    ],
+)
+def test_bad_input_names_the_field_and_a_remedy(changes: list[str], field: str, remedy: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make_config(BASE, changes)
+    assert str(caught.value).startswith(field)
+    assert remedy in str(caught.value)
+
+
+def test_a_federation_says_how_many_nodes_it_has() -> None:
+    with pytest.raises(InputError, match="so many nodes"):
+        make_config({"run": {"engine": "flower"}})
+    assert make_config({"run": {"engine": "flower"}, "partition": {"clients": 3}}).partition.clients == 3
+
+
+def test_newer_keys_at_their_default_leave_the_hash_as_it_was() -> None:
+    """Runs recorded before a key existed are still found."""
+    fedem = make_config({"method": {"name": "fedem"}})
+    assert fedem.identity() == make_config({"method": {"name": "fedem", "block": 1}}).identity()
+    assert fedem.identity() != make_config({"method": {"name": "fedem", "block": 2}}).identity()
+    before = json.loads(json.dumps(fedem.resolved()))
+    for section, key in (
+        ("task", "input_shape"),
+        ("task", "classes"),
+        ("run", "max_message"),
+        ("method", "block"),
+    ):
+        del before[section][key]
+    for key in ("seeds", "workers", "max_memory", "checkpoint_every", "federation"):
+        del before["run"][key]
+    del before["paper"]
+    expected = hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()[:12]
+    assert fedem.identity() == expected
+
+
+def test_another_method_keeps_the_shared_fields() -> None:
+    method = make_config(BASE, ["method.name=fedavg"]).method
+    assert method == {"name": "fedavg", "lr": 0.2}
+    proximal = make_config(BASE, ["method.name=fedprox", "method.proximal=0.5"]).build_method()
+    assert proximal.proximal == 0.5  # type: ignore[attr-defined]
+    local, shared = (["method.name=udp-fedavg", f"method.noise_scope={word}"] for word in ("local", "shared"))
+    central = "method.name=dp-fedavg"  # which knows "local" too, but not "shared"
+    assert make_config(BASE, [*local, central]).method["noise_scope"] == "local"
+    assert "noise_scope" not in make_config(BASE, [*shared, central]).method
+
+
+def test_changes_are_toml_values_or_plain_text() -> None:
+    config = make_config(
+        BASE, ["run.seeds=[1, 2]", "run.sampler=poisson", "method.clip=inf", "run.max_memory=2GiB"]
+    )
+    assert config.run.seeds == [1, 2]
+    assert config.run.sampler == "poisson"
+    assert config.run.max_memory == 2 << 30
+
+
+def test_identity_is_of_what_changes_the_result() -> None:
+    one = make_config(BASE).identity()
+    assert make_config(BASE, ["run.seeds=[5]", "run.workers=2"]).identity() == one
+    assert make_config(BASE, ["method.momentum=0.0"]).identity() == one  # a default written out
+    assert make_config(BASE, ["method.momentum=0.1"]).identity() != one
+    assert make_config(BASE, ["run.rounds=4"]).identity() != one
+
+
+def test_a_metric_that_no_report_compares_is_refused() -> None:
+    with pytest.raises(InputError, match=r"paper\.metric = 'acuracy'"):
+        make_config({"paper": {"source": "A paper", "expected": 0.5, "metric": "acuracy"}})
+
+
+def test_the_stored_configuration_loads_to_the_same_run(tmp_path: Path) -> None:
+    config = make_config(BASE, ["method.clip=inf"])
+    path = tmp_path / "config.toml"
+    path.write_text(config.to_toml())
+    assert load_config(path).identity() == config.identity()
+    assert tomllib.loads(path.read_text())["method"]["epochs"] == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"), [(b"a = [", "not TOML"), (b"\xff\xfe", "not TOML"), (None, "no such file")]
+)
+def test_a_file_that_is_no_configuration_is_named(
+    tmp_path: Path, content: bytes | None, problem: str
+) -> None:
+    path = tmp_path / "c.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=problem):
+        load_config(path)
+
+
+_scalars = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers())
+)
+_keys = st.sampled_from(
+    [
+        "version",
+        "task",
+        "partition",
+        "method",
+        "run",
+        "privacy",
+        "wrap",
+        "rounds",
+        "name",
+        "clients",
+        "cohort",
+        "x",
+    ]
+)
+
+
+@given(st.recursive(_scalars, lambda inner: st.dictionaries(_keys, inner, max_size=4), max_leaves=12))
+def test_any_content_is_a_configuration_or_a_clear_error(content: Any) -> None:
+    if not isinstance(content, dict):
+        content = {"run": content}
+    with contextlib.suppress(FedveilError):
+        make_config(content).identity()

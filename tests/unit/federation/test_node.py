@@ -1,0 +1,144 @@
+"""A node is opened from its own folder alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedveil.data.vocabulary import HashVocabulary
+from fedveil.errors import DataError, InputError
+from fedveil.federation.node import NodeClients, open_node
+from fedveil.federation.schema import form_of, read_form, write_form
+from tests.unit.federation.makers import OPEN_POLICY, node_folder
+
+TABLE = "age,kind,ill\n40,a,yes\n50,b,no\n60,a,no\n"
+
+
+def test_arrays_are_read_as_they_are(tmp_path: Path) -> None:
+    node = open_node(node_folder(tmp_path, client=3))
+    with np.load(tmp_path / "data.npz", allow_pickle=False) as stored:
+        torch.testing.assert_close(node.examples.x, torch.from_numpy(stored["x"]), rtol=0, atol=0)
+    assert (node.name, node.client, node.directory) == ("node-3", 3, tmp_path)
+    clients = NodeClients(node.client, node.examples)
+    data = clients.load([3])
+    assert data.x.shape == (1, 12, 8)
+    assert data.sizes.tolist() == [12]
+    with pytest.raises(InputError, match="one client only"):
+        clients.load([0])
+
+
+def test_noise_is_entropy_unless_the_node_itself_says_that_it_is_a_test(tmp_path: Path) -> None:
+    assert open_node(node_folder(tmp_path / "a")).noise == "entropy"
+    tested = node_folder(tmp_path / "b", extra="[testing]\nseeded_noise = true\n")
+    assert open_node(tested).noise == "seeded"
+
+
+def test_the_state_folder_is_private(tmp_path: Path) -> None:
+    node = open_node(node_folder(tmp_path))
+    assert node.state == tmp_path / "state"
+    assert node.state.stat().st_mode & 0o077 == 0
+
+
+def _table_node(folder: Path, table: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "data.csv").write_text(table)
+    (folder / "node.toml").write_text(
+        'name = "t"\nclient = 0\n[data]\nreader = "table"\npath = "data.csv"\nform = "form.toml"\n'
+    )
+    (folder / "policy.toml").write_text(OPEN_POLICY)
+    return folder
+
+
+def test_tables_follow_the_agreed_form_not_their_own_rows(tmp_path: Path) -> None:
+    public = tmp_path / "public.csv"
+    public.write_text(TABLE)
+    form = form_of(public, "ill")
+    node = _table_node(tmp_path / "node", "ill,age,kind\nno,50,b\nno,90,c\n")
+    write_form(form, node / "form.toml")
+    assert read_form(node / "form.toml") == form
+    examples = open_node(node).examples
+    std = float(np.std([40, 50, 60]))
+    torch.testing.assert_close(examples.x, torch.tensor([[0.0, 0.0, 1.0], [40 / std, 0.0, 0.0]]))
+    assert examples.y.tolist() == [0, 0], "the classes are the form's: no, yes"
+
+
+def test_pictures_follow_the_agreed_classes(tmp_path: Path) -> None:
+    folder = node_folder(tmp_path)
+    (folder / "scans" / "ill").mkdir(parents=True)
+    Image.new("L", (4, 4), 255).save(folder / "scans" / "ill" / "1.png")
+    head = 'name = "p"\nclient = 0\n[data]\nreader = "pictures"\npath = "scans"\nchannels = 1\n'
+    (folder / "node.toml").write_text(head + 'classes = ["healthy", "ill"]\n')
+    examples = open_node(folder).examples
+    assert examples.y.tolist() == [1]
+    assert examples.x.tolist() == torch.ones(1, 1, 4, 4).tolist()
+    (folder / "node.toml").write_text(head + 'classes = ["other"]\n')
+    with pytest.raises(DataError, match="no folder of any of the classes"):
+        open_node(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "name"),
+        ('name = "../a"\nclient = 0\n', "name"),
+        ('name = "a"\nclient = -1\n[data]\nreader = "npz"\npath = "x"', "client"),
+        ('name = "a"\nclient = 0\n[data]\nreader = "pickle"\npath = "x"', "data.reader"),
+        ('name = "a"\nclient = 0\n[data]\nreader = "table"\npath = "x"', "data.form"),
+        ('name = "a"\nclient = 0\n[data]\nreader = "pictures"\npath = "x"', "data.classes"),
+        ('name = "a"\nclient = 0\nnoise = "seeded"\n[data]\nreader = "npz"\npath = "x"', "unknown key"),
+    ],
+)
+def test_a_node_file_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    folder = node_folder(tmp_path)
+    (folder / "node.toml").write_text(text)
+    with pytest.raises(InputError, match=words):
+        open_node(folder)
+
+
+def test_a_folder_that_is_no_node_and_data_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="fedveil deploy init"):
+        open_node(tmp_path)
+    folder = node_folder(tmp_path)
+    (folder / "data.npz").unlink()
+    with pytest.raises(DataError, match=r"data\.npz: is not there.*node\.toml"):
+        open_node(folder)
+
+
+def _text_node(folder: Path, lines: str) -> Path:
+    node_folder(folder)
+    (folder / "notes.tsv").write_text(lines)
+    (folder / "node.toml").write_text(
+        'name = "w"\nclient = 0\n[data]\nreader = "texts"\npath = "notes.tsv"\nclasses = ["well", "ill"]\n'
+    )
+    return folder
+
+
+def test_texts_become_tokens_of_the_runs_vocabulary(tmp_path: Path) -> None:
+    node = open_node(_text_node(tmp_path, "fever and cough\till\nfine\twell\n"))
+    assert len(node.held) == 2
+    examples = node.tokens(HashVocabulary(50), length=4, too_long="truncate")
+    assert examples.y.tolist() == [1, 0], "the classes are those of node.toml, in its order"
+    (expected,) = HashVocabulary(50).encode(["fever and cough"])
+    assert examples.x[0].tolist() == [*expected, 0]
+    with pytest.raises(InputError, match="this node holds texts"):
+        _ = node.examples
+    with pytest.raises(InputError, match="this node holds numbers"):
+        open_node(node_folder(tmp_path / "n")).tokens(HashVocabulary(50), length=4, too_long="truncate")
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("a text\n", "line 1 is not a text, a tab and a label"),
+        ("a text\tdead\n", "line 1 has a label other than well, ill"),
+        ("a text\till\n \till\n", "line 2 has no text"),
+    ],
+)
+def test_wrong_texts_are_named_by_line_and_never_quoted(lines: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=said) as caught:
+        open_node(_text_node(tmp_path, lines))
+    assert "a text\t" not in str(caught.value)

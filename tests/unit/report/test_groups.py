@@ -1,0 +1,240 @@
+"""Runs taken together over seeds, and what their numbers amount to."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+from fedveil.report.groups import Spread, group, mixed
+from fedveil.report.reading import read_runs
+from fedveil.report.verdict import against_paper, headline, lines, percent, small
+from tests.unit.report.makers import proof, write_everything, write_run
+
+
+def test_seeds_of_one_setting_are_one_group_and_names_tell_settings_apart(tmp_path: Path) -> None:
+    settings = group(read_runs([write_everything(tmp_path)]))
+    assert [setting.name for setting in settings] == [
+        "fedavg",
+        "udp-fedavg, noise multiplier 1",
+        "udp-fedavg, noise multiplier 2",
+    ]
+    assert [len(setting.runs) for setting in settings] == [2, 2, 2]
+    spread = settings[0].accuracy
+    assert spread is not None
+    assert spread.mean == pytest.approx(0.91)
+    assert spread.deviation == pytest.approx(statistics.stdev([0.9, 0.92]))
+
+
+def test_a_mean_needs_no_second_seed_but_a_deviation_does() -> None:
+    assert Spread.of([None, None]) is None
+    assert Spread.of([0.5, None]) == Spread(0.5, None, 1)
+    assert percent(Spread(0.5, None, 1)) == "50.00 %"
+    assert percent(Spread(0.5, 0.01, 3)) == "50.00 ± 1.00 %"
+
+
+def test_an_unfinished_run_does_not_enter_the_mean(tmp_path: Path) -> None:
+    write_run(tmp_path, seed=0, accuracy=0.8)
+    write_run(tmp_path, seed=1, accuracy=0.2, finished=False)
+    (setting,) = group(read_runs([tmp_path]))
+    assert setting.accuracy == Spread(0.8, None, 1)
+
+
+def test_the_weakest_seed_is_what_is_proven(tmp_path: Path) -> None:
+    write_run(tmp_path, seed=0, proven=[proof("server", 3.0), proof("observer", 1.0)])
+    write_run(tmp_path, seed=1, proven=[proof("server", 5.0), proof("observer", None)])
+    (setting,) = group(read_runs([tmp_path]))
+    server = setting.proof("server")
+    assert server is not None
+    assert server.epsilon == 5.0
+    assert setting.proof("observer") is None
+
+
+def test_curves_span_the_seeds_at_common_rounds(tmp_path: Path) -> None:
+    write_run(tmp_path, seed=0, accuracy=0.8)
+    write_run(tmp_path, seed=1, accuracy=0.4, finished=False)
+    (setting,) = group(read_runs([tmp_path]))
+    x, mean, low, high = setting.curve("round", "accuracy")
+    assert x == [1, 2]
+    assert mean == pytest.approx([0.15, 0.3])
+    assert low == pytest.approx([0.1, 0.2])
+    assert high == pytest.approx([0.2, 0.4])
+
+
+def test_other_data_is_called_hard_to_compare(tmp_path: Path) -> None:
+    write_run(tmp_path, "fedavg")
+    write_run(tmp_path, "scaffold", dataset="mnist")
+    notes = mixed(group(read_runs([tmp_path])))
+    assert len(notes) == 1
+    assert "digits, mnist" in notes[0]
+
+
+def test_the_headline_picks_the_best_run_with_a_meaningful_proof(tmp_path: Path) -> None:
+    said = headline(group(read_runs([write_everything(tmp_path)])))
+    assert said.level == "fair"
+    assert "udp-fedavg, noise multiplier 1 reaches 80.50" in said.text
+    assert (
+        "epsilon 4 proven for one client's whole data against those who see only what is published"
+        in said.text
+    )
+    assert "Against the server: epsilon 20, too large to be called protection." in said.text
+    assert "fedavg reaches 91.00 ± 1.41 % without any proof" in said.text
+
+
+def test_a_delta_that_betrays_somebody_is_no_protection(tmp_path: Path) -> None:
+    row = proof("observer", 0.5)
+    write_run(tmp_path / "small", "udp-fedavg", proven=[row | {"delta": 0.2}])
+    assert headline(group(read_runs([tmp_path / "small"]))).level == "good"  # of four clients
+    write_run(tmp_path / "large", "udp-fedavg", proven=[row | {"delta": 0.25}])
+    settings = group(read_runs([tmp_path / "large"]))
+    assert headline(settings).level == "weak"
+    assert "delta is too large for this to be called protection" in headline(settings).text
+    assert lines(settings[0])[0].level == "weak"
+
+
+def test_the_headline_never_calls_a_large_epsilon_or_no_proof_private(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "udp-fedavg", proven=[proof("observer", 97.0)])
+    assert headline(group(read_runs([tmp_path / "a"]))).level == "weak"
+    write_run(tmp_path / "b", "fedavg")
+    said = headline(group(read_runs([tmp_path / "b"])))
+    assert said.level == "bad"
+    assert "proves no privacy at all" in said.text
+    write_run(tmp_path / "c", finished=False)
+    assert "No run here is finished" in headline(group(read_runs([tmp_path / "c"]))).text
+
+
+def test_what_is_proven_for_another_unit_or_not_at_all_is_said_so(tmp_path: Path) -> None:
+    rows = [proof("observer", 4.0), proof("server", 2.0, "record")]
+    write_run(tmp_path / "a", "udp-fedavg", proven=rows)
+    (setting,) = group(read_runs([tmp_path / "a"]))
+    assert (
+        "Against the server: epsilon 2 for a single record, a meaningful limit." in headline([setting]).text
+    )
+    assert "epsilon 2 for a single record against the server" in lines(setting)[0].text
+    write_run(tmp_path / "b", "udp-fedavg", proven=[proof("observer", 4.0), proof("server", None)])
+    assert "Against the server nothing is proven." in headline(group(read_runs([tmp_path / "b"]))).text
+
+
+def test_a_finished_run_without_test_data_is_not_called_unfinished(tmp_path: Path) -> None:
+    write_run(
+        tmp_path / "a", "udp-fedavg", accuracy=None, proven=[proof("observer", 4.0), proof("server", 20.0)]
+    )
+    (setting,) = group(read_runs([tmp_path / "a"]))
+    said = headline([setting])
+    assert said.level == "fair"
+    assert said.text.startswith(
+        "No accuracy was measured. udp-fedavg proves epsilon 4 for one client's whole"
+    )
+    assert "Against the server: epsilon 20, too large to be called protection." in said.text
+    assert lines(setting)[0].text.startswith("No accuracy was measured. Proven for one client's whole data")
+    write_run(tmp_path / "b", "fedavg", accuracy=None)
+    assert headline(group(read_runs([tmp_path / "b"]))).level == "bad"
+
+
+def test_private_because_it_knows_nothing_is_said(tmp_path: Path) -> None:
+    write_run(tmp_path, "udp-fedavg", accuracy=0.35, proven=[proof("observer", 0.5)])
+    assert "little better than guessing among 3 classes" in headline(group(read_runs([tmp_path]))).text
+
+
+def test_an_audit_above_the_proof_is_broken(tmp_path: Path) -> None:
+    audit = {"lower_bound": 6.0, "confidence": 0.95, "samples": 10}
+    privacy = {"paper_claim": "none", "proven": [proof("observer", 4.0)], "audit": audit}
+    write_run(tmp_path / "a", privacy=privacy)
+    settings = group(read_runs([tmp_path / "a"]))
+    assert headline(settings).level == "bad"
+    assert any("BROKEN" in line.text for line in lines(settings[0]))
+    undeclared = audit | {"lower_bound": 1.0, "p_value": 1e-9}
+    write_run(tmp_path / "b", privacy=privacy | {"audit": undeclared})
+    assert headline(group(read_runs([tmp_path / "b"]))).level == "bad"
+    write_run(tmp_path / "c", privacy=privacy | {"audit": audit | {"lower_bound": 1.0}})
+    assert headline(group(read_runs([tmp_path / "c"]))).level == "fair"
+
+
+@pytest.mark.parametrize(
+    ("expected", "tolerance", "level", "part"),
+    [
+        (91.0, 2.0, "good", "met within 2 points (-1.00)"),
+        (95.0, 2.0, "weak", "missed by -5.00"),
+        (0.91, 0.02, "good", "met"),
+    ],
+)
+def test_a_paper_number_is_met_or_missed(
+    tmp_path: Path, expected: float, tolerance: float, level: str, part: str
+) -> None:
+    paper = {"source": "A paper", "table": "Table 1", "expected": expected, "tolerance": tolerance}
+    write_run(tmp_path, paper=paper)
+    said = against_paper(group(read_runs([tmp_path]))[0])
+    assert said is not None
+    assert said.level == level
+    assert part in said.text
+
+
+@pytest.mark.parametrize(
+    ("metric", "tolerance", "level"),
+    [("mcc", None, "fair"), ("mcc", 0.02, "good"), ("perplexity", 1.0, "weak")],
+)
+def test_a_paper_number_of_texts_is_compared_as_it_is(
+    tmp_path: Path, metric: str, tolerance: float | None, level: str
+) -> None:
+    paper = {"source": "A paper", "table": "3", "metric": metric, "expected": 0.557, "tolerance": tolerance}
+    write_run(tmp_path, paper=paper, mcc=0.55, perplexity=40.0)
+    said = against_paper(group(read_runs([tmp_path]))[0])
+    assert said is not None
+    assert said.level == level
+    assert f"{metric} 0.557; this is {'0.55' if metric == 'mcc' else '40'}" in said.text
+
+
+def test_a_paper_number_of_personal_models_is_compared_with_theirs(tmp_path: Path) -> None:
+    paper = {"source": "A paper", "metric": "personal", "expected": 0.7726}
+    write_run(tmp_path, "centaur", accuracy=0.08, paper=paper, personal={"clients": 3, "test_accuracy": 0.7})
+    said = against_paper(group(read_runs([tmp_path]))[0])
+    assert said is not None
+    assert said.text.endswith(
+        "states 77.26 %; the clients' own models reach 70.00 %; this is -7.26 points from it."
+    )
+
+
+@pytest.mark.parametrize(
+    ("scale", "told"),
+    [
+        ("full", "from it."),
+        ("full; the model is our choice", "from it. Its scale: full; the model is our choice."),
+        ("full; no model is named", "from it. Its scale: full; no model is named."),
+        ("rounds 2 of 300", "from it. The run is reduced: rounds 2 of 300."),
+    ],
+)
+def test_a_paper_number_is_told_with_the_scale_of_the_run(scale: str, told: str, tmp_path: Path) -> None:
+    write_run(tmp_path, paper={"source": "A paper", "expected": 0.5, "scale": scale})
+    said = against_paper(group(read_runs([tmp_path]))[0])
+    assert said is not None
+    assert said.text.endswith(told)
+
+
+def test_small_numbers_are_not_cut_in_two() -> None:
+    assert small(1e-5) == "10⁻⁵"
+    assert small(2e-6) == "2e-06"
+    assert small(0.01) == "0.01"
+
+
+def test_an_audit_file_tells_every_audit_and_its_own_verdict(tmp_path: Path) -> None:
+    row = {
+        "lower_bound": 1.0,
+        "proven": 2.0,
+        "broken": False,
+        "adversary": "server",
+        "scope": "one participation",
+    }
+    folder = write_run(tmp_path, proven=[proof("observer", 0.5)])
+    (folder / "audits").mkdir()
+    path = folder / "audits" / "audit.json"
+    path.write_text(json.dumps({"proven": [], "audit": row | {"all": [row, row | {"lower_bound": 0.1}]}}))
+    (setting,) = group(read_runs([tmp_path]))
+    assert [audit["lower_bound"] for audit in setting.audited()] == [1.0, 0.1]
+    assert headline([setting]).level == "good"
+    path.write_text(json.dumps({"audit": row | {"broken": True}}))
+    (setting,) = group(read_runs([tmp_path]))
+    assert "refutes what is proven against the server" in " ".join(line.text for line in lines(setting))
+    path.write_text(json.dumps({"audit": None}))
+    assert group(read_runs([tmp_path]))[0].audited() == []
