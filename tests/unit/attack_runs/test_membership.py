@@ -18,7 +18,7 @@ from fedveil.attacks.membership.thresholds import LossThreshold
 from fedveil.audits.unperturbed import audit_event, audit_untouched_client, audit_untouched_records
 from fedveil.errors import InputError, ResultError
 from fedveil.experiment.config import build_method, make_config
-from fedveil.experiment.prepare import run_seed
+from fedveil.experiment.run import run_seed
 from fedveil.privacy.releases import Plan
 
 PLAN = Plan(100, 10, "fixed", 200, 600, 600)

@@ -28,7 +28,7 @@ from tests.contract.federation import make_clients, make_task
 def watched() -> KeepSmoothing:
     watch = KeepSmoothing()
     method = FedCEO(lam=2.0, interval=2, epochs=1, batch_size=4)
-    run(make_task(), make_clients(), method, rounds=5, cohort=3, workers=1, observers=[watch])
+    run(make_task(), make_clients(), method, rounds=5, cohort=3, workers=1, callbacks=[watch])
     return watch
 
 
