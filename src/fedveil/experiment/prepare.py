@@ -26,7 +26,7 @@ from fedveil.models.registry import make_model, model_entry
 from fedveil.partition.partition import Partition
 from fedveil.partition.registry import make_partition
 from fedveil.privacy.releases import Plan
-from fedveil.session.callbacks.pictures import pictures_of
+from fedveil.session.callbacks.pictures import DrawPictures
 from fedveil.session.loop import Callback
 from fedveil.session.privacy_guard import PrivacySettings
 from fedveil.session.results import Result
@@ -260,7 +260,7 @@ def run_seed(
     """
     prepared = prepare(config, seed, data_dir)
     folder = result_folder(config, seed, experiment, results)
-    pictures = pictures_of(prepared.method, prepared.plan, prepared.dataset, folder)
+    pictures = DrawPictures(prepared.method, prepared.dataset, folder)
     return run(
         prepared.task,
         prepared.clients,
@@ -277,7 +277,7 @@ def run_seed(
         execution=config.run.execution,
         workers=config.run.workers,
         max_memory=config.run.max_memory,
-        observers=[*pictures, *observe(prepared.plan)],
+        observers=[pictures, *observe(prepared.plan)],
         **options_of(config),
     )
 

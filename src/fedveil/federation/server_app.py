@@ -23,7 +23,7 @@ from fedveil.federation.client_app import STATES
 from fedveil.federation.parent_watch import end_with_parent
 from fedveil.federation.run_settings import LOG, PROBLEM, RunSettings, vocabulary_on_nodes
 from fedveil.privacy.releases import Plan
-from fedveil.session.callbacks.pictures import pictures_of
+from fedveil.session.callbacks.pictures import DrawPictures
 from fedveil.session.results import Result
 from fedveil.session.session import check_apart, check_fit, run_on
 
@@ -107,7 +107,7 @@ def serve_simulated(grid: Grid, settings: RunSettings) -> Result:
         held_out=prepared.local_test is not None,
         results=settings.folder,
         facts=facts_of(config, settings.experiment, prepared),
-        observers=pictures_of(method, plan, prepared.dataset, settings.folder),
+        observers=[DrawPictures(method, prepared.dataset, settings.folder)],
         noise_source=settings.noise_source,
         **options_of(config),
     )
