@@ -20,7 +20,7 @@ from fedveil.figures.fedceo import (
 from fedveil.figures.figure import save_figure
 from fedveil.methods.fedceo import FedCEO
 from fedveil.session.callbacks.keep import KeepRounds
-from fedveil.session.session import run
+from fedveil.session.run import run
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -45,7 +45,7 @@ def idea(out: Path) -> None:
         rounds=config.run.rounds,
         cohort=10,
         workers=1,
-        observers=[watch],
+        callbacks=[watch],
     )
     test = prepared.dataset.test
     kept = watch.found[config.run.rounds]

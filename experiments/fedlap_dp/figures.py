@@ -13,7 +13,7 @@ from fedveil.experiment.prepare import prepare
 from fedveil.figures.fedlap import Sets, images_figure, path_figure, pixels_figure
 from fedveil.figures.figure import save_figure
 from fedveil.session.callbacks.keep import KeepRounds
-from fedveil.session.session import run
+from fedveil.session.run import run
 from fedveil.task import Task
 from fedveil.training.surrogate import measure_path
 
@@ -35,7 +35,7 @@ def watched(config: Config, rounds: tuple[int, ...]) -> tuple[Task, dict[int, Se
         sampler="all",
         test=(test.x, test.y),
         classes=prepared.dataset.num_classes,
-        observers=[watch],
+        callbacks=[watch],
         workers=1,
     )
     found = {

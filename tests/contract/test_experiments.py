@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.experiment.config import Config, load_config
-from fedveil.experiment.prepare import run_seed
+from fedveil.experiment.run import run_seed
 from fedveil.models.registry import make_model
 from fedveil.privacy.releases import Plan
 from tests.contract.scripts import experiment_script

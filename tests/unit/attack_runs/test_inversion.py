@@ -23,7 +23,7 @@ from fedveil.data.dataset import Dataset
 from fedveil.data.registry import load_dataset
 from fedveil.errors import InputError, ResultError
 from fedveil.experiment.config import make_config
-from fedveil.experiment.prepare import run_seed
+from fedveil.experiment.run import run_seed
 from fedveil.methods.cpsgd import CpSGD, Levels, rotate
 from fedveil.methods.dp_fedags_proven import DPFedAGSProven, ModelAndMask, Selected
 from fedveil.methods.method import At

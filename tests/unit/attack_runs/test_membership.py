@@ -17,7 +17,7 @@ from fedveil.attacks.membership.threat_model import MembershipView, Recipe
 from fedveil.attacks.membership.thresholds import LossThreshold
 from fedveil.errors import InputError, ResultError
 from fedveil.experiment.config import make_config
-from fedveil.experiment.prepare import run_seed
+from fedveil.experiment.run import run_seed
 from fedveil.privacy.releases import Plan
 
 PLAN = Plan(100, 10, "fixed", 200, 600, 600)

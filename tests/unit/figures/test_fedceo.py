@@ -30,7 +30,7 @@ def smoothed() -> tuple[Params, Params]:
     """The uploads of the last smoothing round, and what the server made of them."""
     watch = KeepRounds({4})
     method = FedCEO(lam=2.0, interval=2, epochs=1, batch_size=4)
-    run(make_task(), make_clients(), method, rounds=5, cohort=3, workers=1, observers=[watch])
+    run(make_task(), make_clients(), method, rounds=5, cohort=3, workers=1, callbacks=[watch])
     return watch.found[4].up.params, watch.found[4].server.personal
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from fedveil.data.digits import load_digits
 from fedveil.experiment.config import make_config
-from fedveil.experiment.prepare import run_seed
+from fedveil.experiment.run import run_seed
 from fedveil.methods.fedceo import FedCEO, NoisyModel
 from fedveil.methods.method import At
 from fedveil.privacy.releases import Plan
