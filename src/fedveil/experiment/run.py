@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedveil.experiment.config import Config
 from fedveil.experiment.prepare import Prepared, facts_of, prepare, result_folder, run_options
-from fedveil.session.callbacks.pictures import pictures_of
+from fedveil.session.callbacks.pictures import DrawPictures
 from fedveil.session.loop import CallbacksFor
 from fedveil.session.options import SimulationOptions
 from fedveil.session.results import Result
@@ -53,7 +53,7 @@ def _simulate(
 ) -> Result:
     """Run in this process. A method that has pictures to show leaves them in the folder, for the report."""
     section = config.run
-    pictures = pictures_of(prepared.method, prepared.plan, prepared.dataset, folder)
+    pictures = DrawPictures(prepared.method, prepared.dataset, folder)
     return simulate(
         prepared.task,
         prepared.clients,
@@ -62,5 +62,5 @@ def _simulate(
         run_options(config, seed, folder, facts_of(config, experiment, prepared)),
         SimulationOptions(section.execution, section.workers, section.max_memory),
         prepared.data,
-        [*pictures, *callbacks_for(prepared.plan)],
+        [pictures, *callbacks_for(prepared.plan)],
     )

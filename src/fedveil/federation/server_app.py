@@ -23,7 +23,7 @@ from fedveil.federation.client_app import STATES
 from fedveil.federation.parent_watch import end_with_parent
 from fedveil.federation.run_settings import LOG, PROBLEM, RunSettings, vocabulary_on_nodes
 from fedveil.privacy.releases import Plan
-from fedveil.session.callbacks.pictures import pictures_of
+from fedveil.session.callbacks.pictures import DrawPictures
 from fedveil.session.checks import check_clients
 from fedveil.session.options import AvailableData
 from fedveil.session.results import Result
@@ -103,7 +103,7 @@ def serve_simulated(grid: Grid, settings: RunSettings) -> Result:
         plan,
         run_options(config, seed, settings.folder, facts, settings.noise_source),
         prepared.data,
-        pictures_of(method, plan, prepared.dataset, settings.folder),
+        [DrawPictures(method, prepared.dataset, settings.folder)],
     )
 
 
