@@ -14,6 +14,7 @@ from fedveil.report.charts import Curve
 from fedveil.report.groups import Setting
 from fedveil.report.markup import named, picture, section
 from fedveil.report.reading import Attack, Run, TextPair
+from fedveil.report.svg import swatch
 
 _WIDE_PICTURE = 400  # pixels; a whole figure, not one image
 _SCORE = re.compile(
@@ -57,7 +58,7 @@ def _roc(name: str, curves: Sequence[Curve]) -> str:
         rates=True,
     )
     items = "".join(
-        f"<li>{charts.swatch(c.look)}<span>{escape(c.name)} <small>area {_area(c.x, c.y):.3f}</small></span></li>"
+        f"<li>{swatch(c.look)}<span>{escape(c.name)} <small>area {_area(c.x, c.y):.3f}</small></span></li>"
         for c in curves
     )
     caption = f"<figcaption>{escape(name)}</figcaption>"

@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 
 from fedveil.privacy.statement import NO_AUDIT, show
 from fedveil.report import charts
-from fedveil.report.charts import Curve, Dot, Mark, Row
+from fedveil.report.charts import Curve, Dot
 from fedveil.report.groups import ADVERSARIES, WHO, WHOM, Setting, Spread
 from fedveil.report.markup import NOTHING, Cell, legend, named, section, table
+from fedveil.report.partition_chart import MOST_BUBBLES, partition_chart
+from fedveil.report.privacy_chart import Mark, Row, privacy_chart
 from fedveil.report.reading import Proof, Run, number
 from fedveil.report.verdict import headline, lines, percent, small, strength
 from fedveil.session.tables import size
@@ -133,7 +135,7 @@ def privacy(settings: Sequence[Setting]) -> str:
             '<li><svg class="key" viewBox="0 0 14 14" aria-hidden="true"><path class="hollow claim" d="M7 1l6 6l-6 6'
             'l-6 -6Z"/></svg>the paper&#39;s own claim</li></ul>'
         )
-        chart = key + charts.privacy_chart(rows, label=label)
+        chart = key + privacy_chart(rows, label=label)
     words = "".join(_words(setting, opened=len(settings) == 1) for setting in settings)
     lead = (
         "Three things that never stand in for one another: what a paper claims, what is proven for these very runs, "
@@ -443,7 +445,7 @@ def partition(settings: Sequence[Setting]) -> str:
         f"{len(sizes)} clients share {sum(sizes):,} examples of {len(counts[0])} classes; "
         f"the smallest has {min(sizes)}, the largest {max(sizes)} (seed {known.seed}).{cut}"
     )
-    chart = charts.partition_chart(counts, known.classes, label=f"Who holds what. {said}")
-    how = "dots: their area" if len(counts) <= charts.MOST_BUBBLES else "shades: their depth"
+    chart = partition_chart(counts, known.classes, label=f"Who holds what. {said}")
+    how = "dots: their area" if len(counts) <= MOST_BUBBLES else "shades: their depth"
     note = f"Bars are the examples of a client. Below are those of each class as {how} is the count."
     return section("partition", "Who holds what", chart, f'<p class="note">{note}</p>', lead=said)

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from fedveil.errors import InputError
-from fedveil.report.charts import Dot, Mark, Row, plane_chart, privacy_chart
+from fedveil.report.charts import Dot, plane_chart
 from fedveil.report.html import render, write_report
+from fedveil.report.privacy_chart import Mark, Row, privacy_chart
 from fedveil.report.reading import read_runs
 from tests.unit.report.makers import proof, write_everything, write_picture, write_run
 
