@@ -127,10 +127,9 @@ def plane_chart(
     label: str,
     x_label: str,
     y_label: str,
-    log: bool,
     joined: Sequence[Sequence[int]] = (),
 ) -> str:
-    """Settings as marks with their deviation; `joined` lists the places of dots that a line connects."""
+    """Settings as marks with their deviation, x by logarithm; `joined` lists the places of dots that a line connects."""
 
     def draw(width: int) -> tuple[int, str]:
         height = 340 if width == HALF else 280
@@ -140,10 +139,7 @@ def plane_chart(
         ys = [100 * (dot.y + sign * (dot.spread or 0)) for dot in dots for sign in (-1, 1)]
         y = linear(ys, bottom, top)
         edge = right - (86 if unproven else 0)
-        if log:
-            x = logarithmic([*known, 1.0, 10.0], left, edge, most=6 if width == HALF else 4)
-        else:
-            x = linear(known, left, edge, count=6 if width == HALF else 3, zero=True)
+        x = logarithmic([*known, 1.0, 10.0], left, edge, most=6 if width == HALF else 4)
         parts = [frame(x, y, x_label, y_label, height)]
         if unproven:
             parts.append(

@@ -6,8 +6,8 @@ import base64
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from fedveil.report.attack_files import Picture
 from fedveil.report.groups import Setting
-from fedveil.report.reading import Picture
 from fedveil.report.svg import swatch
 
 NOTHING = "&ndash;"

@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 from fedveil.privacy.statement import NO_AUDIT, show
 from fedveil.report import charts
 from fedveil.report.charts import Curve, Dot
+from fedveil.report.files import number
 from fedveil.report.groups import ADVERSARIES, WHO, WHOM, Setting, Spread
 from fedveil.report.markup import NOTHING, Cell, legend, named, section, table
 from fedveil.report.partition_chart import MOST_BUBBLES, partition_chart
 from fedveil.report.privacy_chart import Mark, Row, privacy_chart
-from fedveil.report.reading import Proof, Run, number
+from fedveil.report.reading import Proof, Run
 from fedveil.report.verdict import headline, lines, percent, small, strength
 from fedveil.session.tables import size
 
@@ -314,7 +315,6 @@ def _plane(done: Sequence[Setting], adversary: str) -> str:
         label=f"Accuracy against proven epsilon ({WHO[adversary]}). " + ". ".join(dot.note for dot in dots),
         x_label=f"ε proven against {WHO[adversary]} (logarithmic)",
         y_label="test accuracy, %",
-        log=True,
         joined=same,
     )
     title = f"Accuracy and what is proven{whom} against {WHO[adversary]}"
