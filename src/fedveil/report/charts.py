@@ -129,7 +129,7 @@ def plane_chart(
     y_label: str,
     joined: Sequence[Sequence[int]] = (),
 ) -> str:
-    """Settings as marks with their deviation, x by logarithm; `joined` lists the places of dots that a line connects."""
+    """Settings as marks with their deviation, epsilon by logarithm; a line connects dots `joined` by place."""
 
     def draw(width: int) -> tuple[int, str]:
         height = 340 if width == HALF else 280

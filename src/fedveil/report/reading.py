@@ -207,7 +207,7 @@ def _build(
     config_text: str,
     audits: Sequence[Mapping[str, Any]],
     problems: list[str],
-    **pictures: Any,
+    **others: Any,
 ) -> Run:
     told = _Fields(found or {}, problems if found is not None else [])
     privacy = _Fields(told.mapping("privacy"), told.problems, "privacy.")
@@ -243,7 +243,7 @@ def _build(
         config=config,
         config_text=config_text,
         **_measured(told),
-        **pictures,
+        **others,
         problems=tuple(dict.fromkeys(problem for problem in problems if problem)),
     )
 

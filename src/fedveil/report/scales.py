@@ -39,11 +39,11 @@ def linear(values: Sequence[float], start: float, end: float) -> Scale:
     return Scale(ticks[0], ticks[-1], start, end, ticks)
 
 
-def exact(low: float, high: float, start: float, end: float, *, count: int = 5, whole: bool = False) -> Scale:
+def exact(low: float, high: float, start: float, end: float, *, count: int, whole: bool = False) -> Scale:
     """A scale over just this range, with round ticks inside; `whole`: of things that have no fractions."""
     if high - low < 1e-9 * max(1.0, abs(high)):
         high = low + max(1.0, 0.1 * abs(low))
-    step = _round_step((high - low) / 5)
+    step = _round_step((high - low) / count)
     if whole:
         step = math.ceil(step)
     inside = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
