@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Any, Literal, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -103,24 +104,10 @@ def attack_result(
         seen = _final_model(run, result.model, rounds_seen, _took_part(prepared, result.summary))
     else:
         seen = _one_upload(run, round, client, exchange)
-    train, test = prepared.dataset.train, prepared.dataset.test
-    picked = seen.members[torch.from_numpy(rng.permutation(len(seen.members))[:examples])]
-    picked, others = _same_labels(picked, train.y, test.y, rng)
-    asked = Examples(train.x[picked], train.y[picked]) + Examples(test.x[others], test.y[others])
-    is_member = np.arange(len(asked)) < len(picked)
-    order = rng.permutation(len(asked))
-    left = torch.ones(len(test.y), dtype=torch.bool)
-    left[others] = False
-    view = MembershipView(
-        prepared.task,
-        seen.models,
-        asked.take(torch.from_numpy(order)),
-        Examples(test.x[left], test.y[left]),
-        _recipe(run, seen),
-        seen.start,
-        seen.sent,
-    )
-    finding = judge(name, seen.words, attack(view, rng).numpy(), is_member[order], rng)
+    asked, is_member, own = _questions(prepared, seen.members, examples, rng)
+    recipe = _recipe(run, seen)
+    view = MembershipView(prepared.task, seen.models, asked, own, recipe, seen.start, seen.sent)
+    finding = judge(name, seen.words, attack(view, rng).numpy(), is_member, rng)
     settled = {field.name: getattr(attack, field.name) for field in fields(cast(Any, attack))}
     identity = (
         "" if attack == make_membership_attack(name) and attack_seed == 0 else _short(settled, attack_seed)
@@ -230,6 +217,21 @@ def _recipe(run: RecordedRun, seen: Seen) -> Recipe:
         momentum=steps.momentum,
         weight_decay=steps.weight_decay,
     )
+
+
+def _questions(
+    prepared: Prepared, members: Tensor, examples: int, rng: np.random.Generator
+) -> tuple[Examples, npt.NDArray[np.bool_], Examples]:
+    """Members and others mixed, which of them are members, and the test examples that are left to the attacker."""
+    train, test = prepared.dataset.train, prepared.dataset.test
+    picked = members[torch.from_numpy(rng.permutation(len(members))[:examples])]
+    picked, others = _same_labels(picked, train.y, test.y, rng)
+    asked = Examples(train.x[picked], train.y[picked]) + Examples(test.x[others], test.y[others])
+    is_member = np.arange(len(asked)) < len(picked)
+    order = rng.permutation(len(asked))
+    left = torch.ones(len(test.y), dtype=torch.bool)
+    left[others] = False
+    return asked.take(torch.from_numpy(order)), is_member[order], Examples(test.x[left], test.y[left])
 
 
 def _same_labels(
