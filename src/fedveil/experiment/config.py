@@ -234,7 +234,7 @@ class Config(_Section):
         """A short hash of everything that changes the result; the seed stands beside it in a result's path.
 
         The number of workers changes no bit. `max_memory` groups the clients otherwise, which moves the last digits
-        of sums: a run that ran out of memory must be able to go on with less.
+        of sums: a run that ran out of memory must be able to resume with less.
         """
         content = distinguishing(self.resolved())
         text = json.dumps(content, sort_keys=True)

@@ -366,7 +366,7 @@ def _unfinished(history: Sequence[Point], config: Mapping[str, Any]) -> str:
     of = f" of {planned}" if planned else ""
     return (
         f"not finished: {done}{of} rounds are on record, summary.json is missing; "
-        "the same command goes on from there"
+        "the same command resumes from there"
     )
 
 

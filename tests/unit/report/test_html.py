@@ -158,7 +158,7 @@ def test_an_audited_run_is_not_said_to_be_untested(whole: str) -> None:
         (
             8.0,
             [7.0, 9.0],
-            "(8.0 dB against 11.5 dB), nor is any single one: by this measure it shows nothing",
+            "(8.0 dB against 11.5 dB), nor is any single one: by this measure no improvement over the baseline",
         ),
         (8.0, [5.0, 5.0, 14.0], "(8.0 dB against 11.5 dB), but 1 of 3 are closer, the best at 14.0 dB."),
     ],

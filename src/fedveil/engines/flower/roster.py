@@ -27,7 +27,7 @@ log = logging.getLogger("flwr.fedveil")
 _SOON, _LATER = 0.1, 2.0
 HELLO_SECONDS = 120.0  # a round waits so long for the answer of a node that has just come
 HELLO_VALID = 300.0  # but it may answer later: asking again would throw away what a slow node has done so far
-ASK_AGAIN_SECONDS = 600.0  # a node that was not let in may have been mended since
+ASK_AGAIN_SECONDS = 600.0  # a node that was not let in may have been fixed since
 CONNECT_TIMEOUT = 120.0  # seconds
 T = TypeVar("T")
 
