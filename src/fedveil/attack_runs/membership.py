@@ -150,11 +150,9 @@ def _took_part(prepared: Prepared, summary: Mapping[str, Any]) -> dict[int, int]
 def _final_model(run: RecordedRun, model: Params, rounds_seen: int, drawn: Mapping[int, int]) -> Seen:
     clients = run.prepared.clients
     assert isinstance(clients, ArrayClients)
-    sent = [read_broadcast(run, number).tensors() for number in recorded_rounds(run.folder)[-rounds_seen:]]
-    named = [
-        {k.removeprefix("params/"): v for k, v in one.items() if k.startswith("params/")} for one in sent
-    ]
-    stack = [one for one in named if one.keys() == model.keys() and next(iter(one.values())).shape[0] == 1]
+    sent = [read_broadcast(run, number) for number in recorded_rounds(run.folder)[-rounds_seen:]]
+    models = [one for down in sent if (one := run.prepared.method.sent_model(down)) is not None]
+    stack = [one for one in models if one.keys() == model.keys() and next(iter(one.values())).shape[0] == 1]
     whole = [*stack, with_axis(model)]
     return Seen(
         "the final model" + (f" and {len(stack)} model{'s' * (len(stack) > 1)} before it" if stack else ""),

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedveil.attack_runs.membership import attack_result
+from fedveil.attack_runs.membership import Target, attack_result
 from fedveil.attacks.membership.threat_model import MembershipView, Recipe
 from fedveil.attacks.membership.thresholds import LossThreshold
 from fedveil.errors import InputError, ResultError
@@ -165,6 +165,18 @@ def test_a_client_that_did_not_take_part_is_refused(tmp_path: Path) -> None:
     absent = next(k for k in range(40) if k not in cohort)
     with pytest.raises(InputError, match="did not take part"):
         attack_result(folder, "loss-threshold", target="upload", client=absent)
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [("model", "down.bin"), ("upload", "down.bin"), ("upload", "up.bin"), ("upload", "clients.json")],
+)
+def test_a_damaged_transcript_is_refused(tmp_path: Path, target: Target, name: str) -> None:
+    folder = finished(tmp_path, rounds=1, name="fedavg")
+    file = folder / "transcript/round-000001/exchange-0000" / name
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ResultError):
+        attack_result(folder, "loss-threshold", target=target)
 
 
 def test_the_command_writes_and_prints(

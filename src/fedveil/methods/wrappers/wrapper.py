@@ -108,6 +108,9 @@ class Around(Method[S, Message, Message]):
     def paper_claim(self, plan: Plan) -> str | None:
         return self.inner.paper_claim(plan)
 
+    def sent_model(self, down: Message) -> Params | None:
+        return self.inner.sent_model(down)
+
     def local_training(self, at: At) -> LocalSteps | None:
         return self.inner.local_training(at)
 
