@@ -21,11 +21,12 @@ from typer.testing import CliRunner
 import fedveil.cli.attack
 import fedveil.cli.privacy
 import fedveil.cli.report
+import fedveil.cli.run
 from fedveil.attack_runs.membership import attack_result
 from fedveil.attack_runs.transcript import open_run, read_exchange, server_view, truth
 from fedveil.cli import app
 from fedveil.data.client_data import ClientData
-from fedveil.experiment.config import make_config
+from fedveil.experiment.config import Config, make_config
 from fedveil.experiment.run import run_seed
 from fedveil.messages import Message, Record
 from fedveil.methods.disclosure import LocalSteps, UploadReading
@@ -37,7 +38,7 @@ from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
 from fedveil.tree import Params, State, add, expand, mean, scale, sub, with_axis
 
-assert all((fedveil.cli.attack, fedveil.cli.privacy, fedveil.cli.report))  # each adds its commands to `app`
+assert all((fedveil.cli.attack, fedveil.cli.privacy, fedveil.cli.report, fedveil.cli.run))  # each adds its commands to `app`
 
 
 @record(frozen=True)
@@ -125,8 +126,8 @@ def known(names_of_this_test_only: None) -> None:  # noqa: ARG001  (forgets it a
     register(NAME, "pushes with noise", server=Kept, down=Question, up=Push)(Pushes)
 
 
-def finished(tmp_path: Path, *, train: int, clients: int, **fields: Any) -> Path:
-    config = make_config(
+def settings(*, train: int, clients: int, **fields: Any) -> Config:
+    return make_config(
         {
             "task": {"dataset": "digits", "model": "logistic", "data_options": {"max_train": train}},
             "partition": {"kind": "iid", "clients": clients},
@@ -134,7 +135,10 @@ def finished(tmp_path: Path, *, train: int, clients: int, **fields: Any) -> Path
             "run": {"rounds": 2, "sampler": "all", "transcript": True, "workers": 1},
         }
     )
-    folder = run_seed(config, 0, experiment="own", results=tmp_path).folder
+
+
+def finished(tmp_path: Path, **more: Any) -> Path:
+    folder = run_seed(settings(**more), 0, experiment="own", results=tmp_path).folder
     assert folder is not None
     return folder
 
@@ -204,14 +208,17 @@ def test_an_audit_refutes_nothing_but_the_variant_with_too_little_noise(tmp_path
     assert any(row["broken"] for row in answer["all"])
 
 
-def test_the_report_names_it_with_what_was_found(tmp_path: Path) -> None:
-    folder = finished(tmp_path, train=4, clients=4)
-    command("attack", folder, "--attack", "analytic", "--examples", "1")
+def test_every_command_takes_it_and_the_report_names_it_with_what_was_found(tmp_path: Path) -> None:
+    file, page = tmp_path / "own.toml", tmp_path / "report.html"
+    file.write_text(settings(train=40, clients=4).to_toml())
+    assert any(row["epsilon"] for row in command("account", file)["proven"])
+    folder = Path(command("run", file, "--results", tmp_path)["result"])
+    command("attack", folder, "--attack", "inverting-gradients", "--set", "steps=3", "--examples", "10")
+    final = command("attack", folder, "--attack", "loss-threshold", "--examples", "10")
+    upload = command("attack", folder, "--attack", "white-box", "--target", "upload", "--examples", "10")
+    assert (final["attack"], upload["attack"]) == ("loss-threshold", "white-box")
     command("audit", folder, "--samples", "200")
-    page = tmp_path / "report.html"
-    done = CliRunner().invoke(app, ["report", str(folder), "--output", str(page)])
-    assert done.exit_code == 0, done.output
+    command("report", folder, "--output", page)
     text = page.read_text()
-    assert NAME in text
-    assert "analytic" in text
-    assert "the push of each client" in text
+    for named in (NAME, "inverting-gradients", "loss-threshold", "white-box", "the push of each client"):
+        assert named in text

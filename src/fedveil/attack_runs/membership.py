@@ -36,7 +36,7 @@ from fedveil.attacks.membership.threat_model import (
 )
 from fedveil.data.client_data import ArrayClients, ClientData
 from fedveil.errors import InputError, ResultError
-from fedveil.experiment.config import build_method, load_config
+from fedveil.experiment.config import load_config
 from fedveil.experiment.prepare import Prepared, prepare
 from fedveil.methods.method import At
 from fedveil.privacy.sampling import draw_cohort
@@ -212,10 +212,8 @@ def _recipe(run: RecordedRun, seen: Seen) -> Recipe:
     rounds = range(1, plan.rounds + 1) if seen.at is None else [seen.at.round]
     known = [one for number in rounds if (one := method.round_training(At(plan, number))) is not None]
     if not known:
-        inside = build_method(run.config.method)
-        return Recipe(
-            float(getattr(inside, "lr", 0.1)), int(getattr(inside, "batch_size", 64) or 64), 20, examples
-        )
+        usual = method.shadow_training()
+        return Recipe(usual.lr, usual.batch_size or max(1, examples), usual.epochs, examples)
     steps = known[0]
     passes = steps.epochs if steps.steps is None else steps.passes(records)
     one_gradient = seen.at is not None and method.local_training(seen.at) is None

@@ -162,7 +162,7 @@ def server_view(
         raise InputError(
             "clients", list(clients), "they start from different models", "Attack them one after another."
         )
-    count = _examples(up, examples)
+    count = _examples(method.disclosed_sizes(up), examples)
     dataset = run.prepared.dataset
     image = len(dataset.input_shape) == 3
     mean, std = pixel_scale(dataset)
@@ -357,18 +357,17 @@ def _place(exchange: Exchange, client: int) -> int:
     return exchange.clients.index(client)
 
 
-def _examples(up: Message, given: int | None) -> int:
+def _examples(disclosed: Tensor | None, given: int | None) -> int:
     if given is not None:
         return given
-    size = getattr(up, "size", None)
-    if not isinstance(size, Tensor):
+    if disclosed is None:
         raise InputError(
             "examples",
             None,
             "the upload does not say how many examples it stands for",
             "Give --examples N.",
         )
-    counts = sorted(set(size.flatten().tolist()))
+    counts = sorted(set(disclosed.flatten().tolist()))
     if len(counts) > 1:
         raise InputError(
             "clients", counts, "their uploads stand for different numbers of examples", "Attack them apart."

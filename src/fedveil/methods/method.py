@@ -140,6 +140,18 @@ class Method(ABC, Generic[S, Down, Up]):
         """
         return self.local_training(at)
 
+    def shadow_training(self) -> LocalSteps:
+        """The training of shadow models where `round_training` knows of none.
+
+        By default 20 epochs with the fields `lr` and `batch_size`, or with usual values where there are no such fields.
+        """
+        return LocalSteps(float(getattr(self, "lr", 0.1)), int(getattr(self, "batch_size", 64) or 64), 20)
+
+    def disclosed_sizes(self, up: Up) -> Tensor | None:
+        """The numbers of examples `[K, ...]` in uploads, by default their `size`; None where they do not tell."""
+        size = getattr(up, "size", None)
+        return size if isinstance(size, Tensor) else None
+
     def read_upload(self, at: At, down: Down, up: Up) -> UploadReading | None:
         """What the uploads of K clients amount to: models and gradients.
 

@@ -117,6 +117,12 @@ class Around(Method[S, Message, Message]):
     def round_training(self, at: At) -> LocalSteps | None:
         return self.inner.round_training(at)
 
+    def shadow_training(self) -> LocalSteps:
+        return self.inner.shadow_training()
+
+    def disclosed_sizes(self, up: Message) -> Tensor | None:
+        return self.inner.disclosed_sizes(up)
+
     def read_upload(self, at: At, down: Message, up: Message) -> UploadReading | None:
         return self.inner.read_upload(at, down, up)
 
