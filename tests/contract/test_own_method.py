@@ -38,7 +38,9 @@ from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
 from fedveil.tree import Params, State, add, expand, mean, scale, sub, with_axis
 
-assert all((fedveil.cli.attack, fedveil.cli.privacy, fedveil.cli.report, fedveil.cli.run))  # each adds its commands to `app`
+assert all(
+    (fedveil.cli.attack, fedveil.cli.privacy, fedveil.cli.report, fedveil.cli.run)
+)  # each adds its commands to `app`
 
 
 @record(frozen=True)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import fedveil.cli.attack
 from fedveil.attack_runs.inversion import LabelMode, Scored, attack_exchange, labels_right
-from fedveil.attack_runs.transcript import RecordedRun, open_run, read_exchange, server_view, truth
+from fedveil.attack_runs.transcript import StoredRun, open_run, read_exchange, server_view, truth
 from fedveil.attack_runs.verdict import attack_verdict
 from fedveil.attacks.inversion.labels import infer_labels
 from fedveil.attacks.registry import make_attack
@@ -28,7 +28,7 @@ from tests.unit.attack_runs.finished import finished
 QUICK = {"steps": 3}
 
 
-def test_finding_is_written_with_scores_against_both(fedem: RecordedRun) -> None:
+def test_finding_is_written_with_scores_against_both(fedem: StoredRun) -> None:
     client = read_exchange(fedem, 1).clients[0]
     assert fedveil.cli.attack.attack_command is not None
     arguments = ["attack", str(fedem.folder), "--attack", "inverting-gradients", "--client", str(client)]
@@ -49,7 +49,7 @@ def test_finding_is_written_with_scores_against_both(fedem: RecordedRun) -> None
 
 @pytest.mark.parametrize("labels", ["known", "inferred"])
 def test_another_number_of_examples_than_was_sent_is_refused_before_the_attack(
-    fedem: RecordedRun, labels: LabelMode
+    fedem: StoredRun, labels: LabelMode
 ) -> None:
     with pytest.raises(InputError) as error:
         attack_exchange(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedveil.attack_runs.inversion import attack_exchange
-from fedveil.attack_runs.transcript import RecordedRun, open_run, read_exchange, server_view, truth
+from fedveil.attack_runs.transcript import StoredRun, open_run, read_exchange, server_view, truth
 from fedveil.attacks.inversion.matching import candidate_gradients
 from fedveil.attacks.registry import make_attack
 from fedveil.errors import InputError, ResultError
@@ -27,7 +27,7 @@ QUICK = {"steps": 3}
 QUIET = {"clip": 1e3, "noise_multiplier": 0.0}
 
 
-def test_the_truth_is_what_the_client_sent_the_gradient_of(fedem: RecordedRun) -> None:
+def test_the_truth_is_what_the_client_sent_the_gradient_of(fedem: StoredRun) -> None:
     exchange = read_exchange(fedem, 2, 1)
     client = exchange.clients[1]
     held = truth(fedem, exchange, [client])
@@ -39,7 +39,7 @@ def test_the_truth_is_what_the_client_sent_the_gradient_of(fedem: RecordedRun) -
         torch.testing.assert_close(leaf, view.observed[name], rtol=1e-5, atol=1e-7)
 
 
-def test_rounds_exchanges_and_clients_that_were_not_recorded_are_refused(fedem: RecordedRun) -> None:
+def test_rounds_exchanges_and_clients_that_were_not_recorded_are_refused(fedem: StoredRun) -> None:
     with pytest.raises(InputError) as error:
         read_exchange(fedem, 7)
     assert error.value.field == "round"
@@ -219,7 +219,7 @@ def test_a_server_without_the_whole_model_cannot_invert(tmp_path: Path) -> None:
     assert error.value.field == "method"
 
 
-def test_an_upload_without_gradient_is_refused(fedem: RecordedRun) -> None:
+def test_an_upload_without_gradient_is_refused(fedem: StoredRun) -> None:
     from dataclasses import dataclass, replace
 
     from fedveil.messages import Message
