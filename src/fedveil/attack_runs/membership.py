@@ -103,24 +103,8 @@ def attack_result(
         observed = _final_model(run, result.model, rounds_seen, _participations(prepared, result.summary))
     else:
         observed = _one_upload(run, round, client, exchange)
-    train, test = prepared.dataset.train, prepared.dataset.test
-    picked = observed.members[torch.from_numpy(rng.permutation(len(observed.members))[:examples])]
-    picked, others = _same_labels(picked, train.y, test.y, rng)
-    asked = Examples(train.x[picked], train.y[picked]) + Examples(test.x[others], test.y[others])
-    is_member = np.arange(len(asked)) < len(picked)
-    order = rng.permutation(len(asked))
-    left = torch.ones(len(test.y), dtype=torch.bool)
-    left[others] = False
-    view = MembershipView(
-        prepared.task,
-        observed.models,
-        asked.take(torch.from_numpy(order)),
-        Examples(test.x[left], test.y[left]),
-        _recipe(run, observed),
-        observed.start,
-        observed.sent,
-    )
-    finding = judge(name, observed.words, attack(view, rng).numpy(), is_member[order], rng)
+    view, is_member = _question(run, observed, examples, rng)
+    finding = judge(name, observed.words, attack(view, rng).numpy(), is_member, rng)
     settled = {field.name: getattr(attack, field.name) for field in fields(cast(Any, attack))}
     identity = (
         "" if attack == make_membership_attack(name) and attack_seed == 0 else _short(settled, attack_seed)
@@ -129,6 +113,30 @@ def attack_result(
     finding = replace(finding, settings=settled | asked_for)
     save(finding, folder / "attacks" / f"{name}{observed.place}{identity}")
     return finding
+
+
+def _question(
+    run: StoredRun, observed: Observed, examples: int, rng: np.random.Generator
+) -> tuple[MembershipView, np.ndarray]:
+    """The attacker's view, members and others mixed, and apart from it which of them are members."""
+    train, test = run.prepared.dataset.train, run.prepared.dataset.test
+    picked = observed.members[torch.from_numpy(rng.permutation(len(observed.members))[:examples])]
+    picked, others = _same_labels(picked, train.y, test.y, rng)
+    asked = Examples(train.x[picked], train.y[picked]) + Examples(test.x[others], test.y[others])
+    is_member = np.arange(len(asked)) < len(picked)
+    order = rng.permutation(len(asked))
+    left = torch.ones(len(test.y), dtype=torch.bool)
+    left[others] = False
+    view = MembershipView(
+        run.prepared.task,
+        observed.models,
+        asked.take(torch.from_numpy(order)),
+        Examples(test.x[left], test.y[left]),
+        _recipe(run, observed),
+        observed.start,
+        observed.sent,
+    )
+    return view, is_member[order]
 
 
 def _short(settings: Mapping[str, Any], seed: int) -> str:

@@ -134,19 +134,9 @@ class GIAS(Named):
         self, view: ServerView, rng: np.random.Generator, callback: StepCallback | None = None
     ) -> Finding:
         clock = Clock()
-        if view.public is None or len(view.public) < 2:
-            raise InputError(
-                "public", None, "gias learns its prior from public images and has none", "Give public images."
-            )
-        if view.public.shape[1:] != torch.Size(view.input_shape):
-            raise InputError(
-                "public",
-                list(view.public.shape[1:]),
-                f"the model reads images of shape {list(view.input_shape)}",
-                "Give public images of that shape.",
-            )
+        public = _public_images(view)
         decoder = train_decoder(
-            view.public, view.box, rng, latent=self.latent, hidden=self.hidden, steps=self.decoder_steps
+            public, view.box, rng, latent=self.latent, hidden=self.hidden, steps=self.decoder_steps
         )
         labels, notes = known_or_inferred(view, rng)
         rows = make_rows(view, self.restarts, labels)
@@ -186,12 +176,25 @@ class GIAS(Named):
             loss = second.loss
             images = decoder.images(codes, dict(zip(names, second.variables, strict=True)))
             path.append((total, images))
-        note = (
-            f"decoder trained on {len(view.public)} public images, {decoder.error:.0%} of their variance lost"
-        )
+        note = f"decoder trained on {len(public)} public images, {decoder.error:.0%} of their variance lost"
         return best_of(
             self, rows, images, loss, rows.labels, path, steps=total, clock=clock, notes=(*notes, note)
         )
+
+
+def _public_images(view: ServerView) -> Tensor:
+    if view.public is None or len(view.public) < 2:
+        raise InputError(
+            "public", None, "gias learns its prior from public images and has none", "Give public images."
+        )
+    if view.public.shape[1:] != torch.Size(view.input_shape):
+        raise InputError(
+            "public",
+            list(view.public.shape[1:]),
+            f"the model reads images of shape {list(view.input_shape)}",
+            "Give public images of that shape.",
+        )
+    return view.public
 
 
 def _part(callback: StepCallback | None, done: int, total: int) -> StepCallback | None:
