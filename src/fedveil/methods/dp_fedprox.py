@@ -22,12 +22,13 @@ from fedveil.data.client_data import ClientData
 from fedveil.methods.fields import STRICT, BatchSize, Clip, Epochs, LearningRate, NoiseMultiplier, NonNegative
 from fedveil.methods.method import At, register
 from fedveil.methods.shared_model import AggregatedModel, Model, Server
-from fedveil.methods.user_level import NoisyModel, gaussian_or_nothing
+from fedveil.methods.user_level import NoisyModel
+from fedveil.privacy.mechanisms import SumMechanism, gaussian
 from fedveil.privacy.releases import ADVERSARIES, Plan, PostProcessing, Release
 from fedveil.streams import ClientStreams
 from fedveil.task import Task
 from fedveil.training.local_sgd import Schedule, scheduled_lr
-from fedveil.training.private_sgd import private_sgd, private_steps
+from fedveil.training.private_sgd import PoissonBatches, StepStreams, private_sgd, private_steps
 from fedveil.tree import Params, State, expand, mean
 
 
@@ -48,6 +49,10 @@ class DPFedProx(AggregatedModel[NoisyModel]):
     clip: Clip = 0.2
     noise_multiplier: NoiseMultiplier = 1.0
 
+    def mechanism(self) -> SumMechanism:
+        """What perturbs every private step, and what `releases` charges."""
+        return gaussian(self.clip, self.noise_multiplier)
+
     def client_update(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[NoisyModel, State]:
@@ -55,14 +60,11 @@ class DPFedProx(AggregatedModel[NoisyModel]):
             task,
             expand(down.params, data.count),
             data,
-            rng,
+            StepStreams.of(rng, dropout=False),
+            PoissonBatches.of_epochs(data.sizes.tolist(), self.batch_size, self.epochs),
+            self.mechanism(),
             lr=scheduled_lr(self.lr, self.lr_schedule, at.round, at.plan.rounds),
-            batch_size=self.batch_size,
-            epochs=self.epochs,
-            clip=self.clip,
-            multiplier=self.noise_multiplier,
             proximal=self.proximal,
-            dropout=False,
         )
         return NoisyModel(trained), state
 
@@ -78,7 +80,7 @@ class DPFedProx(AggregatedModel[NoisyModel]):
                 "the noisy gradients behind each client's model",
                 "record",
                 ADVERSARIES,
-                gaussian_or_nothing(self.noise_multiplier, self.clip),
+                self.mechanism().protection(),
                 accesses=steps,
                 rate=rate,
             ),
