@@ -34,6 +34,7 @@ from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.messages import Message
+from fedveil.methods.disclosure import LocalSteps, UploadReading
 from fedveil.methods.dp_fedags import PositiveFinite
 from fedveil.methods.fields import STRICT, LocalTraining
 from fedveil.methods.method import At, register
@@ -146,7 +147,7 @@ class CpSGD(LocalTraining, SharedModel[Levels]):
             {"levels": up.levels[0]},
             present,
             at.plan,
-            replace(share, trials=absent * share.trials),
+            share.times(absent),
             rng.noise("absent"),
         )
         turned = summed.total["levels"].double() * self.spacing(dimension)
@@ -154,7 +155,9 @@ class CpSGD(LocalTraining, SharedModel[Levels]):
         turned_back = rotate_back(turned, at.round, size)
         first = next(iter(server.params.values()))
         mean = replace(summed, total={"update": turned_back}).mean()["update"].to(first.dtype)
-        return Server(add(server.params, without_axis(unflatten(mean.unsqueeze(0), with_axis(server.params)))))
+        return Server(
+            add(server.params, without_axis(unflatten(mean.unsqueeze(0), with_axis(server.params))))
+        )
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         price = self.mechanism().protection()
@@ -181,3 +184,13 @@ class CpSGD(LocalTraining, SharedModel[Levels]):
             return None
         whole = self.mechanism().protection()
         return replace(whole, epsilon=whole.epsilon * plan.cohort / (plan.cohort - 1))
+
+    def local_training(self, at: At) -> LocalSteps:
+        return super().local_training(at).clipped(self.clip)
+
+    def read_upload(self, at: At, down: Model, up: Levels) -> UploadReading:
+        turned = up.levels.double() * self.spacing(up.levels.shape[1])
+        like = next(iter(down.params.values()))
+        size = sum(leaf[0].numel() for leaf in down.params.values())
+        change = unflatten(rotate_back(turned, at.round, size).to(like.dtype), down.params)
+        return UploadReading.of_change(down.params, change, self.local_training(at))

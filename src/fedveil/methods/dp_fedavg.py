@@ -21,6 +21,7 @@ weights.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass as record
 from dataclasses import replace
@@ -32,6 +33,7 @@ from pydantic.dataclasses import dataclass
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
 from fedveil.messages import Message
+from fedveil.methods.disclosure import Adaptation, LocalSteps
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, Method, register
 from fedveil.methods.shared_model import Server
@@ -164,3 +166,14 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
             )
         upload, averaged = self.noise(plan).releases()
         return replace(upload, what="each client's clipped update"), averaged
+
+    def local_training(self, at: At) -> LocalSteps:
+        if self.unit == "record":
+            return LocalSteps(self.lr_at(at), None, steps=self.steps())  # on average every step reads all
+        return super().local_training(at).clipped(self.clip)
+
+    def adaptation(self, at: At, dimension: int, examples: int) -> Adaptation:
+        if self.unit == "client":
+            return super().adaptation(at, dimension, examples)
+        std = self.step_mechanism().std * math.sqrt(self.steps())
+        return Adaptation.to_noise(std / max(1.0, self.record_rate * examples))

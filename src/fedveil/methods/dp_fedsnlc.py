@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass as record
+from dataclasses import replace
 
 import torch
 from pydantic.dataclasses import dataclass
@@ -23,13 +24,21 @@ from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.messages import Message
-from fedveil.methods.dp_fedags import PositiveFinite, Share, accumulated_gradient, printed_sigma
+from fedveil.methods.disclosure import Adaptation, LocalSteps
+from fedveil.methods.dp_fedags import (
+    UNTOUCHED,
+    PositiveFinite,
+    Share,
+    accumulated_gradient,
+    printed_sigma,
+)
 from fedveil.methods.fields import STRICT, LocalTraining
 from fedveil.methods.method import At, register, unprotected
 from fedveil.methods.shared_model import AggregatedModel, Model, Server, averaging_weights
 from fedveil.privacy.clipping import clip_rows
+from fedveil.privacy.distortions import Additive
 from fedveil.privacy.releases import Plan, Release
-from fedveil.streams import ClientStreams, normal
+from fedveil.streams import ClientStreams
 from fedveil.task import Task
 from fedveil.tree import Params, State, add, expand, flatten, unflatten, weighted_sum
 
@@ -75,7 +84,7 @@ class DPFedSNLC(LocalTraining, AggregatedModel[SizedGradient]):
         """Noise where the product of `clipped` and `slope` says that the loss changes."""
         chosen = explaining((clipped * slope).abs(), self.explained)
         std = printed_sigma(self.epsilon, self.sensitivity) * self.clip
-        return torch.where(chosen, clipped + std * normal(rng.noise(), clipped.shape[1:], clipped), clipped)
+        return Additive("gaussian", std).where(chosen, clipped, rng.noise())
 
     def aggregate(self, task: Task, at: At, w: Params, up: SizedGradient) -> Params:
         weights = averaging_weights(up.size, "size")
@@ -89,3 +98,9 @@ class DPFedSNLC(LocalTraining, AggregatedModel[SizedGradient]):
 
     def paper_claim(self, plan: Plan) -> str | None:
         return f"epsilon {self.epsilon:g}, as DP-FedAGS's comparison states it; no proof is given there"
+
+    def local_training(self, at: At) -> LocalSteps:
+        return replace(super().local_training(at), clip=self.clip)  # of the gradient itself
+
+    def adaptation(self, at: At, dimension: int, examples: int) -> Adaptation:
+        return Adaptation("small", limit=UNTOUCHED * self.clip)

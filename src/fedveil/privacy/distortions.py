@@ -1,7 +1,7 @@
 """Noise that proves nothing: what is perturbed is not bounded, or not everything that leaves is perturbed.
 
-Defences and methods of this kind declare what they send as unprotected; attacks measure them. Their noise is drawn where
-all privacy noise is drawn.
+Defences and methods of this kind declare what they send as unprotected; attacks measure them. Their noise is drawn
+where all privacy noise is drawn.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedveil.privacy import noise
-from fedveil.streams import Stream, normal
+from fedveil.streams import Stream
 from fedveil.tree import Params
 
 NoiseKind = Literal["laplace", "gaussian"]
@@ -34,7 +33,7 @@ class Additive:
     def __call__(self, value: Params, streams: Sequence[Stream]) -> Params:
         if self.scale == 0:
             return value
-        draw = noise.add_laplace if self.kind == "laplace" else noise.add_normal
+        draw = noise.add_laplace if self.kind == "laplace" else noise.add_gaussian
         return draw(value, self.scale, streams)
 
     def where(self, chosen: Tensor, value: Tensor, streams: Sequence[Stream]) -> Tensor:
@@ -55,9 +54,10 @@ class NoisyComparison:
         """`value` `[K, d]` against `threshold` `[K, 1]`."""
         if self.scales == (0.0, 0.0):
             return value >= threshold
-        alpha = self.scales[0] * noise.laplace(streams, value.shape[1:], value)
-        beta = self.scales[1] * noise.laplace(streams, value.shape[1:], value)
-        return value + alpha >= threshold + beta
+        alpha, beta = self.scales
+        noisy = noise.add_laplace({"value": value}, alpha, streams)["value"]
+        bar = noise.add_laplace({"threshold": threshold.expand_as(value)}, beta, streams)["threshold"]
+        return noisy >= bar
 
 
 @dataclass(frozen=True)
@@ -67,18 +67,4 @@ class FixedLength:
     length: float
 
     def __call__(self, flat: Tensor, streams: Sequence[Stream]) -> Tensor:
-        return flat + self.length * noise.directions(streams, flat)
-
-
-@dataclass(frozen=True)
-class RandomSigns:
-    """The sign of every coordinate flipped at random."""
-
-    def __call__(self, like: Tensor, streams: Sequence[np.random.Generator]) -> Tensor:
-        """+1 or -1, shaped as `like` `[K, d]`."""
-        return noise.signs(streams, like)
-
-
-@dataclass(frozen=True)
-class RandomMask:
-    """A mask that keeps the part `kept` of the coordinates of each row."""
+        return noise.add_direction(flat, self.length, streams)

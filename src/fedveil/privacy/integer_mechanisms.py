@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -55,8 +55,9 @@ class Grid:
     def round(self, row: noise.Floats, stream: Stream) -> noise.Ints:
         """`row` (float64, clipped) in grid steps, rounded at random without bias but for the rejections."""
         steps = row / self.spacing
+        low = np.floor(steps)
         for _ in range(1000):
-            rounded = noise.rounded(steps, stream)
+            rounded = (low + (stream.random(len(row)) < steps - low)).astype(np.int64)
             if float(np.square(rounded, dtype=np.float64).sum()) <= self.l2**2:
                 return rounded
         return np.trunc(steps).astype(np.int64)  # towards zero: never longer than the clip
@@ -103,7 +104,7 @@ class DiscreteGaussian:
     def __call__(self, value: Params, streams: Sequence[Stream]) -> Params:
         std = self.multiplier * self.grid.l2
         noisy = [
-            row + noise.discrete_gaussian(std, len(row), stream)
+            noise.add_discrete_gaussian(row, std, stream)
             for row, stream in zip(_to_grid(value, self.grid, streams), streams, strict=True)
         ]
         return _from_grid(torch.from_numpy(np.stack(noisy)), self.spacing, value)
@@ -130,7 +131,7 @@ class BinomialShare:
     def levels(self, value: Params, streams: Sequence[Stream]) -> Tensor:
         """The rounded and noisy rows `[K, d]` in grid steps."""
         noisy = [
-            row + noise.centred_binomial(self.trials, len(row), stream)
+            noise.add_binomial(row, self.trials, stream)
             for row, stream in zip(_to_grid(value, self.grid, streams), streams, strict=True)
         ]
         return torch.from_numpy(np.stack(noisy))
@@ -139,14 +140,16 @@ class BinomialShare:
         """Noise on a sum of rounded contributions `[K, ...]`, in grid steps; none where there are no trials."""
         if self.trials == 0:
             return total
-        drawn = {
-            name: [noise.centred_binomial(self.trials, leaf[0].numel(), stream) for stream in streams]
-            for name, leaf in total.items()
-        }
-        return {
-            name: leaf + torch.from_numpy(np.stack(drawn[name])).reshape(leaf.shape)
-            for name, leaf in total.items()
-        }
+        return {name: self._noisy(leaf, streams) for name, leaf in total.items()}
+
+    def _noisy(self, levels: Tensor, streams: Sequence[Stream]) -> Tensor:
+        rows = zip(levels.flatten(1).numpy(), streams, strict=True)
+        noisy = [noise.add_binomial(row, self.trials, stream) for row, stream in rows]
+        return torch.from_numpy(np.stack(noisy)).reshape(levels.shape)
+
+    def times(self, count: int) -> BinomialShare:
+        """The noise of `count` such shares together."""
+        return replace(self, trials=count * self.trials)
 
 
 def least_trials(grid: Grid, delta: float) -> int:

@@ -95,7 +95,7 @@ class Gaussian:
 
     def perturb(self, total: Params, streams: Sequence[Stream]) -> Params:
         check_streams(total, streams)
-        return noise.add_normal(total, self.std, streams)
+        return noise.add_gaussian(total, self.std, streams)
 
     def protection(self) -> GaussianNoise:
         return GaussianNoise(self.multiplier)
@@ -154,6 +154,11 @@ class Laplace:
         return LaplaceNoise(self.epsilon)
 
 
+def _laplace(values: Tensor, scale: float, stream: Stream) -> Tensor:
+    """`values` `[d]` with Laplace noise."""
+    return noise.add_laplace({"values": values.unsqueeze(0)}, scale, [stream])["values"][0]
+
+
 @dataclass(frozen=True)
 class SparseVector:
     """Release at most `releases` coordinates whose noisy magnitude reaches a public threshold; else zero.
@@ -179,18 +184,17 @@ class SparseVector:
 
     def __call__(self, value: Params, streams: Sequence[Stream]) -> Params:
         check_streams(value, streams)
-        flat = flatten(clip_rows(value, self.clip)).double().numpy()
-        out = np.zeros_like(flat)
-        c = self.releases
+        flat = flatten(clip_rows(value, self.clip)).double()
+        out = torch.zeros_like(flat)
         for row, (values, stream) in enumerate(zip(flat, streams, strict=True)):
-            order = noise.order(len(values), stream)
-            bar = self.threshold + noise.laplace_row(self.clip / self.epsilon_threshold, 1, stream)[0]
-            asked = noise.laplace_row(2 * c * self.clip / self.epsilon_questions, len(values), stream)
-            answers = noise.laplace_row(c * self.clip / self.epsilon_answers, len(values), stream)
-            above = order[np.abs(values[order]) + asked[order] >= bar][:c]
-            out[row, above] = values[above] + answers[above]
+            order = torch.from_numpy(np.argsort(stream.random(len(values))))
+            bar = _laplace(values.new_tensor([self.threshold]), self.clip / self.epsilon_threshold, stream)
+            asked = _laplace(values.abs(), 2 * self.releases * self.clip / self.epsilon_questions, stream)
+            answers = _laplace(values, self.releases * self.clip / self.epsilon_answers, stream)
+            above = order[(asked >= bar)[order]][: self.releases]
+            out[row, above] = answers[above]
         first = next(iter(value.values()))
-        return unflatten(torch.from_numpy(out).to(first.dtype), value)
+        return unflatten(out.to(first.dtype), value)
 
     def protection(self) -> PureDP:
         return PureDP(self.epsilon_threshold + self.epsilon_questions + self.epsilon_answers)
@@ -221,8 +225,7 @@ class GumbelTopK:
         magnitude = flatten(clip_rows(value, self.clip)).double().abs()
         if magnitude.shape[1] < self.count:
             raise InputError("count", self.count, f"there are {magnitude.shape[1]} coordinates", "Use fewer.")
-        scale = 2 * self.clip / self.epsilon
-        noisy = magnitude + noise.gumbel(scale, magnitude.shape[1], streams)
+        noisy = noise.add_gumbel(magnitude, 2 * self.clip / self.epsilon, streams)
         index = noisy.topk(self.count, dim=1).indices
         return torch.zeros_like(magnitude, dtype=torch.bool).scatter_(1, index, True)
 
@@ -274,5 +277,4 @@ class TopKGaussian:
 
     def protection(self) -> ZeroConcentratedDP:
         """rho = k eps0^2 / 8 + 1 / (2 multiplier^2)."""
-        choice = self.count * self.selection_epsilon**2 / 8
-        return ZeroConcentratedDP(choice + 0.5 / self.multiplier**2)
+        return ZeroConcentratedDP(self.choice.protection().rho + 0.5 / self.values.multiplier**2)

@@ -1,5 +1,8 @@
 """The only module that draws privacy noise. Mechanisms and distortions use it; nothing else does.
 
+Each entry point `add_...` takes the value, the scale of the noise and the streams it is drawn from, and returns the
+noisy value: noise never exists without the value that it protects, so how both are represented is decided here alone.
+
 Continuous noise is drawn in double precision. Like every floating-point sampler it only approximates its
 distribution in the last bits. Integers are drawn exactly: no floating point decides a draw (Canonne, Kamath,
 Steinke 2020).
@@ -33,61 +36,37 @@ MOST_COUNTED_TRIALS = 1 << 14
 _MIDDLE = 1 << 256
 
 
-def add_normal(params: Params, std: float, streams: Sequence[Stream]) -> Params:
-    """Normal noise of `std` on the clients' values `[K, ...]`, row k from stream k."""
-    return {name: leaf + std * normal(streams, leaf.shape[1:], leaf) for name, leaf in params.items()}
+def add_gaussian(value: Params, std: float, streams: Sequence[Stream]) -> Params:
+    """Normal noise of standard deviation `std` on values `[K, ...]`, row k from stream k."""
+    return {name: leaf + std * normal(streams, leaf.shape[1:], leaf) for name, leaf in value.items()}
 
 
-def add_laplace(params: Params, scale: float, streams: Sequence[Stream]) -> Params:
-    """Laplace noise of `scale` on the clients' values `[K, ...]`, row k from stream k."""
-    return {name: leaf + scale * laplace(streams, leaf.shape[1:], leaf) for name, leaf in params.items()}
+def add_laplace(value: Params, scale: float, streams: Sequence[Stream]) -> Params:
+    """Laplace noise of `scale` on values `[K, ...]`, row k from stream k."""
+    draws = [partial(stream.laplace, 0.0, 1.0) for stream in streams]
+    return {name: leaf + scale * table(draws, leaf.shape[1:], leaf) for name, leaf in value.items()}
 
 
-def laplace(streams: Sequence[Stream], shape: Sequence[int], like: Tensor) -> Tensor:
-    """Laplace draws of scale 1, `[K, *shape]`, row k from stream k."""
-    return table([partial(stream.laplace, 0.0, 1.0) for stream in streams], shape, like)
+def add_gumbel(value: Tensor, scale: float, streams: Sequence[Stream]) -> Tensor:
+    """Gumbel noise of `scale` on scores `[K, d]` in double precision, row k from stream k."""
+    drawn = np.stack([stream.gumbel(0.0, scale, value.shape[1]) for stream in streams])
+    return value + torch.from_numpy(drawn)
 
 
-def laplace_row(scale: float, size: int, stream: Stream) -> Floats:
-    """`size` Laplace draws of `scale`."""
-    return stream.laplace(0.0, scale, size)
+def add_direction(value: Tensor, length: float, streams: Sequence[Stream]) -> Tensor:
+    """A vector of fixed `length` and random direction on each row of `value` `[K, d]`; it proves nothing."""
+    drawn = normal(streams, value.shape[1:], value)
+    return value + length * (drawn / drawn.norm(dim=1, keepdim=True))
 
 
-def gumbel(scale: float, size: int, streams: Sequence[Stream]) -> Tensor:
-    """Gumbel draws of `scale` in double precision, `[K, size]`, row k from stream k."""
-    return torch.from_numpy(np.stack([stream.gumbel(0.0, scale, size) for stream in streams]))
+def add_discrete_gaussian(levels: Ints, std: float, stream: Stream) -> Ints:
+    """Exact discrete Gaussian noise on integers `[d]`; see `discrete_gaussian`."""
+    return levels + discrete_gaussian(std, len(levels), stream)
 
 
-def directions(streams: Sequence[Stream], like: Tensor) -> Tensor:
-    """Random unit vectors shaped as the rows of `like` `[K, d]`."""
-    drawn = normal(streams, like.shape[1:], like)
-    return drawn / drawn.norm(dim=1, keepdim=True)
-
-
-def signs(streams: Sequence[np.random.Generator], like: Tensor) -> Tensor:
-    """+1 or -1 with equal probability, shaped as `like` `[K, d]`."""
-    size = like.shape[1]
-    return torch.stack([torch.from_numpy(2.0 * s.integers(0, 2, size) - 1) for s in streams]).to(like)
-
-
-def mask(streams: Sequence[np.random.Generator], size: int, count: int) -> Tensor:
-    """`[K, size]`, true at `count` random places of each row."""
-    chosen = torch.zeros(len(streams), size, dtype=torch.bool)
-    for row, stream in zip(chosen, streams, strict=True):
-        row[torch.from_numpy(stream.choice(size, count, replace=False))] = True
-    return chosen
-
-
-def order(size: int, stream: Stream) -> Ints:
-    """The places 0 .. size - 1 in random order."""
-    return np.argsort(stream.random(size))
-
-
-def rounded(steps: Floats, stream: Stream) -> Ints:
-    """Each value rounded up or down at random, without bias."""
-    low = np.floor(steps)
-    up: Ints = (low + (stream.random(len(low)) < steps - low)).astype(np.int64)
-    return up
+def add_binomial(levels: Ints, trials: int, stream: Stream) -> Ints:
+    """Exact centred binomial noise on integers `[d]`; see `centred_binomial`."""
+    return levels + centred_binomial(trials, len(levels), stream)
 
 
 def uniform_below(limits: Ints, stream: Stream) -> Ints:

@@ -73,7 +73,9 @@ class CohortNoise:
 
     def _share(self, cohort: int) -> float:
         """The noise of one upload in units of the clip."""
-        return self.multiplier / math.sqrt(self.sharers(cohort)) if self.scope == "shared" else self.multiplier
+        return (
+            self.multiplier / math.sqrt(self.sharers(cohort)) if self.scope == "shared" else self.multiplier
+        )
 
     def releases(self) -> tuple[Release, Release]:
         """What a run discloses: each upload to the server, their mean to everybody else.

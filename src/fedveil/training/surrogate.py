@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -48,7 +48,7 @@ class Loops:
     image_momentum: float
     distance: Distance
     augment: tuple[Change, ...] = ()
-    mechanism: SumMechanism = Unnoised()  # what perturbs the real gradients
+    mechanism: SumMechanism = field(default_factory=Unnoised)  # what perturbs the real gradients
 
     @property
     def accesses(self) -> int:
