@@ -112,11 +112,9 @@ class CpSGD(LocalTraining, SharedModel[Levels]):
         priced = self.mechanism().of(dimension)
         if self.noise_scope == "local":
             return priced.share(priced.trials)
-        others = max(1, plan.cohort - 1)
-        return priced.share(
-            8
-            * max(math.ceil(priced.trials / (8 * plan.cohort)), math.ceil(priced.least_trials / (8 * others)))
-        )
+        own = math.ceil(priced.trials / (8 * plan.cohort))
+        least = math.ceil(priced.least_trials / (8 * max(1, plan.cohort - 1)))
+        return priced.share(8 * max(own, least))
 
     def client_update(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
@@ -142,22 +140,13 @@ class CpSGD(LocalTraining, SharedModel[Levels]):
         share = self.share(dimension, at.plan)
         absent = max(0, at.plan.cohort - present) if self.noise_scope == "shared" else 0
         levels = {"levels": up.levels.to(torch.int64)}
-        summed = private_sum(
-            levels,
-            {"levels": up.levels[0]},
-            present,
-            at.plan,
-            share.times(absent),
-            rng.noise("absent"),
-        )
+        like, owed = {"levels": up.levels[0]}, share.times(absent)
+        summed = private_sum(levels, like, present, at.plan, owed, rng.noise("absent"))
         turned = summed.total["levels"].double() * self.spacing(dimension)
         size = sum(leaf.numel() for leaf in server.params.values())
-        turned_back = rotate_back(turned, at.round, size)
         first = next(iter(server.params.values()))
-        mean = replace(summed, total={"update": turned_back}).mean()["update"].to(first.dtype)
-        return Server(
-            add(server.params, without_axis(unflatten(mean.unsqueeze(0), with_axis(server.params))))
-        )
+        mean = (rotate_back(turned, at.round, size) / summed.cohort).to(first.dtype)
+        return Server(add(server.params, without_axis(unflatten(mean, with_axis(server.params)))))
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         price = self.mechanism().protection()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,8 @@ from fedveil.privacy.clipping import check_clip, check_level, check_streams, cli
 from fedveil.privacy.releases import ApproximateDP, ZeroConcentratedDP
 from fedveil.streams import Stream
 from fedveil.tree import Params, flatten, unflatten
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Grid:
     def linf(self) -> float:
         return float(math.ceil(self.clip / self.spacing))
 
-    def round(self, row: noise.Floats, stream: Stream) -> noise.Ints:
+    def round(self, row: Floats, stream: Stream) -> noise.Ints:
         """`row` (float64, clipped) in grid steps, rounded at random without bias but for the rejections."""
         steps = row / self.spacing
         low = np.floor(steps)
@@ -246,6 +249,10 @@ class CalibratedBinomial:
     levels: int
     epsilon: float
     delta: float
+
+    def __post_init__(self) -> None:
+        check_clip(self.clip)
+        check_level("epsilon", self.epsilon)
 
     def spacing(self, dimension: int) -> float:
         """The distance of two levels."""

@@ -26,7 +26,6 @@ from fedveil.errors import InputError
 from fedveil.streams import Stream, normal, table
 from fedveil.tree import Params
 
-Floats = np.ndarray[Any, np.dtype[np.float64]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 Words = np.ndarray[Any, np.dtype[np.uint64]]
@@ -56,7 +55,8 @@ def add_gumbel(value: Tensor, scale: float, streams: Sequence[Stream]) -> Tensor
 def add_direction(value: Tensor, length: float, streams: Sequence[Stream]) -> Tensor:
     """A vector of fixed `length` and random direction on each row of `value` `[K, d]`; it proves nothing."""
     drawn = normal(streams, value.shape[1:], value)
-    return value + length * (drawn / drawn.norm(dim=1, keepdim=True))
+    unit: Tensor = drawn / drawn.norm(dim=1, keepdim=True)
+    return value + length * unit
 
 
 def add_discrete_gaussian(levels: Ints, std: float, stream: Stream) -> Ints:

@@ -68,7 +68,9 @@ class PoissonBatches:
         return cls([steps] * len(sizes), [rate] * len(sizes), [max(1.0, rate * n) for n in sizes])
 
     def rows(self, index: Sequence[int]) -> PoissonBatches:
-        return PoissonBatches(*([part[k] for k in index] for part in (self.steps, self.rates, self.expected)))
+        return PoissonBatches(
+            [self.steps[k] for k in index], [self.rates[k] for k in index], [self.expected[k] for k in index]
+        )
 
 
 @dataclass(frozen=True)
