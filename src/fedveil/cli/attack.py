@@ -13,7 +13,7 @@ from rich.progress import Progress, TaskID
 
 from fedveil.attack_runs.inversion import LabelMode, attack_exchange, describe, write_finding
 from fedveil.attack_runs.membership import Target
-from fedveil.attack_runs.transcript import RecordedRun, open_run, run_folder
+from fedveil.attack_runs.transcript import StoredRun, open_run, run_folder
 from fedveil.attacks.membership.all import list_membership_attacks
 from fedveil.attacks.registry import configured_attacks, list_attacks, make_attack
 from fedveil.attacks.view import Attack
@@ -126,7 +126,7 @@ def attack_command(
 
 
 def _planned(
-    run: RecordedRun, attack: str | None, changes: Mapping[str, Any], round_: int | None
+    run: StoredRun, attack: str | None, changes: Mapping[str, Any], round_: int | None
 ) -> list[tuple[Attack, int]]:
     """The attack that was named, or those of the run's configuration, each with the round it reads."""
     if attack is not None:
@@ -135,9 +135,7 @@ def _planned(
     return list(configured_attacks(run.config.attack, changes, round_, usual))
 
 
-def _invert(
-    run: RecordedRun, attack: Attack, round_: int, uploads: _Uploads, *, quiet: bool
-) -> dict[str, Any]:
+def _invert(run: StoredRun, attack: Attack, round_: int, uploads: _Uploads, *, quiet: bool) -> dict[str, Any]:
     """Attack these uploads, write the finding and, unless `quiet`, show it."""
     clients, labels, adaptive, seed = uploads.clients, uploads.labels, uploads.adaptive, uploads.seed
     with progress_bar(notes) as progress:
@@ -151,7 +149,7 @@ def _invert(
             examples=uploads.examples,
             adaptive=adaptive,
             seed=seed,
-            watch=ShowSteps(progress, f"{attack.name} round {round_}"),
+            callback=ShowSteps(progress, f"{attack.name} round {round_}"),
         )
     folder = write_finding(
         run, attack, recorded, clients, scored, labels=labels, adaptive=adaptive, seed=seed
