@@ -49,7 +49,7 @@ def rounded_normal(value: Floats, std: float, step: float, stream: Stream) -> Fl
 
 
 def rounded_laplace(value: Floats, scale: float, step: float, stream: Stream) -> Floats:
-    """`value` plus Laplace noise of `scale`, rounded to a multiple of `step`, a power of two.."""
+    """`value` plus Laplace noise of `scale`, rounded to a multiple of `step`, a power of two."""
     return _rounded(value, step, scale / step, laplace_quantiles, _laplace_below, stream)
 
 
