@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedveil.data.client_data import ArrayClients, ClientData
 from fedveil.errors import InputError
 from fedveil.models.registry import make_model
+from fedveil.privacy import noise
 from fedveil.privacy.mechanisms import gaussian
 from fedveil.streams import ClientStreams, named_stream, normal
 from fedveil.task import Task
@@ -318,7 +319,7 @@ def test_augmentation_leaves_the_noise_as_it_is(monkeypatch: pytest.MonkeyPatch)
         drawn.append(normal(*arguments))
         return drawn[-1]
 
-    monkeypatch.setattr(surrogate, "normal", watched)
+    monkeypatch.setattr(noise, "normal", watched)
     task, data = convolutional(), examples((9,))
     images, labels = synthetic(data)
     w = with_axis(task.init(0))
