@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare, laplace, norm
 
-from fedveil.privacy import exact_choice, grid
+from fedveil.privacy.noise import choice, grid
 from fedveil.streams import EntropyStream, named_stream
 
 LOWEST = -(2**63)
@@ -53,7 +53,7 @@ def gumbel_below(bound: Any) -> Any:
     [
         (grid.normal_quantiles, normal_below),
         (grid.laplace_quantiles, laplace_below),
-        (exact_choice.gumbel_quantiles, gumbel_below),
+        (choice.gumbel_quantiles, gumbel_below),
     ],
 )
 def test_a_quantile_is_off_by_a_tenth_of_what_is_allowed_for(quantiles: Any, below: Any) -> None:
@@ -187,8 +187,8 @@ def test_the_attack_tells_floating_point_noise_from_its_sum_and_fails_on_the_gri
 def test_comparisons_that_doubles_cannot_decide_are_decided_by_further_digits() -> None:
     """Two draws from the same first word differ only in later digits; the larger one wins."""
     for later in ((1, 2), (2, 1)):
-        draws = [exact_choice._Draw(1.0, 1.0, 17, exact_choice._gumbel, Words(digit)) for digit in later]
-        assert exact_choice._larger(draws[0], draws[1]) == (later[0] > later[1])
+        draws = [choice._Draw(1.0, 1.0, 17, choice._gumbel, Words(digit)) for digit in later]
+        assert choice._larger(draws[0], draws[1]) == (later[0] > later[1])
 
 
 def test_gumbel_choice_is_the_exponential_mechanism() -> None:
@@ -196,21 +196,21 @@ def test_gumbel_choice_is_the_exponential_mechanism() -> None:
     count = 20_000
     seen = np.zeros(3)
     for _ in range(count):
-        seen[exact_choice.largest_by_gumbel(values, scale, 1, stream)] += 1
+        seen[choice.largest_by_gumbel(values, scale, 1, stream)] += 1
     weights = np.exp(values / scale)
     assert chisquare(seen, count * weights / weights.sum()).pvalue > 1e-4
 
 
 def test_gumbel_choice_with_equal_words_asks_for_more_digits() -> None:
     """All first words equal: double precision ties everywhere, and the next digits order the coordinates."""
-    chosen = exact_choice.largest_by_gumbel(np.zeros(3), 1.0, 1, Words(5, 5, 5, 1, 9, 1, 7, 2, 3, 4))
+    chosen = choice.largest_by_gumbel(np.zeros(3), 1.0, 1, Words(5, 5, 5, 1, 9, 1, 7, 2, 3, 4))
     assert len(chosen) == 1
 
 
 def test_above_threshold_has_the_probability_of_two_laplace_draws() -> None:
     stream, trials = named_stream(4, "sparse"), 4000
     hits = sum(
-        len(exact_choice.above_noisy_threshold(np.array([0.3]), 1.0, (0.5, 0.8), np.array([0]), 1, stream))
+        len(choice.above_noisy_threshold(np.array([0.3]), 1.0, (0.5, 0.8), np.array([0]), 1, stream))
         for _ in range(trials)
     )
     points = np.linspace(-12, 12, 4001)
@@ -220,5 +220,5 @@ def test_above_threshold_has_the_probability_of_two_laplace_draws() -> None:
 
 def test_the_first_in_the_order_are_taken() -> None:
     values, order = np.array([1e9, 0.0, 1e9, 1e9]), np.array([3, 1, 0, 2])
-    found = exact_choice.above_noisy_threshold(values, 1e6, (1.0, 1.0), order, 2, named_stream(0, "o"))
+    found = choice.above_noisy_threshold(values, 1e6, (1.0, 1.0), order, 2, named_stream(0, "o"))
     assert found.tolist() == [3, 0]

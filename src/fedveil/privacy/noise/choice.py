@@ -12,7 +12,7 @@ from typing import Any
 import mpmath
 import numpy as np
 
-from fedveil.privacy.grid import (
+from fedveil.privacy.noise.grid import (
     GUARD_DIGITS,
     UNCERTAIN,
     Floats,
@@ -49,7 +49,8 @@ def above_noisy_threshold(
         for place in unclear:
             own = _Draw(float(values[place]), scales[1], int(asked[place]), _laplace, stream)
             reaches[place] = _larger(own, line)
-    return order[reaches[order]][:most]
+    first: Places = order[reaches[order]][:most]
+    return first
 
 
 def largest_by_gumbel(values: Floats, scale: float, count: int, stream: Stream) -> Places:

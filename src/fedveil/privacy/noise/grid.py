@@ -3,7 +3,7 @@
 A floating-point sum `value + noise` reaches some numbers only for some values, so its last bits give the value away.
 Here the exact sum of the value and a real-valued draw is rounded to a multiple of a public power of two. Rounding is
 post-processing, so every guarantee of the real-valued mechanism holds as it is. Scaling, averaging and conversion to
-another floating-point type come afterwards and are post-processing, too. The proof is in docs/explain/noise.md.
+another floating-point type come afterwards and are post-processing, too. The proof is in docs/noise.md.
 
 A draw is a uniform number of which 64 binary digits are known, put through the inverse distribution function. In all
 but one of about a billion cases these digits and double precision decide to which multiple the sum is rounded. In the
@@ -25,6 +25,7 @@ from scipy.special import ndtri
 
 from fedveil.streams import Stream
 
+Rows = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Places = np.ndarray[Any, np.dtype[np.intp]]
 SignedWords = np.ndarray[Any, np.dtype[np.int64]]
@@ -43,33 +44,36 @@ def grid_step(std: float, fineness: int = FINENESS) -> float:
     return math.ldexp(1.0, math.frexp(std)[1] - 1 - fineness)
 
 
-def rounded_normal(value: Floats, std: float, step: float, stream: Stream) -> Floats:
+def rounded_normal(value: Rows, std: float, step: float, stream: Stream) -> Rows:
     """`value` plus normal noise of `std`, rounded to a multiple of `step`, a power of two. Not finite values stay."""
     return _rounded(value, step, std / step, normal_quantiles, _normal_below, stream)
 
 
-def rounded_laplace(value: Floats, scale: float, step: float, stream: Stream) -> Floats:
+def rounded_laplace(value: Rows, scale: float, step: float, stream: Stream) -> Rows:
     """`value` plus Laplace noise of `scale`, rounded to a multiple of `step`, a power of two."""
     return _rounded(value, step, scale / step, laplace_quantiles, _laplace_below, stream)
 
 
 def _rounded(
-    value: Floats,
+    value: Rows,
     step: float,
     tau: float,
     quantile: Callable[[SignedWords], Floats],
     below: Callable[[Any, float], Any],
     stream: Stream,
-) -> Floats:
-    """The multiples of `step` nearest to `value + step * tau * quantile`, in blocks that stay in the cache."""
+) -> Rows:
+    """The multiples of `step` nearest to `value + step * tau * quantile`, in blocks that stay in the cache.
+
+    They are rounded to the type of `value` at the very end.
+    """
     if not (finite := np.isfinite(value)).all():
-        noisy = _rounded(np.where(finite, value, 0.0), step, tau, quantile, below, stream)
-        return np.where(finite, noisy, value)
+        zeros = np.where(finite, value, np.zeros_like(value))
+        return np.where(finite, _rounded(zeros, step, tau, quantile, below, stream), value)
     out = np.empty_like(value)
     words = words_of(stream, len(value))
     for start in range(0, len(value), _BLOCK):
         block = slice(start, start + _BLOCK)
-        scaled = value[block] / step  # exact: the step is a power of two
+        scaled = np.divide(value[block], step, dtype=np.float64)  # exact: the step is a power of two
         whole = np.rint(scaled)
         scaled -= whole  # exact as well
         moved = quantile(words[block])
@@ -78,12 +82,15 @@ def _rounded(
         near = np.rint(moved)
         moved -= near
         for place in _unclear(moved, words[block], tau):
-            near[place] = _decide(
-                scaled[place], words[block][place], near[place], partial(below, tau=tau), stream
-            )
-        np.add(whole, near, out=out[block])
-    out *= step
+            chance = partial(_at_scale, below, tau)
+            near[place] = _decide(scaled[place], words[block][place], near[place], chance, stream)
+        whole += near
+        np.multiply(whole, step, out=out[block], casting="same_kind")
     return out
+
+
+def _at_scale(below: Callable[[Any, float], Any], tau: float, bound: Any) -> Any:
+    return below(bound, tau)
 
 
 def words_of(stream: Stream, count: int) -> SignedWords:
