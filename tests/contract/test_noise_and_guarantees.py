@@ -35,9 +35,11 @@ def made(name: str, fields: dict[str, Any]) -> AnyMethod:
     return make_method(name, **fields)
 
 
-def each_form(test: Callable[..., None]) -> Callable[..., None]:
-    ids = ["-".join([name, *map(str, fields.values())]) for name, fields in [*FORMS, DP_SGD]]
-    return pytest.mark.parametrize(("name", "fields"), [*FORMS, DP_SGD], ids=ids)(test)
+each_form = pytest.mark.parametrize(
+    ("name", "fields"),
+    [*FORMS, DP_SGD],
+    ids=["-".join([name, *map(str, fields.values())]) for name, fields in [*FORMS, DP_SGD]],
+)
 
 
 def noise_of_a_round(method: AnyMethod, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Tensor], list[Tensor]]:

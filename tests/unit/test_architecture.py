@@ -1,4 +1,4 @@
-"""Imports point one way, and files stay short enough to read."""
+"""Imports point one way, methods are known by their contract alone, and files stay short enough to read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
+
+from fedveil.methods import METHODS
+from fedveil.methods.wrappers import WRAPPERS
 
 SOURCE = Path(__file__).parents[2] / "src" / "fedveil"
 
@@ -82,6 +85,38 @@ def test_imports_point_upwards(path: Path) -> None:
         theirs = layer(module)
         assert theirs is not None, f"give {module} a layer"
         assert theirs <= own, f"{path.name} imports {module} from further down"
+
+
+# What the rest of the library may know of methods: their contract and their registries; None: every name in it.
+CONTRACT: dict[str, set[str] | None] = {
+    "methods": {"METHODS"},
+    "methods.method": None,
+    "methods.disclosure": None,
+    "methods.fields": {"STRICT"},
+    "methods.wrappers": {"WRAPPERS", "Wrapper"},
+    "methods.wrappers.wrapper": {"wrapper_fields"},
+}
+OUTSIDE = [path for path in FILES if path.relative_to(SOURCE).parts[0] != "methods"]
+
+
+@pytest.mark.parametrize("path", OUTSIDE, ids=lambda path: path.relative_to(SOURCE).as_posix())
+def test_no_method_is_known_outside_its_file(path: Path) -> None:
+    """Neither its class nor its messages, so no `isinstance` can ask for them, nor its name in a question.
+
+    A name as a default value (`"name": "fedavg"`) is no question.
+    """
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            assert not any(name.name.startswith("fedveil.methods") for name in node.names)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedveil.methods"):
+            module = (node.module or "").removeprefix("fedveil.")
+            assert module in CONTRACT, f"{path.name} imports {module}; let the method answer by a hook"
+            allowed = CONTRACT[module]
+            assert allowed is None or {name.name for name in node.names} <= allowed
+        if isinstance(node, ast.Compare | ast.Subscript | ast.MatchValue):
+            asked = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
+            assert not asked & ({*METHODS, *WRAPPERS}), f"{path.name} asks for a method by its name"
 
 
 ROOT = SOURCE.parents[1]

@@ -133,7 +133,7 @@ def _attack(folders: Sequence[Path], attack: str, settings: Mapping[str, Any], d
         for folder in folders:
             told = ResultFolder(folder).read().summary
             steps = ShowSteps(progress, f"{attack} on {told['method']} seed {told['seed']}")
-            attack_smallest(folder, attack, settings, data_dir=data, watch=steps)
+            attack_smallest(folder, attack, settings, data_dir=data, callback=steps)
 
 
 def _show(

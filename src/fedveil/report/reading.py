@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedveil.attack_runs.verdict import AttackVerdict, attack_verdict
 from fedveil.errors import InputError, ResultError
 from fedveil.report.files import parse_json, parse_toml, read_bytes, read_json, read_text, why
 from fedveil.session.results import Result
@@ -101,7 +102,7 @@ class Attack:
     pictures: tuple[Picture, ...]
     roc: tuple[tuple[float, ...], tuple[float, ...]] | None
     texts: tuple[TextPair, ...] = ()
-    psnrs: tuple[float, ...] = ()  # of the single images that an inversion made
+    verdict: AttackVerdict | None = None
 
 
 @dataclass(frozen=True)
@@ -472,14 +473,7 @@ def _attack(folder: Path, place: Path, problems: list[str]) -> Attack:
         texts = _text_pairs(read_json(folder / "texts.json", problems, within=within))
         if not texts:
             problems.append(f"{within}texts.json holds no texts")
-    return Attack(name, " ".join(target), facts, pictures, roc, texts, _psnrs(found))
-
-
-def _psnrs(found: Any) -> tuple[float, ...]:
-    for key in ("against_x", "per_image", "psnr"):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    values = [number(value) for value in found] if isinstance(found, list) else []
-    return tuple(value for value in values if value is not None)
+    return Attack(name, " ".join(target), facts, pictures, roc, texts, attack_verdict(found))
 
 
 def _text_pairs(found: Any) -> tuple[TextPair, ...]:
