@@ -21,10 +21,8 @@ from fedveil.privacy.clipping import hide
 from fedveil.privacy.mechanisms import SumMechanism
 from fedveil.streams import ClientStreams, Stream
 from fedveil.task import Batch, Task
-from fedveil.training.per_example import clipped_gradient_sum
+from fedveil.training.per_example import clip_factors, clipped_gradient_sum
 from fedveil.tree import Params, per_row, rows
-
-_MARGIN = 8  # roundings: scaling a gradient must not lengthen it beyond the clip
 
 
 def private_steps(smallest: int, largest: int, batch_size: int, epochs: int) -> tuple[int, float]:
@@ -165,7 +163,9 @@ def private_gradient(
     """
     total = clipped_sum(task, w, batch, mechanism.clip, dropout, closed_form=closed_form)
     noisy = mechanism.perturb(total, noise)
-    return {name: leaf / per_row(expected.to(leaf.device), leaf) for name, leaf in noisy.items()}
+    return {
+        name: (leaf / per_row(expected.to(leaf.device), leaf)).to(w[name]) for name, leaf in noisy.items()
+    }
 
 
 def dropout_streams(streams: ClientStreams) -> list[np.random.Generator]:
@@ -217,7 +217,7 @@ def clipped_sum(
     *,
     closed_form: bool = True,
 ) -> Params:
-    """`sum_i min(1, clip / |g_i|) g_i` of each client, `[K, ...]`.
+    """`sum_i min(1, clip / |g_i|) g_i` of each client, `[K, ...]` in float64.
 
     Networks of linear layers compute it for all clients at once, unless `closed_form` is false. They draw other dropout
     masks than the rest.
@@ -235,9 +235,8 @@ def clipped_sum(
                 for f in factors
             ]
             norms = norms.where(finite, 0)
-        short = (clip / norms) * (1 - _MARGIN * torch.finfo(scores.dtype).eps)
-        weights = torch.where(norms > clip, short, torch.ones_like(norms)) * batch.mask
-        gradient = mean_gradient(factors, weights.to(scores.dtype))
+        weights = clip_factors(norms, clip) * batch.mask
+        gradient = mean_gradient([replace(f, a=f.a.double(), g=f.g.double()) for f in factors], weights)
         return {name: gradient[name] for name in w}
     found: list[Params] = []
     for k in range(len(batch.y)):

@@ -19,7 +19,7 @@ from fedveil.methods.dp_fedsnlc import explaining
 from fedveil.methods.method import AnyMethod
 from fedveil.privacy.accounting import epsilon_of
 from fedveil.privacy.integer_mechanisms import least_binomial
-from fedveil.privacy.noise import MOST_COUNTED_TRIALS, centred_binomial
+from fedveil.privacy.noise.integers import MOST_COUNTED_TRIALS, centred_binomial
 from fedveil.privacy.releases import ApproximateDP
 from fedveil.session.privacy_guard import privacy_statement
 from fedveil.streams import ClientStreams, ServerStreams, named_stream

@@ -25,7 +25,7 @@ from fedveil.privacy.mechanisms import (
     clip_rows_l1,
     gaussian,
 )
-from fedveil.privacy.noise import (
+from fedveil.privacy.noise.integers import (
     bernoulli_exp,
     centred_binomial,
     discrete_gaussian,
