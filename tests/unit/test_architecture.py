@@ -31,6 +31,7 @@ LAYERS = [
     ["data"],
     ["partition"],
     ["models"],
+    ["secure_sum"],
     ["privacy"],
     ["training"],
     ["evaluation"],
@@ -93,6 +94,7 @@ CONTRACT: dict[str, set[str] | None] = {
     "methods.method": None,
     "methods.disclosure": None,
     "methods.fields": {"STRICT"},
+    "methods.secure": {"securely_aggregated", "sums_securely"},
     "methods.wrappers": {"WRAPPERS", "Wrapper"},
     "methods.wrappers.wrapper": {"wrapper_fields"},
 }
