@@ -89,7 +89,8 @@ def audit_method(
                 found.append(_audit_records(method, plan, row, seed, delta, confidence))
             continue
         multiplier = _declared(releases, unit, adversary)
-        audit = _uploads if adversary == "server" else _aggregates
+        alone = adversary == "server" and not method.discloses_sum
+        audit = _uploads if alone else _aggregates
         inside, outside = (audit(method, plan, seed + arm, samples, canary=arm == 0) for arm in (0, 1))
         finding = audit_samples(
             _along(inside),
@@ -98,7 +99,7 @@ def audit_method(
             confidence=confidence,
             declared_multiplier=multiplier,
         )
-        if adversary == "server":
+        if alone:
             later = _uploads(method, plan, seed + 1, len(outside), canary=False, first=2)
             finding = _with_independence(finding, outside, later, gaussian=multiplier is not None)
         found.append(Audited(unit, adversary, finding, row.epsilon))

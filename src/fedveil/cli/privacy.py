@@ -110,12 +110,12 @@ def account_command(
 
 
 def _with_noise(config: Config, sigma: float) -> AnyMethod:
-    method = config.build_method()
+    method = build_method(config.method)
     if "noise_multiplier" not in field_names(method):
         raise InputError(
             "method.name", method.name, "has no noise_multiplier to vary", "Choose a method that adds noise."
         )
-    return build_method(config.method | {"noise_multiplier": sigma})
+    return config.with_method(noise_multiplier=sigma).build_method()
 
 
 def _check_noise_counts(config: Config, plan: Plan) -> None:

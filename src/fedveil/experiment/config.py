@@ -17,9 +17,11 @@ from fedveil.engines.simulation import Execution
 from fedveil.errors import LARGEST_SEED, InputError, known_name, within
 from fedveil.methods import METHODS
 from fedveil.methods.method import AnyMethod, field_names
+from fedveil.methods.secure import securely_aggregated
 from fedveil.methods.wrappers import WRAPPERS, Wrapper
 from fedveil.methods.wrappers.wrapper import wrapper_fields
 from fedveil.privacy.releases import Adversary, Sampler, Unit
+from fedveil.secure_sum.settings import DEFAULT_COLLUDERS, SecureSum
 from fedveil.validation import known_keys, refused
 
 VERSION = 1
@@ -157,6 +159,32 @@ class PrivacySection(_Section):
     ledger: str | None = None
 
 
+class AggregationSection(_Section):
+    """What the server learns of the uploads: all of them, or only their sum."""
+
+    kind: Literal["plain", "secure"] = "plain"
+    threshold: Annotated[int, Field(ge=1)] | None = None
+    colluders: Annotated[int, Field(ge=0)] | None = None
+
+    @property
+    def assumed_colluders(self) -> int:
+        return DEFAULT_COLLUDERS if self.colluders is None else self.colluders
+
+    def settings(self) -> SecureSum | None:
+        """Of secure aggregation; None for plain."""
+        if self.kind == "secure":
+            return SecureSum(self.threshold, self.assumed_colluders)
+        for key in ("threshold", "colluders"):
+            if (value := getattr(self, key)) is not None:
+                raise InputError(
+                    f"aggregation.{key}",
+                    value,
+                    "is for secure aggregation",
+                    'Set kind = "secure", or leave it out.',
+                )
+        return None
+
+
 class Config(_Section):
     """One experiment."""
 
@@ -167,6 +195,7 @@ class Config(_Section):
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg"})
     run: RunSection = RunSection()
     privacy: PrivacySection = PrivacySection()
+    aggregation: AggregationSection = AggregationSection()
     wrap: list[dict[str, Any]] = Field(default_factory=list)
     attack: list[dict[str, Any]] = Field(default_factory=list)
 
@@ -205,6 +234,13 @@ class Config(_Section):
             raise InputError(
                 "run.federation", self.run.federation, 'is for engine = "flower"', "Leave it out."
             )
+        if self.aggregation.kind == "secure" and self.run.engine != "simulation":
+            raise InputError(
+                "aggregation.kind",
+                self.aggregation.kind,
+                f"the engine {self.run.engine!r} does not exchange masked uploads",
+                'Use run.engine = "simulation".',
+            )
         self.build_method()
         return self
 
@@ -227,8 +263,13 @@ class Config(_Section):
             )
 
     def build_method(self) -> AnyMethod:
-        """The method with its fields and its wrappers, each checked."""
-        return wrap_method(build_method(self.method), self.wrap)
+        """The method with its fields, its aggregation and its wrappers, each checked."""
+        method = securely_aggregated(build_method(self.method), self.aggregation.settings())
+        return wrap_method(method, self.wrap)
+
+    def with_method(self, **fields: Any) -> Config:
+        """The same experiment with these fields of its method changed."""
+        return self.model_copy(update={"method": self.method | fields})
 
     def identity(self) -> str:
         """A short hash of everything that changes the result; the seed stands beside it in a result's path.
@@ -245,6 +286,10 @@ class Config(_Section):
         content: dict[str, Any] = self.model_dump()
         if self.task.text is None:  # images and tables: as if the section did not exist
             content["task"].pop("text")
+        if self.aggregation.kind == "plain":
+            content.pop("aggregation")
+        else:
+            content["aggregation"]["colluders"] = self.aggregation.assumed_colluders
         content["method"] = {"name": self.method["name"]} | _values(build_method(self.method))
         rules = [build_rule(section) for section in self.wrap]
         content["wrap"] = [

@@ -34,12 +34,12 @@ from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
 from fedveil.messages import Message
 from fedveil.methods.disclosure import Adaptation, LocalSteps
-from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
-from fedveil.methods.method import At, Method, register
+from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier, without_local_noise
+from fedveil.methods.method import At, ClientSum, Method, register
 from fedveil.methods.shared_model import Server
 from fedveil.methods.user_level import CohortModel
 from fedveil.privacy.mechanisms import SumMechanism, Unnoised, gaussian
-from fedveil.privacy.private_sum import CohortNoise, private_sum
+from fedveil.privacy.private_sum import CohortNoise, NoisySum, private_sum
 from fedveil.privacy.releases import ADVERSARIES, Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
@@ -109,9 +109,26 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
     ) -> tuple[Update, State]:
         if self.unit == "record":
             return Update(sub(self._dp_sgd(task, at, down.params, data, rng), down.params)), state
-        update = sub(self.train(task, at, down.params, data, rng).params, down.params)
+        update, after = self._update(task, at, down, data, state, rng)
         upload = self.noise(at.plan).upload(down.cohort)
-        return Update(upload(update, rng.noise()), down.cohort), state
+        return Update(upload(update, rng.noise()), down.cohort), after
+
+    def _update(
+        self, task: Task, at: At, down: CohortModel, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[Params, State]:
+        """What each client contributes before it is clipped, `unit = "client"`."""
+        return sub(self.train(task, at, down.params, data, rng).params, down.params), state
+
+    def client_sum(self) -> ClientSum[Server, CohortModel]:
+        if self.unit == "record":
+            raise InputError(
+                "method.unit",
+                self.unit,
+                "each client's local steps carry all of their noise already, so a sum has none to divide",
+                'Use "client", or aggregation.kind = "plain".',
+            )
+        without_local_noise(self.noise_scope, "central")
+        return ClientSum(gaussian(self.clip, self.noise_multiplier), self._update, _moved)
 
     def _dp_sgd(self, task: Task, at: At, start: Params, data: ClientData, rng: ClientStreams) -> Params:
         """Each client's model after `steps()` noisy steps; a client without examples adds noise only."""
@@ -177,3 +194,7 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
             return super().adaptation(at, dimension, examples)
         std = self.step_mechanism().std * math.sqrt(self.steps())
         return Adaptation.to_noise(std / max(1.0, self.record_rate * examples))
+
+
+def _moved(_at: At, server: Server, total: NoisySum) -> Server:
+    return Server(total.added_to(server.params))

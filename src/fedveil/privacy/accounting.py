@@ -65,6 +65,7 @@ class Guarantee:
     delta: float
     theorem: str
     reason: str = ""
+    assumptions: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         row: dict[str, Any] = {
@@ -75,6 +76,7 @@ class Guarantee:
             "epsilon": self.epsilon,
             "delta": self.delta,
             "theorem": self.theorem,
+            "assumptions": list(self.assumptions),
         }
         if self.reason:
             row["reason"] = self.reason
@@ -212,6 +214,15 @@ def _sampler_words(rounds: Iterable[Round], releases: Sequence[Release], unit: U
 
 
 def _guarantee(
+    rounds: Rounds, delta: float, unit: Unit, adversary: Adversary, accountant: Accountant
+) -> Guarantee:
+    """One row, with all that the releases it is about rely on."""
+    row = _priced(rounds, delta, unit, adversary, accountant)
+    seen = [r for round_ in rounds for r in round_.releases if adversary in r.visible_to]
+    return replace(row, assumptions=tuple(dict.fromkeys(text for r in seen for text in r.assumptions)))
+
+
+def _priced(
     rounds: Rounds, delta: float, unit: Unit, adversary: Adversary, accountant: Accountant
 ) -> Guarantee:
     visible: Rounds = Counter()

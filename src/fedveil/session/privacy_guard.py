@@ -143,8 +143,21 @@ class PrivacyGuard(Callback):
         """Every attempt at a round that was charged, where attempts draw fresh noise; else nothing."""
         return Counter() if self._replay_safe or self._ledger is None else self._ledger.rounds(self._run)
 
-    def statement(self, rounds: int) -> PrivacyStatement:
-        """The statement of the rounds that were run; with fresh noise, of every attempt at one that was charged."""
+    def statement(self, rounds: int, answered: int | None = None) -> PrivacyStatement:
+        """The statement of the rounds that were run; with fresh noise, of every attempt at one that was charged.
+
+        Its rows name the noise that was really there, where that depends on `answered`: so many clients answered at
+        least in every completed round.
+        """
+        found = self._of_rounds(rounds)
+        noise = None if answered is None else self._method.noise_found(self._plan, answered)
+        if noise is None:
+            return found
+        return replace(
+            found, proven=tuple(replace(row, assumptions=(*row.assumptions, noise)) for row in found.proven)
+        )
+
+    def _of_rounds(self, rounds: int) -> PrivacyStatement:
         delta = self._settings.delta
         plan = replace(self._plan, rounds=rounds) if rounds else self._plan
         plain = privacy_statement(self._method, plan, delta, deployed=not self._replay_safe)

@@ -15,7 +15,9 @@ from fedveil.engines.engine import Engine
 from fedveil.engines.simulation import Execution, Simulation
 from fedveil.errors import InputError, whole_number
 from fedveil.methods.method import AnyMethod
+from fedveil.methods.secure import securely_aggregated
 from fedveil.privacy.releases import Plan, Sampler
+from fedveil.secure_sum.settings import SecureSum
 from fedveil.session.checks import check_clients
 from fedveil.session.loop import Callback
 from fedveil.session.options import AvailableData, PrivacySettings, RunOptions, SimulationOptions
@@ -62,6 +64,7 @@ def run(
     execution: Execution = "auto",
     workers: int = 0,
     max_memory: int | None = None,
+    aggregation: SecureSum | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Train over the clients' data and say how private that was.
@@ -71,6 +74,7 @@ def run(
             arrays, `Examples`, or a `torch.utils.data.Dataset`.
         results: A folder. Every round is recorded there, an interrupted run resumes to the same result, and a finished
             one is read back; a folder that holds another run is refused.
+        aggregation: `SecureSum(...)`: the server learns only the sum of the uploads; None: all of them.
         score_clients: Score the final model on each client's own examples, or on `local_test`.
         callbacks: Called at every round.
 
@@ -95,7 +99,8 @@ def run(
     source = _clients_of(clients)
     plan = make_plan(source, rounds=rounds, cohort=cohort, sampler=sampler)
     data = AvailableData(test, classes, source, local_test, score_clients)
-    return simulate(task, source, method, plan, options, simulation, data, callbacks)
+    aggregated = securely_aggregated(method, aggregation)
+    return simulate(task, source, aggregated, plan, options, simulation, data, callbacks)
 
 
 def simulate(
