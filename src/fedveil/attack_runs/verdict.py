@@ -42,7 +42,7 @@ def _on_images(finding: Any) -> AttackVerdict | None:
     numbers = f"{found:.1f} dB against {baseline:.1f} dB"
     if found > baseline + _PSNR_MARGIN:
         text = f"On average closer to the originals than the mean image or public ones are ({numbers}): "
-        return AttackVerdict("leak", text + "it shows something of them.")
+        return AttackVerdict("leak", text + "an improvement over the baseline.")
     single = _scores(finding, "against_x", "per_image", "psnr")
     closer = [value for value in single if value > baseline]
     some = f"{len(closer)} of {len(single)} are closer, the best at {max(closer):.1f} dB" if closer else ""
@@ -53,7 +53,9 @@ def _on_images(finding: Any) -> AttackVerdict | None:
     if some:
         text += f", but {some}."
     else:
-        text += ", nor is any single one: by this measure it shows nothing of them." if single else "."
+        text += (
+            ", nor is any single one: by this measure no improvement over the baseline." if single else "."
+        )
     return AttackVerdict("nothing", text)
 
 

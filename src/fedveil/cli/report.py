@@ -109,7 +109,7 @@ def _run(cells: Sequence[Cell], results: Path, data: Path | None, jobs: int | No
             )
         except KeyboardInterrupt as stop:
             progress.stop()
-            print("fedveil: interrupted; the same command goes on from here.", file=sys.stderr)
+            print("fedveil: interrupted; the same command resumes from here.", file=sys.stderr)
             raise typer.Exit(130) from stop
 
 

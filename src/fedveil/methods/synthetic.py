@@ -184,7 +184,7 @@ class SyntheticImages:
             return {}
         from fedveil.figures.fedlap import Sets, some_images_figure
 
-        sets = Sets(up.images.cpu(), up.labels.cpu(), {})
+        sets = Sets(up.images.cpu(), up.labels.cpu())
         figure = some_images_figure(at.round, sets, dataset.classes, mean=dataset.mean, std=dataset.std)
         return {} if figure is None else {f"synthetic/round-{at.round}": figure}
 

@@ -10,10 +10,12 @@ from html import escape
 from itertools import groupby, pairwise
 
 from fedveil.report import charts
+from fedveil.report.attack_files import Attack, TextPair
 from fedveil.report.charts import Curve
 from fedveil.report.groups import Setting
 from fedveil.report.markup import named, picture, section
-from fedveil.report.reading import Attack, Run, TextPair
+from fedveil.report.reading import Run
+from fedveil.report.svg import swatch
 
 _WIDE_PICTURE = 400  # pixels; a whole figure, not one image
 _SCORE = re.compile(
@@ -57,7 +59,7 @@ def _roc(name: str, curves: Sequence[Curve]) -> str:
         rates=True,
     )
     items = "".join(
-        f"<li>{charts.swatch(c.look)}<span>{escape(c.name)} <small>area {_area(c.x, c.y):.3f}</small></span></li>"
+        f"<li>{swatch(c.look)}<span>{escape(c.name)} <small>area {_area(c.x, c.y):.3f}</small></span></li>"
         for c in curves
     )
     caption = f"<figcaption>{escape(name)}</figcaption>"
