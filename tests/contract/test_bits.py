@@ -37,7 +37,7 @@ def in_floating_point(
     return {name: leaf + std * normal(streams, leaf.shape[1:], leaf) for name, leaf in singles.items()}
 
 
-def bits_of(method: AnyMethod, samples: int = 1000) -> dict[str, Audited]:
+def bits_of(method: AnyMethod, samples: int = 400) -> dict[str, Audited]:
     """The rows of the audit that look at the bits, by adversary."""
     found = audit_method(method, PLAN, delta=DELTA, samples=samples)
     return {audited.adversary: audited for audited in found if audited.finding.kind == KIND}
