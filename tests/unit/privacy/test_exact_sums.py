@@ -45,13 +45,13 @@ def adversarial_rows(dtype: torch.dtype, clip: float) -> list[Tensor]:
     border += [unit * clip * (1 + k * 2.0**-50) for k in range(-12, 13)]
     spread = unit * clip * torch.from_numpy(2.0 ** named_stream(1, "p").uniform(-60, 20, 3000))
     others = [
-        torch.full((30_000,), 1.1 * clip / math.sqrt(30_000)),
-        torch.full((30_000,), clip / math.sqrt(30_000)),
-        torch.full((5000,), smallest),
-        torch.full((5000,), largest),
-        torch.tensor([largest, clip, smallest, 1.0, -largest]),
-        torch.tensor([clip]),
-        torch.tensor([math.nextafter(clip, math.inf)]),
+        torch.full((30_000,), 1.1 * clip / math.sqrt(30_000), dtype=torch.float64),
+        torch.full((30_000,), clip / math.sqrt(30_000), dtype=torch.float64),
+        torch.full((5000,), smallest, dtype=torch.float64),
+        torch.full((5000,), largest, dtype=torch.float64),
+        torch.tensor([largest, clip, smallest, 1.0, -largest], dtype=torch.float64),
+        torch.tensor([clip], dtype=torch.float64),
+        torch.tensor([math.nextafter(clip, math.inf)], dtype=torch.float64),
         spread,
     ]
     return [row.to(dtype).unsqueeze(0) for row in (*border, *others)]
