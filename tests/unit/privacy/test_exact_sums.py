@@ -115,7 +115,10 @@ def test_the_sum_of_uploads_is_exact(
     assert bool((added / upload.step == (added / upload.step).round()).all())
     models = noisy_models(upload, {"w": start["w"].expand(6, -1)}, update, streams[1], lr)
     assert models["w"].dtype == torch.float32
-    assert torch.equal(module._updates(models, start, lr, upload.step)["w"], added)
+    for sent in (models, {"w": models["w"].double()}):
+        kept = sent["w"].clone()
+        assert torch.equal(module._updates(sent, start, lr, upload.step)["w"], added)
+        assert torch.equal(sent["w"], kept)
     like = {"w": start["w"][0]}
     summed = private_sum(
         models, like, 6, PLAN, Unnoised(), named_stream(0, "none"), upload=upload, start=start, lr=lr
