@@ -50,6 +50,7 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/t_tsvd.py
 	$(BIN)/python benchmarks/per_example.py
 	$(BIN)/python benchmarks/gradient_matching.py
+	$(BIN)/python benchmarks/noise.py
 	$(BIN)/python benchmarks/accounting.py
 	$(BIN)/python benchmarks/deployment.py sizes
 	$(BIN)/python benchmarks/deployment.py clients

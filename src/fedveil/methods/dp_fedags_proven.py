@@ -46,7 +46,7 @@ from fedveil.privacy.private_sum import CohortNoise, NoisySum, private_sum
 from fedveil.privacy.releases import ADVERSARIES, Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams, named_stream
 from fedveil.task import Task
-from fedveil.tree import Params, State, add, flatten, unflatten, with_axis, without_axis
+from fedveil.tree import Params, State, flatten, moved, unflatten, with_axis, without_axis
 
 Variant = Literal["everywhere", "public-mask", "top-k", "sparse-vector"]
 _PUBLIC = ("everywhere", "public-mask")
@@ -259,7 +259,7 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
 
     def _moved(self, at: At, server: Server, mean: Tensor, seen: Tensor) -> Server:
         gradient = without_axis(unflatten(mean.unsqueeze(0), with_axis(server.params)))
-        return Server(add(server.params, gradient, scale=-self.lr_at(at)), seen.to(server.seen))
+        return Server(moved(server.params, gradient, -self.lr_at(at)), seen.to(server.seen))
 
     def model(self, server: Server) -> Params:
         return server.params

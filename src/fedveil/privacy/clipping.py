@@ -14,10 +14,12 @@ from fedveil.errors import DivergedError, InputError
 from fedveil.streams import Stream
 from fedveil.tree import Params, flat_rows
 
-# Rounding the factor and the scaled row may lengthen it by this much of its length, and more; it is taken off before.
-_MARGIN = {torch.float64: 2.0**-50, torch.float32: 2.0**-22, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
+# Rounding the factor and the scaled row may lengthen it by less than this share, which is taken off before. What is
+# left in float32 and float64 covers the rounding errors of a float64 sum of up to 2^15 rows.
+_MARGIN = {torch.float64: 2.0**-21, torch.float32: 2.0**-21, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
 _UNIT = 2.0**-52
 _SMALLEST_FACTOR = 1e-30
+_SMALLEST_CLIP = 1e-30  # of shorter rows float32 keeps too few digits
 _HIDDEN: ContextVar[list[int] | None] = ContextVar("hidden divergence", default=None)
 
 
@@ -59,8 +61,8 @@ def _finite(params: Params) -> Params:
 
 
 def check_clip(clip: float) -> float:
-    if not (math.isfinite(clip) and clip > 0):
-        raise InputError("clip", clip, "is not a bound", "Use a positive finite number.")
+    if not (math.isfinite(clip) and clip >= _SMALLEST_CLIP):
+        raise InputError("clip", clip, "is not a bound", f"Use a finite number, {_SMALLEST_CLIP:g} or more.")
     return clip
 
 
@@ -129,7 +131,8 @@ def clip_rows_l1(params: Params, clip: float) -> Params:
     """Each client's parameters, taken as one vector, to an L1 norm of at most `clip`."""
     params = _finite(params)
     norm = torch.stack([flat_rows(leaf.detach()).double().abs().sum(1) for leaf in params.values()]).sum(0)
-    if not bool(torch.isfinite(norm).all()):
+    overflows = not bool(torch.isfinite(norm).all())  # of finite rows: they are scaled to zero
+    if overflows and not all(bool(leaf.isfinite().all()) for leaf in params.values()):
         raise DivergedError("a client's update is not finite: it cannot be clipped, so it is not released")
     entries = _entries(params)
     return {name: _shrink(leaf, norm, clip, entries) for name, leaf in params.items()}

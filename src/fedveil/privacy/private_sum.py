@@ -18,14 +18,15 @@ from fedveil.privacy.mechanisms import SumMechanism, Unnoised, gaussian
 from fedveil.privacy.releases import GaussianNoise, Plan, Protection, RandomGaussianNoise, Release
 from fedveil.privacy.sampling import cohort_sizes
 from fedveil.streams import Stream
-from fedveil.tree import Params, add, tree_map, with_axis, without_axis, zeros_like
+from fedveil.tree import Params, add, moved, with_axis, without_axis, zeros_like
 
 NoiseScope = Literal["shared", "local"]
 _MOST_DRAWS = 48
 _SUMMED = 4
 """The grid of uploads is coarse, so that float32 holds them exactly (docs/noise.md, claim 3)."""
-_HELD = 2.0**22
-"""Multiples of the grid that are certain to survive float32, beside a model they are added to."""
+_HELD = 2.0**21
+"""So many multiples of the grid survive float32 beside a model: product, sum and `lr` are each rounded once, which
+moves them by less than 3 / 8 of the step."""
 _FAR = 16
 """No draw is further out than so many standard deviations, but for a chance below 2^-180."""
 
@@ -160,8 +161,7 @@ class NoisySum:
 
     def added_to(self, start: Params, lr: float = 1.0) -> Params:
         """`start` plus `lr` times the mean, in the type of `start`."""
-        moved = add(tree_map(torch.Tensor.double, start), without_axis(self.total), scale=lr / self.cohort)
-        return {name: moved[name].to(leaf.dtype) for name, leaf in start.items()}
+        return moved(start, without_axis(self.total), lr / self.cohort)
 
 
 def private_sum(
@@ -227,5 +227,6 @@ def _fits(upload: SumMechanism, beside: float) -> bool:
 
 def _updates(uploads: Params, start: Params, lr: float, step: float) -> Params:
     """The updates in models `start + lr * update`, in float64: exactly the multiples of the step that were added."""
-    found = {name: (leaf.double() - start[name].double()) / lr for name, leaf in uploads.items()}
-    return {name: (leaf / step).round_() * step for name, leaf in found.items()} if step else found
+    doubles = {name: leaf.to(torch.float64, copy=True) for name, leaf in uploads.items()}
+    found = {name: leaf.sub_(start[name]).div_(lr * (step or 1.0)) for name, leaf in doubles.items()}
+    return {name: leaf.round_().mul_(step) for name, leaf in found.items()} if step else found

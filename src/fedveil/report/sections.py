@@ -150,7 +150,10 @@ def _privacy_rows(setting: Setting) -> list[Row]:
         if bound is not None:
             who = str(audit.get("adversary", ""))
             whom = f" against {WHO[who]}" if who in WHO else ""
-            said = f"{setting.name}: an audit{whom} showed epsilon of at least {show(bound)}{_scope(audit)}"
+            of = " of the bits" if audit.get("kind") == "reachable values" else ""
+            said = (
+                f"{setting.name}: an audit{of}{whom} showed epsilon of at least {show(bound)}{_scope(audit)}"
+            )
             audits.setdefault(who, []).append(Mark("audit", bound, said))
     for who, marks in audits.items():
         if who in WHO:

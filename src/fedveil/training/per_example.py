@@ -28,7 +28,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 _STORED_BYTES = 96 * 2**20  # per-example gradients that are held at a time
 _ACTIVATION_BYTES = 8 * 2**20  # the largest output of a layer: above it, fresh memory costs more than work
-_MARGIN = 2.0**-16
+MARGIN = 2.0**-16  # the share of the clip that is left for rounding errors
 _FIRST = 16  # examples of the first micro-batch, which shows how large the outputs are
 
 
@@ -93,7 +93,7 @@ def clip_factors(norms: Tensor, clip: float) -> Tensor:
 
     The margin covers the error of the norms, of the products and of the sum of up to 2^18 gradients in float64.
     """
-    bound = clip * (1 - _MARGIN)
+    bound = clip * (1 - MARGIN)
     return torch.where(norms > bound, bound / norms, torch.ones_like(norms))
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedveil.data.client_data import ClientData
+from fedveil.errors import InputError
 from fedveil.linear_network import cross_entropy_gradient, example_norms, mean_gradient
 from fedveil.privacy.clipping import hide
 from fedveil.privacy.mechanisms import SumMechanism
@@ -23,6 +24,9 @@ from fedveil.streams import ClientStreams, Stream
 from fedveil.task import Batch, Task
 from fedveil.training.per_example import clip_factors, clipped_gradient_sum
 from fedveil.tree import Params, per_row, rows
+
+_LARGEST_BATCH = 2**17
+"""Expected; a Poisson batch is never twice as large (docs/noise.md, claim 4)."""
 
 
 def private_steps(smallest: int, largest: int, batch_size: int, epochs: int) -> tuple[int, float]:
@@ -161,6 +165,13 @@ def private_gradient(
     (`test_one_example_moves_the_sum_by_no_more_than_the_clip`); the noise is the mechanism's
     (`test_the_noise_is_what_is_declared`).
     """
+    if mechanism.step and float(expected.max()) > _LARGEST_BATCH:
+        raise InputError(
+            "batch_size",
+            float(expected.max()),
+            "is too large: the rounding errors of the sum would not be private",
+            f"Use batches of at most {_LARGEST_BATCH} examples.",
+        )
     total = clipped_sum(task, w, batch, mechanism.clip, dropout, closed_form=closed_form)
     noisy = mechanism.perturb(total, noise)
     return {

@@ -58,15 +58,23 @@ def largest_by_gumbel(values: Floats, scale: float, count: int, stream: Stream) 
     words = words_of(stream, len(values))
     noisy = values + scale * gumbel_quantiles(words)
     doubt = scale * _error(words) + _ROUNDINGS * (np.abs(values) + np.abs(noisy) + 64 * scale)
-    border = np.partition(noisy, len(noisy) - count)[len(noisy) - count]
-    near = np.abs(noisy - border) <= doubt + doubt[noisy == border].max()
-    sure = np.flatnonzero((noisy > border) & ~near)
-    close = np.flatnonzero(near)
+    sure, close = _certain_and_close(noisy - doubt, noisy + doubt, count)
     wanted = count - len(sure)
     if wanted < len(close):
         draws = [_Draw(float(values[place]), scale, int(words[place]), _gumbel, stream) for place in close]
         close = close[_largest(draws, wanted)]
     return np.sort(np.concatenate([sure, close]))
+
+
+def _certain_and_close(low: Floats, high: Floats, count: int) -> tuple[Places, Places]:
+    """Which numbers between `low` and `high` are among the `count` largest for certain, and which may be."""
+    if count >= len(low):
+        return np.arange(len(low)), np.arange(0)
+    first = len(low) - count
+    reached = np.partition(low, first)[first]  # by `count` numbers at least
+    others = np.partition(high, first - 1)[first - 1]  # at most `count` numbers exceed this
+    certain = low > others
+    return np.flatnonzero(certain), np.flatnonzero(~certain & (high >= reached))
 
 
 def gumbel_quantiles(words: SignedWords) -> Floats:
