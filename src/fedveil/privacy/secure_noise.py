@@ -155,7 +155,9 @@ class SecureNoise:
         n, t, c = self.group.nodes, self.group.threshold, self.group.colluders
         who = {"server": "the server", "observer": "the observer", "client": "the client"}[adversary]
         sampled = adversary == "observer" and n < plan.clients
-        colluders = "no client colludes" if sampled else f"at most {c} {_clients(c, adversary)} collude"
+        colluders = (
+            "no client may collude" if sampled else f"at most {c} {_clients(c, adversary)} may collude"
+        )
         found = [
             f"threshold: a sum is revealed only if at least {t} of {n} clients answer",
             f"colluders: {colluders} with {who}",

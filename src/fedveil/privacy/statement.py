@@ -94,7 +94,7 @@ def _against(
             f"({_NEIGHBOUR[row.adjacency]}; sampler: {row.sampler}). {_meaning(row, row.epsilon, plan)}"
         )
         lines.append(f"  Proof: {row.theorem}.")
-    lines += dict.fromkeys(f"  Assumes {text}." for row in rows for text in row.assumptions)
+    lines += dict.fromkeys(f"  Assumption, {text}." for row in rows for text in row.assumptions)
     return lines
 
 
@@ -145,9 +145,9 @@ def _not_covered(rows: Sequence[Guarantee], plan: Plan | None) -> list[str]:
         )
     if others:
         lines.append(
-            "  They are about the models. The run's other files (scores of single clients, also on training examples, "
-            "label counts, cohort sizes, transcripts, attacks) and the report made of them are not covered: they are "
-            "not to be published with a model of real data."
+            "  These rows are about the models. The run's other files (scores of single clients, also on training "
+            "examples, label counts, cohort sizes, transcripts, attacks) and the report made of them are not covered: "
+            "they are not to be published with a model of real data."
         )
     if plan is not None:
         sizes = f"{plan.clients} clients, {plan.cohort} in a round, {plan.rounds} rounds"
