@@ -130,6 +130,13 @@ class Method(ABC, Generic[S, Down, Up]):
         """What the server learns of the uploads `[K, ...]`: by default all of them, else their sum as one row."""
         return up
 
+    def least_noise(self, plan: Plan, clients: Sequence[int], up: Up) -> tuple[Sequence[int], Up]:
+        """The answers with as little unknown noise as the guarantee allows for, for audits; by default all as they are.
+
+        A sum that fewer clients answer, and of which colluders know their part, is one.
+        """
+        return clients, up
+
     def noise_found(self, plan: Plan, answered: int) -> str | None:
         """The noise that was really in the sums, if `answered` clients answered at least in every completed round.
 

@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
 from fedveil.messages import Message, Record
@@ -58,7 +61,7 @@ class SecurelyAggregated(Around[Record]):
     def __post_init__(self) -> None:
         self._parts()
         self.named(
-            "secure-sum", "the server learns only their sum", self.inner.server_type, up_type=IntegerUpload
+            "secure", "the server learns only their sum", self.inner.server_type, up_type=IntegerUpload
         )
         object.__setattr__(self, "discloses_sum", True)
 
@@ -123,6 +126,16 @@ class SecurelyAggregated(Around[Record]):
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         return self.noise(plan).releases(self._parts().what, plan)
+
+    def least_noise(self, plan: Plan, clients: Sequence[int], up: Message) -> tuple[Sequence[int], Message]:
+        """t clients answer, and the last c of them collude: what they sent is known and taken off."""
+        group = self.noise(plan).group
+        left = up.rows(range(group.threshold))
+
+        def without_colluders(_: str, leaf: Tensor) -> Tensor:
+            return torch.cat([leaf[: group.honest], torch.zeros_like(leaf[group.honest :])])
+
+        return clients[: group.threshold], left.map(without_colluders)
 
     def noise_found(self, plan: Plan, answered: int) -> str | None:
         noise = self.noise(plan)

@@ -177,7 +177,8 @@ class SecureNoise:
         n, c = self.group.nodes, self.group.colluders
         return (
             f"noise that was really there: at least {answered} of {n} clients answered in every completed round, so "
-            f"every sum carried at least {self._of(answered)} C, {self._of(answered - c)} C without {c} colluders"
+            f"every sum carried at least {self._of(answered)} C, of which colluders do not know "
+            f"{self._of(answered - c)} C"
         )
 
     def _of(self, shares: int) -> str:

@@ -72,10 +72,8 @@ def run(
     Args:
         clients: `ArrayClients`, `LazyClients`, or a list with one entry per client: a pair (x, y) of tensors or NumPy
             arrays, `Examples`, or a `torch.utils.data.Dataset`.
-        results: A folder. Every round is recorded there, an interrupted run resumes to the same result, and a finished
-            one is read back; a folder that holds another run is refused.
+        results: A folder for every round. An interrupted run resumes there, a finished one is read back.
         aggregation: `SecureSum(...)`: the server learns only the sum of the uploads; None: all of them.
-        score_clients: Score the final model on each client's own examples, or on `local_test`.
         callbacks: Called at every round.
 
     The other arguments are the fields of `RunOptions`, `SimulationOptions` and `AvailableData`.
@@ -99,8 +97,8 @@ def run(
     source = _clients_of(clients)
     plan = make_plan(source, rounds=rounds, cohort=cohort, sampler=sampler)
     data = AvailableData(test, classes, source, local_test, score_clients)
-    aggregated = securely_aggregated(method, aggregation)
-    return simulate(task, source, aggregated, plan, options, simulation, data, callbacks)
+    method = securely_aggregated(method, aggregation)
+    return simulate(task, source, method, plan, options, simulation, data, callbacks)
 
 
 def simulate(

@@ -113,7 +113,7 @@ def test_what_does_not_fit_the_plan_is_refused_before_anything_is_written(
 
 def test_a_run_from_a_configuration(tmp_path: Path) -> None:
     found = run_seed(make_config(SECURE), 0, experiment="secure", results=tmp_path)
-    assert found.summary["method"] == "udp-fedavg+secure-sum"
+    assert found.summary["method"] == "udp-fedavg+secure"
     rows = {row["adversary"]: row for row in found.summary["privacy"]["proven"]}
     assert rows["server"]["epsilon"] == rows["observer"]["epsilon"] < rows["client"]["epsilon"]
     assert found.summary["bytes_up"] == 2 * 10 * 4 * found.summary["parameters"]

@@ -114,6 +114,9 @@ class Around(Method[S, Message, Message]):
     def disclosed(self, up: Message) -> Message:
         return cast(Message, self.inner.disclosed(up))
 
+    def least_noise(self, plan: Plan, clients: Sequence[int], up: Message) -> tuple[Sequence[int], Message]:
+        return self.inner.least_noise(plan, clients, up)
+
     def noise_found(self, plan: Plan, answered: int) -> str | None:
         return self.inner.noise_found(plan, answered)
 
