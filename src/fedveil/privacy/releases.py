@@ -321,6 +321,12 @@ class Release:
             value = getattr(self, field)
             if value is not None and not 0 < value <= 1:
                 raise InputError(field, value, "is not a sampling rate", "Use a number in (0, 1].")
+        if self.insider is not None and any(
+            isinstance(p, PostProcessing) for p in (self.protection, self.insider)
+        ):
+            raise InputError(
+                "insider", self.insider, "what is only post-processing is the same to everybody", "Leave it out."
+            )
         if self.unit == "client" and (self.rate != 1 or self.first_rate is not None):
             raise InputError("rate", self.rate, "batches hide records, not clients", 'Use unit = "record".')
 

@@ -241,10 +241,13 @@ def test_adjacency_is_stated_or_refused() -> None:
     assert replaced == pytest.approx(_epsilon([_client(GaussianNoise(0.5))]), abs=1e-3)
 
 
-def test_record_sampling_hides_behind_client_sampling_for_a_single_access() -> None:
-    release = Release("g", "record", ("server",), GaussianNoise(1.0), participation="hidden", rate=0.2)
-    combined = Release("g", "record", ("server",), GaussianNoise(1.0), participation="charged", rate=0.02)
-    assert _epsilon([release]) == pytest.approx(_epsilon([combined]), rel=1e-9)
+def test_a_hidden_cohort_does_not_hide_records() -> None:
+    """Whoever knows the client's other records sees from the sum whether it participated."""
+    hidden, seen, together = (
+        Release("g", "record", ("server",), GaussianNoise(1.0), participation, rate=rate)
+        for participation, rate in (("hidden", 0.2), ("seen", 0.2), ("charged", 0.02))
+    )
+    assert _epsilon([hidden]) == _epsilon([seen]) > 3 * _epsilon([together])
 
 
 def test_two_rates_lie_between_the_single_ones() -> None:
