@@ -1,5 +1,6 @@
 # Two commands do everything on a fresh machine with Python 3.11 or newer: `make demo` and `make test`.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 BIN := .venv/bin
 READY := .venv/.ready
 DEV := .venv/.ready-dev
@@ -7,8 +8,12 @@ PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check -c constra
 
 .PHONY: peers scale demo figures test chaos fuzz lint slow bench clean
 
-$(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
+# An environment of another Python version is cleared, with all its marks, and made anew.
+%/.python-$(VERSION):
+	$(PYTHON) -m venv --clear $*
+	touch $@
+
+$(READY): .venv/.python-$(VERSION) pyproject.toml constraints.txt
 	$(PIP) -e .
 	touch $(READY)
 
@@ -51,8 +56,7 @@ bench: $(DEV)
 
 # Peers have an environment of their own: none of them is a dependency of the project.
 PEERS := benchmarks/peers/.venv
-$(PEERS)/.ready: pyproject.toml constraints.txt benchmarks/peers/requirements.txt
-	$(PYTHON) -m venv $(PEERS)
+$(PEERS)/.ready: $(PEERS)/.python-$(VERSION) pyproject.toml constraints.txt benchmarks/peers/requirements.txt
 	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower]'
 	$(PEERS)/bin/pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/peers/requirements.txt
 	touch $@

@@ -34,8 +34,8 @@ from fedveil.data.client_data import ArrayClients, LazyClients
 from fedveil.engines.simulation import Simulation
 from fedveil.engines.worker import ClientWorker, one_thread
 from fedveil.experiment.config import make_config
+from fedveil.experiment.run import run_seed
 from fedveil.federation.create import Federation, init
-from fedveil.federation.launch import run_seed
 from fedveil.federation.processes import START_SECONDS, free_port
 from fedveil.methods import METHODS
 from fedveil.methods.method import AnyMethod, At, field_names

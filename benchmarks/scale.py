@@ -74,7 +74,7 @@ def run_point(point: Point, rounds: int) -> None:
         cohort=point.cohort,
         sampler=point.sampler,  # type: ignore[arg-type]
         score_clients=False,
-        observers=[clock],
+        callbacks=[clock],
     )
     taken = np.diff(clock.ends)[1:]  # the first rounds take the memory that later ones use again
     memory = (

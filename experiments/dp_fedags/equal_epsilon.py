@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.experiment.config import Config, build_method, make_config
-from fedveil.experiment.prepare import run_seed
+from fedveil.experiment.run import run_seed
 from fedveil.privacy.accounting import epsilon_of
 from fedveil.privacy.calibrate import calibrate
 from fedveil.privacy.releases import Adversary, Plan, Release

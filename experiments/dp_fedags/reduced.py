@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fedveil.attack_runs.membership import attack_result
 from fedveil.experiment.config import load_config
-from fedveil.experiment.prepare import run_seed
+from fedveil.experiment.run import run_seed
 
 ATTACKS = ("loss-threshold", "ml-leaks", "white-box")
 

@@ -13,10 +13,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from untouched import audit_untouched_client, audit_untouched_records
+
 from fedveil.attack_runs.membership import attack_result
-from fedveil.audits.unperturbed import audit_untouched_client, audit_untouched_records
 from fedveil.experiment.config import build_method, make_config
-from fedveil.experiment.prepare import run_seed
+from fedveil.experiment.run import run_seed
 from fedveil.methods.dp_fedags import printed_sigma
 from fedveil.privacy.releases import Plan
 

@@ -19,8 +19,8 @@ from fedveil.figures.fedceo import (
 )
 from fedveil.figures.figure import save_figure
 from fedveil.methods.fedceo import FedCEO
-from fedveil.session.callbacks.keep import KeepSmoothing
-from fedveil.session.session import run
+from fedveil.session.callbacks.keep import KeepRounds
+from fedveil.session.run import run
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -37,7 +37,7 @@ def idea(out: Path) -> None:
     prepared = prepare(config, 0)
     method = config.build_method()
     assert isinstance(method, FedCEO)
-    watch = KeepSmoothing()
+    watch = KeepRounds({config.run.rounds})
     run(
         prepared.task,
         prepared.clients,
@@ -45,19 +45,18 @@ def idea(out: Path) -> None:
         rounds=config.run.rounds,
         cohort=10,
         workers=1,
-        observers=[watch],
+        callbacks=[watch],
     )
     test = prepared.dataset.test
-    assert watch.at is not None
-    before = class_accuracy(prepared.task, watch.before, test.x, test.y, 8)
-    after = class_accuracy(prepared.task, watch.after, test.x, test.y, 8)
-    last = list(watch.before)[-1]
-    figure = smoothness_figure(watch.before[last], watch.after[last], (before, after), label="8")
+    kept = watch.found[config.run.rounds]
+    before, after = kept.up.params, kept.server.personal
+    accuracies = tuple(class_accuracy(prepared.task, models, test.x, test.y, 8) for models in (before, after))
+    last = list(before)[-1]
+    figure = smoothness_figure(before[last], after[last], accuracies, label="8")
     save_figure(figure, out / "methods" / "fedceo-smoothness.png")
-    first = next(iter(watch.before))
-    stack = watch.before[first]
-    threshold = method.threshold(watch.at.round, method.noise_std(watch.at), *stack.shape)
-    figure = spectrum_figure(stack, watch.after[first], threshold)
+    first = next(iter(before))
+    threshold = method.threshold(kept.at.round, method.noise_std(kept.at), *before[first].shape)
+    figure = spectrum_figure(before[first], after[first], threshold)
     save_figure(figure, out / "methods" / "fedceo-spectrum.png")
 
 

@@ -25,8 +25,8 @@ from fedveil.figures.fedceo import leakage_figure
 from fedveil.figures.figure import save_figure
 from fedveil.methods.fedceo import FedCEO
 from fedveil.models.registry import make_model
-from fedveil.session.callbacks.keep import KeepSmoothing
-from fedveil.session.session import run
+from fedveil.session.callbacks.keep import KeepRounds
+from fedveil.session.run import run
 from fedveil.streams import named_stream
 from fedveil.task import Task
 from fedveil.tree import Params, concatenate, expand, rows, scale, sub, with_axis
@@ -38,12 +38,12 @@ LEARNING_RATE = 0.1
 
 def updates(task: Task, data: ArrayClients, start: Params, sigma: float) -> tuple[Params, Params]:
     """One round's uploads and their smoothed models, each read as gradients `[K, ...]`."""
-    watch = KeepSmoothing()
+    watch = KeepRounds({1})
     method = FedCEO(lr=LEARNING_RATE, epochs=1, batch_size=1, noise_multiplier=sigma, interval=1)
-    run(task, data, method, rounds=1, cohort=CLIENTS, workers=1, observers=[watch])
-    before = expand(with_axis(start), CLIENTS)
+    run(task, data, method, rounds=1, cohort=CLIENTS, workers=1, callbacks=[watch])
+    before, kept = expand(with_axis(start), CLIENTS), watch.found[1]
     uploaded, smoothed = (
-        scale(sub(before, model), 1 / LEARNING_RATE) for model in (watch.before, watch.after)
+        scale(sub(before, model), 1 / LEARNING_RATE) for model in (kept.up.params, kept.server.personal)
     )
     return uploaded, smoothed
 

@@ -22,7 +22,8 @@ import torch
 from fedveil.errors import ResultError
 from fedveil.evaluation.accuracy import evaluate
 from fedveil.experiment.config import Config, build_rule, load_config
-from fedveil.experiment.prepare import prepare, result_folder, run_seed
+from fedveil.experiment.prepare import prepare, result_folder
+from fedveil.experiment.run import run_seed
 from fedveil.methods.wrappers import Rule
 from fedveil.privacy.releases import Plan
 from fedveil.session.loop import Callback, RoundEnd
@@ -230,11 +231,11 @@ def run_case(case: Case, seed: int, results: Path) -> bool:
     rules = [rule for rule in map(build_rule, FOLLOWED[case.data]) if isinstance(rule, Rule)]
     follow = FollowRules(rules, prepared.task, prepared.task.init(seed), test)
 
-    def observe(_plan: Plan) -> list[Callback]:
+    def callbacks_for(_plan: Plan) -> list[Callback]:
         return [follow]
 
     try:
-        result = run_seed(config, seed, experiment=experiment, results=results, observe=observe)
+        result = run_seed(config, seed, experiment=experiment, results=results, callbacks_for=callbacks_for)
     except ResultError:
         return False
     if not follow.accuracy:  # another process finished it in the meantime

@@ -28,7 +28,8 @@ from tables import trained
 
 from fedveil.attacks.registry import make_attack
 from fedveil.evaluation.image_quality import Brightness
-from fedveil.experiment.prepare import prepare, run_seed
+from fedveil.experiment.prepare import prepare
+from fedveil.experiment.run import run_seed
 from fedveil.figures.figure import new_figure, save_figure
 from fedveil.figures.style import matplotlib_line, matplotlib_style
 from fedveil.methods.fedem import FedEM

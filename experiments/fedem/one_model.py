@@ -17,7 +17,6 @@ from torch import Tensor
 
 from fedveil.attack_runs.inversion import Scored, score
 from fedveil.attack_runs.transcript import RecordedRun, Truth, read_exchange, server_view, truth
-from fedveil.attacks.knowledge import adaptation_to
 from fedveil.attacks.view import Attack
 from fedveil.evaluation.image_quality import Brightness
 from fedveil.experiment.config import make_config
@@ -65,7 +64,7 @@ def attack_rows(
     found = []
     for (gradient, own), name in zip(answers, names, strict=True):
         size = sum(leaf.numel() for leaf in gradient.values())
-        known = adaptation_to(method_of(name), exchange.at, size, one.examples)
+        known = method_of(name).adaptation(exchange.at, size, one.examples)
         finding = attack(replace(one, observed=gradient, adaptation=known), named_stream(seed, "one model"))
         found.append(score(run, one, finding, own))
     return found

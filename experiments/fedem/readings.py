@@ -27,8 +27,9 @@ from fedveil.attacks.inversion.labels import known_or_inferred
 from fedveil.attacks.inversion.matching import candidate_gradients, cosine_distance, total_variation
 from fedveil.attacks.inversion.optimise import stacked_adam
 from fedveil.attacks.inversion.restarts import Clock, best_images, make_rows
-from fedveil.attacks.view import Finding, LocalSteps, ServerView, Watch
-from fedveil.experiment.prepare import run_seed
+from fedveil.attacks.view import Finding, ServerView, Watch
+from fedveil.experiment.run import run_seed
+from fedveil.methods.disclosure import LocalSteps
 from fedveil.methods.fedem import FedEM, Norm, project_to_shell
 from fedveil.methods.fedsgd import batch_in_step
 from fedveil.models.registry import make_model

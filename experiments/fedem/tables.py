@@ -22,7 +22,7 @@ from fedveil.atomic_files import write_atomically
 from fedveil.attack_runs.inversion import attack_settings
 from fedveil.attack_runs.transcript import RecordedRun, open_run
 from fedveil.attacks.registry import make_attack
-from fedveil.experiment.prepare import run_seed
+from fedveil.experiment.run import run_seed
 
 SCORES = ("mse", "psnr", "ssim", "lpips", "kl", "psnr_to_trained_on", "distortion_psnr", "mean_image_psnr")
 

@@ -12,8 +12,8 @@ from fedveil.experiment.config import Config, load_config
 from fedveil.experiment.prepare import prepare
 from fedveil.figures.fedlap import Sets, images_figure, path_figure, pixels_figure
 from fedveil.figures.figure import save_figure
-from fedveil.session.callbacks.keep import KeepSets
-from fedveil.session.session import run
+from fedveil.session.callbacks.keep import KeepRounds
+from fedveil.session.run import run
 from fedveil.task import Task
 from fedveil.training.surrogate import measure_path
 
@@ -25,7 +25,7 @@ PRIVATE = ["run.rounds=4"]
 
 def watched(config: Config, rounds: tuple[int, ...]) -> tuple[Task, dict[int, Sets], float | None]:
     prepared = prepare(config, 0)
-    watch = KeepSets(rounds)
+    watch = KeepRounds(rounds)
     test = prepared.dataset.test
     result = run(
         prepared.task,
@@ -35,10 +35,13 @@ def watched(config: Config, rounds: tuple[int, ...]) -> tuple[Task, dict[int, Se
         sampler="all",
         test=(test.x, test.y),
         classes=prepared.dataset.num_classes,
-        observers=[watch],
+        callbacks=[watch],
         workers=1,
     )
-    return prepared.task, watch.found, result.accuracy
+    found = {
+        number: Sets(kept.up.images, kept.up.labels, kept.down.params) for number, kept in watch.found.items()
+    }
+    return prepared.task, found, result.accuracy
 
 
 def draw(out: Path, name: str, changes: list[str]) -> None:

@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 from fedveil.experiment.config import load_config
-from fedveil.experiment.prepare import run_seed
+from fedveil.experiment.run import run_seed
 from fedveil.session.results import Result
 
 HERE = Path(__file__).parent

@@ -17,7 +17,7 @@ from reduced import HERE, TABLE_2, proven
 from fedveil.evaluation.accuracy import evaluate
 from fedveil.experiment.config import load_config
 from fedveil.experiment.prepare import Prepared, load_examples, prepare
-from fedveil.session.session import run
+from fedveil.session.run import run
 from fedveil.tree import Params
 
 CONFIG = HERE / "reduced-mnist.toml"

@@ -22,7 +22,7 @@ from fedveil.attack_runs.inversion import attack_exchange, describe, write_findi
 from fedveil.attack_runs.transcript import open_run
 from fedveil.attacks.registry import make_attack
 from fedveil.experiment.config import Config, make_config
-from fedveil.experiment.prepare import run_seed
+from fedveil.experiment.run import run_seed
 
 ROWS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "fedsgd": ({"name": "fedsgd"}, []),

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fedveil.experiment.config import load_config, make_config
-from fedveil.experiment.prepare import run_seed
+from fedveil.experiment.run import run_seed
 
 Row = tuple[dict[str, Any], list[dict[str, Any]], float | None]
 HERE = Path(__file__).parent

@@ -8,9 +8,10 @@ from fedveil.models.registry import make_model, register_model
 from fedveil.partition.registry import make_partition
 from fedveil.partition.share import share
 from fedveil.privacy.releases import Plan, Release
-from fedveil.session.privacy_guard import PrivacySettings, privacy_statement
+from fedveil.session.options import PrivacySettings
+from fedveil.session.privacy_guard import privacy_statement
 from fedveil.session.results import Result
-from fedveil.session.session import make_plan, run
+from fedveil.session.run import make_plan, run
 from fedveil.task import Batch, Task
 
 __all__ = [

@@ -105,5 +105,13 @@ def weighted_sum(a: Params, weights: Tensor) -> Params:
     return {name: torch.einsum("k,k...->...", weights.to(leaf.dtype), leaf) for name, leaf in a.items()}
 
 
+def total(parts: Sequence[Params], like: Params) -> Params:
+    """The sum of all parts, which have the names and shapes of `like`; zero where there are none."""
+    found = zeros_like(like)
+    for part in parts:
+        found = add(found, part)
+    return found
+
+
 def nbytes(a: Params) -> int:
     return sum(leaf.numel() * leaf.element_size() for leaf in a.values())

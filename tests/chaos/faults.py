@@ -34,7 +34,7 @@ from fedveil.errors import FedveilError
 from fedveil.methods.udp_fedavg import UDPFedAvg
 from fedveil.models.registry import make_model
 from fedveil.privacy.ledger import Ledger
-from fedveil.session.privacy_guard import PrivacySettings
+from fedveil.session.options import PrivacySettings
 from fedveil.session.results import ResultFolder
 from fedveil.task import Task
 

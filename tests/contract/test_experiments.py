@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 from pathlib import Path
 
 import pytest
 
 from fedveil.experiment.config import Config, load_config
-from fedveil.experiment.prepare import run_seed
+from fedveil.experiment.run import run_seed
 from fedveil.models.registry import make_model
 from fedveil.privacy.releases import Plan
+from tests.contract.scripts import experiment_script
 
 ROOT = Path(__file__).parents[2] / "experiments"
 FILES = sorted(ROOT.rglob("*.toml"))
@@ -84,12 +84,8 @@ def test_scripts_use_names_that_exist(script: Path) -> None:
 
 
 def test_fedceo_rows_are_those_of_its_generator() -> None:
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "fedceo" / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    generate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generate)
-    expected = {ROOT / "fedceo" / path: text for path, text in generate.rows()}
+    rows = experiment_script("fedceo/generate.py").rows()
+    expected = {ROOT / "fedceo" / path: text for path, text in rows}
     assert set((ROOT / "fedceo").glob("table-*/*.toml")) == set(expected)
     for path, text in expected.items():
         assert path.read_text() == text

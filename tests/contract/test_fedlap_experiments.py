@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from fedveil.experiment.config import load_config
 from fedveil.privacy.accounting import account
+from tests.contract.scripts import experiment_script
 
 ROOT = Path(__file__).parents[2] / "experiments" / "fedlap_dp"
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"fedlap_{name}", ROOT / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_rows_are_those_of_the_generator() -> None:
-    expected = {ROOT / path: text for path, text in script("generate").rows()}
+    expected = {ROOT / path: text for path, text in experiment_script("fedlap_dp/generate.py").rows()}
     assert {path for path in ROOT.rglob("*.toml") if path.parent != ROOT} == set(expected)
     for path, text in expected.items():
         assert path.read_text() == text
@@ -49,7 +39,7 @@ def test_private_rows_have_the_published_batches_and_epsilons() -> None:
 def test_reduced_methods_differ_from_the_paper_in_size_and_not_in_price(dataset: str) -> None:
     from fedveil.privacy.releases import Plan
 
-    reduced = script("reduced")
+    reduced = experiment_script("fedlap_dp/reduced.py")
     plan = Plan(5, 5, "all", 1, 400, 440)
     for method, changes in reduced.METHODS.items():
         config = load_config(ROOT / f"reduced-{dataset}.toml", changes)

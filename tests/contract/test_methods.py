@@ -218,7 +218,7 @@ def test_an_interrupted_run_resumes_to_the_same_bits(name: str, tmp_path: Path) 
                 cohort=3,
                 results=tmp_path / "cut",
                 workers=1,
-                observers=[StopsAfter(stop)],
+                callbacks=[StopsAfter(stop)],
             )
     resumed = run(task, clients, method, rounds=5, cohort=3, results=tmp_path / "cut", workers=1)
     assert distance(whole.model, resumed.model) == 0

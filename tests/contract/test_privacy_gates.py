@@ -27,7 +27,8 @@ from fedveil.data.client_data import ArrayClients, ClientData, LazyClients
 from fedveil.data.dataset import Dataset
 from fedveil.errors import InputError
 from fedveil.experiment.config import make_config, wrap_method
-from fedveil.experiment.prepare import Prepared, prepare, run_seed
+from fedveil.experiment.prepare import Prepared, prepare
+from fedveil.experiment.run import run_seed
 from fedveil.methods.method import AnyMethod, field_names
 from fedveil.methods.wrappers import WRAPPERS
 from fedveil.privacy.releases import Unprotected

@@ -12,7 +12,8 @@ from torch import Tensor
 from fedveil import ArrayClients, Task, run
 from fedveil.errors import InputError
 from fedveil.experiment.config import build_method, make_config, wrap_method
-from fedveil.experiment.prepare import load_examples, prepare, run_seed
+from fedveil.experiment.prepare import load_examples, prepare
+from fedveil.experiment.run import run_seed
 from fedveil.methods.fedem import FedEM, example_norm
 from fedveil.methods.method import AnyMethod, At
 from fedveil.models.registry import make_model

@@ -29,7 +29,8 @@ from fedveil.engines.flower.wire import (
 )
 from fedveil.errors import FedveilError, InputError
 from fedveil.experiment.config import Config, make_config
-from fedveil.experiment.prepare import prepare, run_seed
+from fedveil.experiment.prepare import prepare
+from fedveil.experiment.run import run_seed
 from fedveil.federation.client_app import app as client_app
 from fedveil.federation.client_app import node_of
 from fedveil.federation.launch import with_shape

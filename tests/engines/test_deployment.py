@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("flwr")
 from fedveil.errors import FedveilError
-from fedveil.experiment import prepare as experiment
 from fedveil.experiment.config import Config
+from fedveil.experiment.run import run_seed
 from fedveil.federation.certificates import make_node_key
 from fedveil.federation.launch import with_shape
 from fedveil.federation.node import open_node
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow  # every message starts a process: about 12 s per 
 
 
 def simulated(config: Config, place: Path) -> Result:
-    return experiment.run_seed(config, 0, experiment="simulated", results=place)
+    return run_seed(config, 0, experiment="simulated", results=place)
 
 
 def log_of(result: Result) -> str:

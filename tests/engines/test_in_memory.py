@@ -23,7 +23,8 @@ from fedveil.engines.flower.wire import Reply, pack_reply, read_reply
 from fedveil.engines.simulation import Simulation
 from fedveil.engines.worker import ClientWorker
 from fedveil.experiment.config import Config, make_config
-from fedveil.experiment.prepare import prepare, run_seed
+from fedveil.experiment.prepare import prepare
+from fedveil.experiment.run import run_seed
 from fedveil.federation import server_app as server_module
 from fedveil.federation.client_app import app as client_app
 from fedveil.federation.run_settings import LOG, RunSettings

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.experiment import prepare as experiment
-from fedveil.federation.launch import run_seed
+from fedveil.experiment.run import run_seed
 from fedveil.session.results import ResultFolder
 from tests.contract.federation import distance
 from tests.engines.configs import COMPARED, quick_config
@@ -40,7 +39,7 @@ def test_rays_simulation_gives_the_simulators_bits(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(MARK, str(tmp_path))
-    here = experiment.run_seed(quick_config(name), 0, experiment="test", results=tmp_path)
+    here = run_seed(quick_config(name), 0, experiment="test", results=tmp_path)
     there = run_seed(quick_config(name, "flower-simulation"), 0, experiment="test", results=tmp_path)
     assert distance(here.model, there.model) == 0
     assert there.folder is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,9 @@ PYTHON = sorted(
 @pytest.mark.parametrize("path", PYTHON, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_files_stay_readable(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 600
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(SOURCE).as_posix())
+def test_files_that_are_run_by_their_path_exist(path: Path) -> None:
+    for name in re.findall(r'with_name\("(\w+\.py)"\)', path.read_text()):
+        assert path.with_name(name).exists()

@@ -27,11 +27,11 @@ from fedveil.attack_runs.transcript import (
     server_view,
     truth,
 )
-from fedveil.attacks.knowledge import defences_of
 from fedveil.attacks.registry import make_attack
-from fedveil.attacks.view import Adaptation, Attack, Finding, ServerView, Watch
+from fedveil.attacks.view import Attack, Finding, ServerView, Watch
 from fedveil.errors import InputError, ResultError
 from fedveil.evaluation.image_quality import Brightness, Quality, compare_images, match_images, psnr
+from fedveil.methods.disclosure import Adaptation
 from fedveil.streams import named_stream
 from fedveil.task import Task
 from fedveil.tree import Params
@@ -250,7 +250,7 @@ def describe(
         "attack": attack.name,
         "settings": attack_settings(attack),
         "method": run.prepared.method.name,
-        "defences": [defence.name for defence in defences_of(run.prepared.method)],
+        "defences": list(run.prepared.method.defences()),
         "round": exchange.at.round,
         "exchange": exchange.at.exchange,
         "clients": list(clients),

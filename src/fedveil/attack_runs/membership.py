@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
@@ -19,7 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.attacks.knowledge import local_steps, sent_share
+from fedveil.attack_runs.transcript import (
+    RecordedRun,
+    read_broadcast,
+    read_exchange,
+    read_upload,
+    recorded_rounds,
+)
 from fedveil.attacks.membership import all as _known  # noqa: F401  (registers them)
 from fedveil.attacks.membership.score import MembershipFinding, judge, save
 from fedveil.attacks.membership.threat_model import (
@@ -28,21 +34,15 @@ from fedveil.attacks.membership.threat_model import (
     Recipe,
     make_membership_attack,
 )
-from fedveil.attacks.uploads import as_gradient
 from fedveil.data.client_data import ArrayClients, ClientData
 from fedveil.errors import InputError, ResultError
-from fedveil.experiment.config import load_config
+from fedveil.experiment.config import build_method, load_config
 from fedveil.experiment.prepare import Prepared, prepare
-from fedveil.messages import Message
-from fedveil.methods.fedem import FedEM
-from fedveil.methods.fedsgd import FedSGD, batch_in_step
-from fedveil.methods.method import AnyMethod, At
-from fedveil.methods.uploads import innermost, uploaded_models
+from fedveil.methods.method import At
 from fedveil.privacy.sampling import draw_cohort
 from fedveil.session.results import ResultFolder
 from fedveil.streams import ClientStreams, named_stream
-from fedveil.training.local_sgd import scheduled_lr
-from fedveil.tree import Params, rows, sub, with_axis
+from fedveil.tree import Params, sub, with_axis
 
 Target = Literal["model", "upload"]
 _MOST_EPOCHS = 100  # shadows that imitate long runs stop here
@@ -93,14 +93,16 @@ def attack_result(
         raise InputError("examples", examples, "too few to judge an attack", "Use 4 or more.")
     result = ResultFolder(folder).read()
     seed = int(result.summary["seed"])
-    prepared = prepare(load_config(folder / "config.toml"), seed, data_dir)
+    config = load_config(folder / "config.toml")
+    prepared = prepare(config, seed, data_dir)
+    run = RecordedRun(folder, seed, config, prepared)
     ResultFolder(folder).require_data(prepared.digest)
     rng = named_stream(attack_seed, "membership", name, target)
     _require_classes(prepared, name)
     if target == "model":
-        seen = _final_model(folder, prepared, result.model, rounds_seen, _took_part(prepared, result.summary))
+        seen = _final_model(run, result.model, rounds_seen, _took_part(prepared, result.summary))
     else:
-        seen = _one_upload(folder, prepared, seed, round, client, exchange)
+        seen = _one_upload(run, round, client, exchange)
     train, test = prepared.dataset.train, prepared.dataset.test
     picked = seen.members[torch.from_numpy(rng.permutation(len(seen.members))[:examples])]
     picked, others = _same_labels(picked, train.y, test.y, rng)
@@ -114,7 +116,7 @@ def attack_result(
         seen.models,
         asked.take(torch.from_numpy(order)),
         Examples(test.x[left], test.y[left]),
-        _recipe(prepared, seen),
+        _recipe(run, seen),
         seen.start,
         seen.sent,
     )
@@ -145,15 +147,12 @@ def _took_part(prepared: Prepared, summary: Mapping[str, Any]) -> dict[int, int]
     return dict(sorted(drawn.items()))
 
 
-def _final_model(
-    folder: Path, prepared: Prepared, model: Params, rounds_seen: int, drawn: Mapping[int, int]
-) -> Seen:
-    clients = prepared.clients
+def _final_model(run: RecordedRun, model: Params, rounds_seen: int, drawn: Mapping[int, int]) -> Seen:
+    clients = run.prepared.clients
     assert isinstance(clients, ArrayClients)
-    steps = [step for step in _exchanges(folder) if _number(step) == 0]
-    models = [_down(prepared.method, step).tensors() for step in steps[-rounds_seen:]]
+    sent = [read_broadcast(run, number).tensors() for number in recorded_rounds(run.folder)[-rounds_seen:]]
     named = [
-        {k.removeprefix("params/"): v for k, v in one.items() if k.startswith("params/")} for one in models
+        {k.removeprefix("params/"): v for k, v in one.items() if k.startswith("params/")} for one in sent
     ]
     stack = [one for one in named if one.keys() == model.keys() and next(iter(one.values())).shape[0] == 1]
     whole = [*stack, with_axis(model)]
@@ -163,101 +162,73 @@ def _final_model(
         {name: torch.cat([one[name] for one in whole]) for name in model},
         torch.cat([clients.parts[client] for client in drawn] or [torch.zeros(0, dtype=torch.long)]),
         participations=max(1, round(sum(drawn.values()) / max(1, len(drawn)))),
-        together=prepared.plan.cohort,
+        together=run.prepared.plan.cohort,
     )
 
 
-def _one_upload(
-    folder: Path, prepared: Prepared, seed: int, round: int | None, client: int | None, exchange: int
-) -> Seen:
-    clients = prepared.clients
+def _one_upload(run: RecordedRun, round: int | None, client: int | None, exchange: int) -> Seen:
+    clients = run.prepared.clients
     assert isinstance(clients, ArrayClients)
-    steps = [step for step in _exchanges(folder) if (step / "up.bin").exists() and _number(step) == exchange]
-    if round is not None:
-        steps = [step for step in steps if step.parent.name == f"round-{round:06d}"]
-    if not steps:
+    known = recorded_rounds(run.folder, exchange, answered=True)
+    if not known or (round is not None and round not in known):
         raise ResultError(
-            f"{folder} has no transcript of such uploads to attack. Run it with --set run.transcript=true, or choose "
-            "a round and an exchange that are on record."
+            f"{run.folder} has no transcript of such uploads to attack. Run it with --set run.transcript=true, or "
+            "choose a round and an exchange that are on record."
         )
-    step = steps[-1]
-    number = int(step.parent.name.removeprefix("round-"))
-    cohort: Sequence[int] = json.loads((step / "clients.json").read_text())
+    number = known[-1] if round is None else round
+    recorded = read_exchange(run, number, exchange)
+    cohort = recorded.clients
     if client is None:
         client = max(cohort, key=lambda k: len(clients.parts[k]))
     if client not in cohort:
-        raise InputError("client", client, f"did not take part in round {number}", f"Use one of {cohort}.")
-    method = prepared.method
-    down = _down(method, step)
-    up = method.up_type.from_bytes((step / "up.bin").read_bytes())
-    at = At(prepared.plan, number, exchange)
-    row = [cohort.index(client)]
-    start, model = (rows(both, row) for both in uploaded_models(method, at, down, up))
-    missing = [name for name, _ in prepared.task.module.named_parameters() if name not in start]
-    if missing:
         raise InputError(
-            "method",
-            method.name,
-            f"the server never holds {', '.join(missing)}, so it cannot ask the model of an upload",
-            'Use target = "model".',
+            "client", client, f"did not take part in round {number}", f"Use one of {list(cohort)}."
         )
-    own = up.rows(row)
-    if hasattr(own, "gradient") or local_steps(method, at) is not None:
-        sent, _ = as_gradient(method, at, start, down.rows(row), own)
-    else:
-        sent = sub(start, model)
+    row = [cohort.index(client)]
+    reading = read_upload(run, recorded.at, recorded.down.rows(row), recorded.up.rows(row))
+    sent = sub(reading.start, reading.models) if reading.gradient is None else reading.gradient
     of = f", exchange {exchange}" if exchange else ""
     words, place = (
         f"the upload of client {client} in round {number}{of}",
         f"-upload-round-{number}-client-{client}" + (f"-exchange-{exchange}" if exchange else ""),
     )
-    behind = _behind(method, at, clients.parts[client], client, seed)
-    return Seen(words, place, model, behind, start, sent, at=at)
+    behind = _behind(run, recorded.at, clients.parts[client], client)
+    return Seen(words, place, reading.models, behind, reading.start, sent, at=recorded.at)
 
 
-def _behind(method: AnyMethod, at: At, part: Tensor, client: int, seed: int) -> Tensor:
-    """Which of a client's examples an upload stands for: its batch, of methods that send one gradient a batch."""
-    inner = innermost(method)
-    if not isinstance(inner, (FedSGD, FedEM)):
-        return part
-    block = inner.block if isinstance(inner, FedEM) else 1
+def _behind(run: RecordedRun, at: At, part: Tensor, client: int) -> Tensor:
+    """Which of a client's examples an upload depends on."""
     numbers = ClientData(part.unsqueeze(0), part.unsqueeze(0), torch.tensor([len(part)]))
-    streams = ClientStreams(seed, at.round, (client,))
-    batches = [
-        batch_in_step(numbers, inner.batch_size, number, streams)
-        for number in range(at.exchange * block, (at.exchange + 1) * block)
-    ]
+    streams = ClientStreams(run.seed, at.round, (client,), at.exchange)
+    batches = run.prepared.method.batches_behind(at, numbers, streams)
     return torch.cat([batch.x[0] if batch.mask is None else batch.x[0, batch.mask[0]] for batch in batches])
 
 
-def _recipe(prepared: Prepared, seen: Seen) -> Recipe:
+def _recipe(run: RecordedRun, seen: Seen) -> Recipe:
     """The public configuration of the target's training.
 
     The mean of the models that K clients trained moves as one that is trained in batches of K times the size.
     """
-    method, plan, examples = prepared.method, prepared.plan, len(seen.members)
-    inner: Any = innermost(method)
-    records = max(1, round(fmean(prepared.clients.sizes)))
+    method, plan, examples = run.prepared.method, run.prepared.plan, len(seen.members)
+    records = max(1, round(fmean(run.prepared.clients.sizes)))
     rounds = range(1, plan.rounds + 1) if seen.at is None else [seen.at.round]
-    if isinstance(inner, (FedSGD, FedEM)):  # a round is one pass
-        rates = [scheduled_lr(inner.lr, inner.lr_schedule, number, plan.rounds) for number in rounds]
-        batch = max(1, examples) if seen.at is not None else min(inner.batch_size or records, records)
-        return Recipe(fmean(rates), batch * seen.together, min(_MOST_EPOCHS, seen.participations), examples)
-    steps = [local_steps(method, At(plan, number)) for number in rounds]
-    known = [one for one in steps if one is not None]
+    known = [one for number in rounds if (one := method.round_training(At(plan, number))) is not None]
     if not known:
+        inside = build_method(run.config.method)
         return Recipe(
-            float(getattr(inner, "lr", 0.1)), int(getattr(inner, "batch_size", 64) or 64), 20, examples
+            float(getattr(inside, "lr", 0.1)), int(getattr(inside, "batch_size", 64) or 64), 20, examples
         )
-    local = known[0]
-    passes = local.epochs if local.steps is None else local.passes(records)
+    steps = known[0]
+    passes = steps.epochs if steps.steps is None else steps.passes(records)
+    one_gradient = seen.at is not None and method.local_training(seen.at) is None
+    batch = max(1, examples) if one_gradient else steps.batch(records)
     return Recipe(
-        fmean(one.lr for one in known) * sent_share(method),
-        local.batch(records) * seen.together,
+        fmean(one.lr for one in known) * steps.share,
+        batch * seen.together,
         min(_MOST_EPOCHS, passes * seen.participations),
         examples,
-        momentum=local.momentum,
-        weight_decay=local.weight_decay,
+        momentum=steps.momentum,
+        weight_decay=steps.weight_decay,
     )
 
 
@@ -278,15 +249,6 @@ def _same_labels(
     return torch.cat(ins), torch.cat(outs)
 
 
-def _exchanges(folder: Path) -> list[Path]:
-    """The exchanges on record, in their order."""
-    return sorted((folder / "transcript").glob("round-*/exchange-*"))
-
-
-def _number(step: Path) -> int:
-    return int(step.name.removeprefix("exchange-"))
-
-
 def _require_classes(prepared: Prepared, attack: str) -> None:
     """Others are chosen by the members' labels, and most attacks read a class's probability."""
     if prepared.dataset.predicts_tokens:
@@ -296,7 +258,3 @@ def _require_classes(prepared: Prepared, attack: str) -> None:
             f"{prepared.dataset.name} has no classes, its model predicts tokens",
             "Attack a classifier, or use lamp or embedding-rows.",
         )
-
-
-def _down(method: AnyMethod, step: Path) -> Message:
-    return method.down_type.from_bytes((step / "down.bin").read_bytes())

@@ -4,39 +4,33 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from fedveil.attacks.knowledge import adaptation_to, declared_noise, local_steps, sent_share
-from fedveil.attacks.uploads import as_gradient
-from fedveil.attacks.view import UNKNOWN, Adaptation, ServerView, TextKnowledge, image_box
+from fedveil.attacks.view import UNKNOWN, ServerView, TextKnowledge, image_box
 from fedveil.data.dataset import Dataset
 from fedveil.errors import InputError, ResultError
 from fedveil.experiment.config import Config, load_config
 from fedveil.experiment.prepare import Prepared, prepare
 from fedveil.messages import Message, MessageError
-from fedveil.methods.fedem import FedEM
-from fedveil.methods.fedsgd import FedSGD, batch_in_step
+from fedveil.methods.disclosure import Adaptation, UploadReading
 from fedveil.methods.method import At
-from fedveil.methods.ppsgd import PPSGD
-from fedveil.methods.scaffold import ModelAndControl
-from fedveil.methods.uploads import innermost
 from fedveil.privacy.sampling import draw_cohort
 from fedveil.session.results import ResultFolder
 from fedveil.streams import ClientStreams
-from fedveil.tree import Params, add, concatenate, expand, norms, scale, sub, without_axis, zeros_like
+from fedveil.tree import without_axis
 
 _WIDE = 10.0  # between black and white of pixels that are not normalised: stored bytes
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run whose transcript is on disk, with everything its configuration leads to."""
+    """A run on disk, with everything its configuration leads to."""
 
     folder: Path
     seed: int
@@ -56,7 +50,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Truth:
-    """What the attacked clients held: `x [T, B, ...]`, `y [T, B]`, and FedEM's perturbation if there is one."""
+    """What the attacked clients held: `x [T, B, ...]`, `y [T, B]`, and what they added to `x` where a method does."""
 
     x: Tensor
     y: Tensor
@@ -90,15 +84,25 @@ def open_run(path: Path, data_dir: Path | None = None) -> RecordedRun:
     return RecordedRun(folder, int(number[1]), config, prepared)
 
 
+def recorded_rounds(folder: Path, exchange: int = 0, *, answered: bool = False) -> list[int]:
+    """The rounds in whose transcript this exchange is, in ascending order; `answered`: by anybody."""
+    needed = "up.bin" if answered else "clients.json"
+    places = folder.glob(f"transcript/round-{6 * '[0-9]'}/exchange-{exchange:04d}/{needed}")
+    return sorted(int(place.parent.parent.name.removeprefix("round-")) for place in places)
+
+
+def read_broadcast(run: RecordedRun, round: int, exchange: int = 0) -> Message:
+    """What the cohort was sent in an exchange of `recorded_rounds`; refused where it is damaged."""
+    return _read(_place_of(run.folder, round, exchange), "down.bin", run.prepared.method.down_type.from_bytes)
+
+
 def read_exchange(run: RecordedRun, round: int, exchange: int = 0) -> Exchange:
     """One recorded exchange; a round or exchange that was not recorded is refused with those that were."""
-    transcript = run.folder / "transcript"
-    place = transcript / f"round-{round:06d}"
-    if not place.is_dir():
-        known = sorted(int(p.name.removeprefix("round-")) for p in transcript.glob("round-" + 6 * "[0-9]"))
+    place = _place_of(run.folder, round, exchange)
+    if not place.parent.is_dir():
+        known = recorded_rounds(run.folder)
         have = f"rounds {known[0]} to {known[-1]}" if known else "no round"
         raise InputError("round", round, f"the transcript holds {have}", "Choose a recorded round.")
-    place = place / f"exchange-{exchange:04d}"
     if not (place / "clients.json").is_file():
         count = len(list(place.parent.glob("exchange-*")))
         raise InputError(
@@ -106,18 +110,28 @@ def read_exchange(run: RecordedRun, round: int, exchange: int = 0) -> Exchange:
         )
     if not (place / "up.bin").is_file():
         raise InputError("round", round, "nobody answered in this exchange", "Choose another round.")
-    method = run.prepared.method
+    clients = _read(place, "clients.json", lambda data: tuple(int(client) for client in json.loads(data)))
+    down = read_broadcast(run, round, exchange)
+    up = _read(place, "up.bin", run.prepared.method.up_type.from_bytes)
+    if up.count != len(clients):
+        raise ResultError(f"{place} is damaged: {len(clients)} clients, but {up.count} answers.")
+    return Exchange(At(run.prepared.plan, round, exchange), clients, down, up)
+
+
+T = TypeVar("T")
+
+
+def _read(place: Path, name: str, decode: Callable[[bytes], T]) -> T:
     try:
-        clients = tuple(int(client) for client in json.loads((place / "clients.json").read_text()))
-        down = method.down_type.from_bytes((place / "down.bin").read_bytes())
-        up = method.up_type.from_bytes((place / "up.bin").read_bytes())
+        return decode((place / name).read_bytes())
     except (OSError, TypeError, ValueError, OverflowError, RecursionError, MessageError) as error:
         raise ResultError(
             f"{place} is damaged: {error}. Choose another round, or record it again."
         ) from error
-    if up.count != len(clients):
-        raise ResultError(f"{place} is damaged: {len(clients)} clients, but {up.count} answers.")
-    return Exchange(At(run.prepared.plan, round, exchange), clients, down, up)
+
+
+def _place_of(folder: Path, round: int, exchange: int) -> Path:
+    return folder / "transcript" / f"round-{round:06d}" / f"exchange-{exchange:04d}"
 
 
 def server_view(
@@ -136,11 +150,15 @@ def server_view(
     """
     places = [_place(exchange, client) for client in clients]
     down, up = exchange.down.rows(places), exchange.up.rows(places)
-    sent = _parameters(run, down)
-    observed, local = as_gradient(run.prepared.method, exchange.at, sent, down, up)
-    past = _past(run, exchange, clients, sent)
-    first = {name: leaf[:1] for name, leaf in past.start.items()}
-    if any(not torch.equal(leaf[:1].expand_as(leaf), leaf) for leaf in past.start.values()):
+    method, at = run.prepared.method, exchange.at
+    reading = read_upload(run, at, down, up)
+    observed = reading.gradient
+    if observed is None:
+        raise _nothing_to_invert(run)
+    earlier = _Earlier(run, exchange, clients)
+    start = method.training_start(at, down, earlier)
+    first = {name: leaf[:1] for name, leaf in start.params.items()}
+    if any(not torch.equal(leaf[:1].expand_as(leaf), leaf) for leaf in start.params.values()):
         raise InputError(
             "clients", list(clients), "they start from different models", "Attack them one after another."
         )
@@ -159,12 +177,12 @@ def server_view(
         dataset.num_classes,
         image_box(mean, std) if image else None,
         labels,
-        local,
-        adaptation_to(run.prepared.method, exchange.at, parameters, count) if adaptive else Adaptation(),
+        method.local_training(at),
+        method.adaptation(at, parameters, count) if adaptive else Adaptation(),
         dataset.test.x,
         None if texts is None else _text_knowledge(run, texts),
-        past.drift,
-        (*past.notes, *_unknown_dropout(run)),
+        start.drift,
+        (*earlier.notes, *_unknown_dropout(run)),
         float(dataset.test.x.mean()) if foreign else 0.0,
         float(dataset.test.x.std()) if foreign else 1.0,
     )
@@ -188,74 +206,57 @@ def pixel_scale(dataset: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]
     return (-least / (most - least),) * channels, (1 / (most - least),) * channels
 
 
-@dataclass(frozen=True)
-class _Past:
-    """What earlier rounds tell the server of a training: where it started and by what its steps were corrected."""
-
-    start: Params
-    drift: Params | None = None
-    notes: tuple[str, ...] = ()
-
-
-def _past(run: RecordedRun, exchange: Exchange, clients: Sequence[int], sent: Params) -> _Past:
-    """Scaffold's c_i is the sum of the changes that a client sent; PPSGD's personal part is in proportion to its."""
-    method = innermost(run.prepared.method)
-    if isinstance(exchange.down, ModelAndControl):
-        changes, notes = _earlier(run, exchange, clients)
-        own = [_total([up.control for _, up in rounds], exchange.down.control) for rounds in changes]
-        drift = sub(exchange.down.control, concatenate(own))
-        return _Past(sent, drift if any(bool(leaf.any()) for leaf in drift.values()) else None, notes)
-    if isinstance(method, PPSGD):
-        answers, notes = _earlier(run, exchange, clients)
-        moves = [[sub(up.params, down.params) for down, up in rounds] for rounds in answers]
-        zero = {name: leaf[:1] for name, leaf in sent.items()}
-        own = [_total(moved, zero) for moved in moves]
-        noise = declared_noise(run.prepared.method, exchange.at, 1)
-        local = local_steps(run.prepared.method, exchange.at)
-        assert local is not None
-        std = noise * local.lr * sent_share(method)
-        part = method.personal_lr / (method.lr * method.server_lr)
-        kept = [part * _signal(theta, std, len(moved)) for theta, moved in zip(own, moves, strict=True)]
-        theta = concatenate([scale(one, factor) for one, factor in zip(own, kept, strict=True)])
-        return _Past(add(expand(sent, len(clients)), theta), None, notes)
-    return _Past(sent)
+def read_upload(run: RecordedRun, at: At, down: Message, up: Message) -> UploadReading:
+    """What uploads amount to; refused where they say nothing of a model, or the server lacks a part of it."""
+    reading = run.prepared.method.read_upload(at, down, up)
+    if reading is None:
+        raise _nothing_to_invert(run)
+    missing = [name for name, _ in run.prepared.task.module.named_parameters() if name not in reading.start]
+    if missing:
+        raise InputError(
+            "method",
+            run.prepared.method.name,
+            f"the server never holds {', '.join(missing)}, so it cannot compute a candidate's gradient",
+            "Attack a method whose server holds the whole model.",
+        )
+    return reading
 
 
-def _earlier(
-    run: RecordedRun, exchange: Exchange, clients: Sequence[int]
-) -> tuple[list[list[tuple[Any, Any]]], tuple[str, ...]]:
-    """What each client was sent and answered in earlier rounds, and a note if some of it is not on record."""
-    found: list[list[tuple[Any, Any]]] = [[] for _ in clients]
-    lost = False
-    for number in range(1, exchange.at.round):
-        cohort = draw_cohort(run.prepared.plan, run.seed, number)
-        if not set(cohort) & set(clients):
-            continue
-        try:
-            past = read_exchange(run, number, exchange.at.exchange)
-        except InputError:
-            lost = True
-            continue
-        for rounds, client in zip(found, clients, strict=True):
-            if client in past.clients:
-                place = [past.clients.index(client)]
-                rounds.append((past.down.rows(place), past.up.rows(place)))
-    note = "what the client sent in rounds that are not on record is taken to be zero: record them all"
-    return found, (note,) if lost else ()
+def _nothing_to_invert(run: RecordedRun) -> InputError:
+    return InputError(
+        "method",
+        run.prepared.method.name,
+        "its uploads carry no gradient and no trained model, so there is nothing to invert",
+        "Attack a method that sends gradients or models, such as fedsgd, fedem or fedavg.",
+    )
 
 
-def _total(changes: Sequence[Params], like: Params) -> Params:
-    total = zeros_like(like)
-    for change in changes:
-        total = add(total, change)
-    return total
+class _Earlier:
+    """Reads what each client was sent and answered in earlier rounds; `notes` say if some of it is not on record."""
 
+    def __init__(self, run: RecordedRun, exchange: Exchange, clients: Sequence[int]) -> None:
+        self._run, self._exchange, self._clients = run, exchange, clients
+        self.notes: tuple[str, ...] = ()
 
-def _signal(total: Params, std: float, count: int) -> float:
-    """The share of a sum's energy that is not the noise of its `count` terms."""
-    noise = count * std**2 * sum(leaf.numel() for leaf in total.values())
-    energy = float(norms(total).square())
-    return max(0.0, 1 - noise / energy) if energy > 0 else 0.0
+    def __call__(self) -> list[list[tuple[Any, Any]]]:
+        run, at = self._run, self._exchange.at
+        found: list[list[tuple[Any, Any]]] = [[] for _ in self._clients]
+        for number in range(1, at.round):
+            cohort = draw_cohort(run.prepared.plan, run.seed, number)
+            if not set(cohort) & set(self._clients):
+                continue
+            try:
+                past = read_exchange(run, number, at.exchange)
+            except InputError:
+                self.notes = (
+                    "what the client sent in rounds that are not on record is taken to be zero: record them all",
+                )
+                continue
+            for rounds, client in zip(found, self._clients, strict=True):
+                if client in past.clients:
+                    place = [past.clients.index(client)]
+                    rounds.append((past.down.rows(place), past.up.rows(place)))
+        return found
 
 
 def _unknown_dropout(run: RecordedRun) -> tuple[str, ...]:
@@ -311,39 +312,38 @@ def truth(run: RecordedRun, exchange: Exchange, clients: Sequence[int]) -> Truth
 
 def _client_truth(run: RecordedRun, exchange: Exchange, client: int) -> Truth:
     _place(exchange, client)  # refuses one who did not answer
-    method = innermost(run.prepared.method)
-    data = run.prepared.clients.load([client])
-    at = exchange.at
-    if not isinstance(method, (FedSGD, FedEM)):
-        return Truth(data.x[0], data.y[0], None)
-    if isinstance(method, FedEM) and method.block > 1:
-        raise InputError(
-            "method.block", method.block, "an upload sums several batches", "Record a run with block = 1."
-        )
+    at, data = exchange.at, run.prepared.clients.load([client])
     streams = ClientStreams(run.seed, at.round, (client,), at.exchange)
-    batch = batch_in_step(data, method.batch_size, at.exchange, streams)
+    batch, *more = run.prepared.method.batches_behind(at, data, streams)
+    if more:
+        raise InputError(
+            "method",
+            run.prepared.method.name,
+            f"an upload sums {1 + len(more)} batches",
+            "Record a run that sends one batch a message.",
+        )
     count = batch.y.shape[1] if batch.mask is None else int(batch.mask.sum())
     if count == 0:
         raise InputError(
             "exchange", at.exchange, f"client {client} had run out of examples", "Choose an earlier exchange."
         )
-    delta = None
-    if isinstance(method, FedEM):
-        delta = _replayed_delta(run, exchange, client)[:count]
-    return Truth(batch.x[0, :count], batch.y[0, :count], delta)
+    delta = _replayed_perturbation(run, exchange, client)
+    return Truth(batch.x[0, :count], batch.y[0, :count], None if delta is None else delta[0, :count])
 
 
-def _replayed_delta(run: RecordedRun, exchange: Exchange, client: int) -> Tensor:
-    """The client's perturbation in this exchange: it begins anew in each round, so the round is replayed."""
+def _replayed_perturbation(run: RecordedRun, exchange: Exchange, client: int) -> Tensor | None:
+    """What the client added to its batch: it begins anew in each round, so the round is replayed."""
     method = run.prepared.method
     data = run.prepared.clients.load([client])
     state = method.init_client(run.prepared.task, data, ClientStreams(run.seed, 0, (client,)))
+    if method.input_perturbation(state) is None:
+        return None
     for number in range(exchange.at.exchange + 1):
         past = exchange if number == exchange.at.exchange else read_exchange(run, exchange.at.round, number)
         down = past.down.rows([_place(past, client)])
         streams = ClientStreams(run.seed, past.at.round, (client,), number)
         _, state = method.client_update(run.prepared.task, past.at, down, data, state, streams)
-    return state["delta"][0]
+    return method.input_perturbation(state)
 
 
 def _place(exchange: Exchange, client: int) -> int:
@@ -355,23 +355,6 @@ def _place(exchange: Exchange, client: int) -> int:
             f"Choose one of {', '.join(map(str, exchange.clients))}.",
         )
     return exchange.clients.index(client)
-
-
-def _parameters(run: RecordedRun, down: Message) -> Params:
-    params = getattr(down, "params", None)
-    if not isinstance(params, dict):
-        raise InputError(
-            "method", run.prepared.method.name, "its broadcast holds no model", "Attack another method."
-        )
-    missing = [name for name, _ in run.prepared.task.module.named_parameters() if name not in params]
-    if missing:
-        raise InputError(
-            "method",
-            run.prepared.method.name,
-            f"the server never holds {', '.join(missing)}, so it cannot compute a candidate's gradient",
-            "Attack a method whose server holds the whole model.",
-        )
-    return params
 
 
 def _examples(up: Message, given: int | None) -> int:

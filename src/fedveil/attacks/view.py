@@ -7,9 +7,8 @@ public settings of the method. An attack never sees a client's data; scoring hap
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import ceil
-from typing import Any, ClassVar, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -17,65 +16,12 @@ from torch import Tensor
 
 from fedveil.attacks.text.leak import TokenLeak
 from fedveil.errors import InputError
+from fedveil.methods.disclosure import Adaptation, LocalSteps
 from fedveil.task import Task
 from fedveil.tree import Params
 
 Watch = Callable[[int, int, float], None]
 """Called with the step, the number of steps, and the smallest loss so far."""
-
-
-@dataclass(frozen=True)
-class LocalSteps:
-    """The local training behind an uploaded model, as the method's public configuration states it."""
-
-    lr: float
-    batch_size: int | None
-    """None: every step reads all examples, or so many of them at random that this is the best guess."""
-    epochs: int = 1
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    steps: int | None = None
-    """How many steps were taken, where that is not said in epochs."""
-    proximal: float = 0.0
-    clip: float | None = None
-    """The largest norm of what was sent, read as a gradient; None where it was not clipped as a whole."""
-
-    def batch(self, examples: int) -> int:
-        """The examples of one step."""
-        return examples if self.batch_size is None else min(self.batch_size, examples)
-
-    def count(self, examples: int) -> int:
-        """The steps of a client with so many examples."""
-        return self.epochs * ceil(examples / self.batch(examples)) if self.steps is None else self.steps
-
-    def is_one_gradient(self, examples: int) -> bool:
-        """Whether the model moved by nothing but the gradient of all examples."""
-        return self.count(examples) == 1 and self.batch(examples) == examples and self.weight_decay == 0
-
-    def passes(self, examples: int) -> int:
-        """How often it begins to walk through its examples, each time in another order."""
-        return ceil(self.count(examples) / ceil(examples / self.batch(examples)))
-
-    def gradients(self, examples: int) -> float:
-        """How many gradients the change of the model sums up to: one for each step, which momentum repeats."""
-        steps = self.count(examples)
-        return sum((1 - self.momentum ** (steps - s)) / (1 - self.momentum) for s in range(steps))
-
-
-@dataclass(frozen=True)
-class Adaptation:
-    """What the attacker knows of the defence and makes use of.
-
-    mask   coordinates that were zeroed say nothing and are left out of the comparison
-    sign   only signs were sent: candidates are compared by soft signs
-    noise  layers that drown in noise of standard deviation `noise` count less than the one that stands out most;
-           where all drown, all count alike
-    small  only coordinates of at most `limit` are compared: larger ones were noised, these were not
-    """
-
-    kind: Literal["none", "mask", "sign", "noise", "small"] = "none"
-    noise: float = 0.0
-    limit: float = 0.0
 
 
 UNKNOWN = -1
@@ -119,7 +65,7 @@ class ServerView:
     box: tuple[Tensor, Tensor] | None = None
     labels: Tensor | None = None
     local: LocalSteps | None = None
-    adaptation: Adaptation = Adaptation()
+    adaptation: Adaptation = field(default_factory=Adaptation)
     public: Tensor | None = None
     text: TextKnowledge | None = None
     drift: Params | None = None

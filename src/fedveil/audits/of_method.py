@@ -31,16 +31,12 @@ from fedveil.data.client_data import ArrayClients
 from fedveil.engines.worker import ClientWorker
 from fedveil.errors import InputError
 from fedveil.messages import Message
-from fedveil.methods.fedlap import FedLAPDP
 from fedveil.methods.method import AnyMethod, At
-from fedveil.methods.psg import PSG
-from fedveil.methods.uploads import uploaded_models
 from fedveil.privacy.accounting import Guarantee, account_participation
 from fedveil.privacy.releases import Adversary, GaussianNoise, Plan, RandomGaussianNoise, Release, Unit
 from fedveil.streams import ClientStreams, ServerStreams, named_stream
 from fedveil.task import Task
-from fedveil.training.surrogate import RealGradients
-from fedveil.tree import expand, flatten, sub, with_axis
+from fedveil.tree import flatten, sub
 
 _DIMENSION = 16
 _RECORD_DIMENSION = 20_000
@@ -189,8 +185,15 @@ def canary_clients(
 
 def moved(method: AnyMethod, at: At, message: Message, down: Message) -> Tensor:
     """How far each upload moved the parameters, `[K, d]`."""
-    start, models = uploaded_models(method, at, down, message)
-    return flatten(sub(models, start))
+    reading = method.read_upload(at, down, message)
+    if reading is None:
+        raise InputError(
+            "method",
+            method.name,
+            "uploads nothing that amounts to a model",
+            "Give it the hook `read_upload`, or `noisy_gradients`.",
+        )
+    return flatten(sub(reading.models, reading.start))
 
 
 def _uploads(
@@ -245,9 +248,10 @@ def _audit_records(
     clients = ArrayClients.from_arrays([(x, torch.zeros(len(x), dtype=torch.long))])
     one = replace(plan, records_per_client=len(x), largest_client=len(x))
     at = At(one, 1)
-    if isinstance(method, (FedLAPDP, PSG)):
-        seen = _gradients_behind(method, task, clients, at, seed).sum(0)[0]
-        noises = _noisy_gradients(method, plan, seed)
+    behind = _gradients_behind(method, task, clients, at, seed)
+    if behind is not None:
+        seen = behind.sum(0)[0]
+        noises = _noise_behind(method, plan, seed)
     else:
         server = method.init_server(task.init(0), one)
         down = method.broadcast(at, server, (0,))
@@ -265,20 +269,21 @@ def _audit_records(
 
 
 def _gradients_behind(
-    method: FedLAPDP | PSG, task: Task, clients: ArrayClients, at: At, seed: int, accesses: int | None = None
-) -> Tensor:
-    """The noisy gradients `[accesses, K, d]` that synthetic sets are made from: more than the images ever show."""
-    loops = method.private_loops(at, method.radius)
+    method: AnyMethod, task: Task, clients: ArrayClients, at: At, seed: int, accesses: int | None = None
+) -> Tensor | None:
+    """The noisy gradients `[accesses, K, d]` behind uploads that cannot be read; None where they can."""
     ids = range(len(clients.sizes))
     streams = ClientStreams(seed, at.round, tuple(ids))
-    real = RealGradients(task, clients.load(ids), streams, replace(loops, augment=()))
-    w = expand(with_axis(task.init(0)), len(ids))
-    return -torch.stack([flatten(real.draw(w, ids)[0]) for _ in range(accesses or loops.accesses)])
+    return method.noisy_gradients(task, at, clients.load(ids), streams, accesses)
 
 
-def _noisy_gradients(method: FedLAPDP | PSG, plan: Plan, seed: int) -> list[np.ndarray]:
+def _noise_behind(method: AnyMethod, plan: Plan, seed: int) -> list[np.ndarray]:
     """What clients without a gradient add to it: one access, the next, and one of another round."""
     task, clients = canary_task(_DIMENSION), canary_clients(_NOISY_CLIENTS, (), _DIMENSION)
     small = replace(plan, records_per_client=1, largest_client=1)
-    drawn = [_gradients_behind(method, task, clients, At(small, t), seed, 2).double().numpy() for t in (1, 2)]
+    drawn = []
+    for number in (1, 2):
+        gradients = _gradients_behind(method, task, clients, At(small, number), seed, 2)
+        assert gradients is not None
+        drawn.append(gradients.double().numpy())
     return [drawn[0][0], drawn[0][1], drawn[1][0]]

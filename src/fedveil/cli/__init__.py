@@ -1,6 +1,9 @@
 """The command line: `app` has every command, `main` is the entry point."""
 
-from fedveil.cli import attack, deploy, privacy, report
+# isort: off
+# Each module registers its commands, and --help shows them in this order.
 from fedveil.cli.app import app, main
+from fedveil.cli import run, listing, partition, attack, privacy, report, deploy
+# isort: on
 
-__all__ = ["app", "attack", "deploy", "main", "privacy", "report"]
+__all__ = ["app", "attack", "deploy", "listing", "main", "partition", "privacy", "report", "run"]

@@ -1,16 +1,19 @@
-"""What follows a command's runs besides the progress bar: the live page, TensorBoard, MLflow."""
+"""The callbacks of a command's runs besides the progress bar: the live page, TensorBoard, MLflow."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from fedveil.experiment.config import Config
 from fedveil.privacy.releases import Plan
-from fedveil.report.live_page import Followed, LiveView
 from fedveil.session.callbacks.trackers import MLflowLog, TensorBoardLog, require_mlflow, require_tensorboard
 from fedveil.session.loop import Callback
+
+if TYPE_CHECKING:
+    from fedveil.report.live_page import LiveView
 
 
 class RunCallbacks:
@@ -23,7 +26,11 @@ class RunCallbacks:
             require_tensorboard(str(tensorboard))
         if mlflow is not None:
             require_mlflow(mlflow)
-        self._view = LiveView() if live else None
+        self._view: LiveView | None = None
+        if live:
+            from fedveil.report.live_page import LiveView  # the report is loaded where it is asked for
+
+            self._view = LiveView()
         self._tensorboard = tensorboard
         self._mlflow = mlflow
         self._stack = ExitStack()
@@ -43,11 +50,13 @@ class RunCallbacks:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    def observers(self, folder: Path, config: Config, plan: Plan) -> list[Callback]:
-        """The observers of the run in this folder; the live page follows it from now on."""
+    def of_run(self, folder: Path, config: Config, plan: Plan) -> list[Callback]:
+        """The callbacks of the run in this folder; the live page follows it from now on."""
         experiment, identity, seed = folder.parts[-3:]
         title = f"{experiment}: {config.method['name']}, {seed.replace('-', ' ')}"
         if self._view is not None:
+            from fedveil.report.live_page import Followed
+
             section = config.privacy
             self._view.follow(folder, Followed(title, plan.rounds, section.budget, section.delta))
         out: list[Callback] = []

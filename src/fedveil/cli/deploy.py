@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from fedveil.cli.app import AsJson, Changes, ConfigFile, DataDir, Results, Seed, app, notes, out, run
+from fedveil.cli.app import AsJson, Changes, ConfigFile, DataDir, Results, Seed, app, notes, out
+from fedveil.cli.run import run
 from fedveil.errors import InputError
-from fedveil.federation.config import NODE_FILE, SERVER_FILE, NodeConfig, ServerConfig, read_toml
 from fedveil.privacy.releases import Adversary
 
 deploy = typer.Typer(
@@ -108,6 +108,7 @@ def certificate_command(
 ) -> None:
     """Make the server a new key and certificate, for the names in server.toml; restart the server afterwards."""
     from fedveil.federation.certificates import SERVER_DAYS, renew_server_certificate
+    from fedveil.federation.config import SERVER_FILE, ServerConfig, read_toml
 
     names = read_toml(folder / SERVER_FILE, ServerConfig).names
     renew_server_certificate(authority, folder, names)
@@ -147,6 +148,7 @@ def submit_command(
 
     The clients are the nodes, each with its own data: the configuration's data set is only what the server tests on.
     """
+    from fedveil.federation.config import SERVER_FILE
     from fedveil.federation.processes import running_process
 
     state = _state(folder)
@@ -173,6 +175,8 @@ def stop_command(folder: EitherFolder) -> None:
 @deploy.command("status")
 def status_command(folder: EitherFolder, as_json: AsJson = False) -> None:
     """What a server's nodes and runs are doing, or what a node has spent of its limits."""
+    from fedveil.federation.config import NODE_FILE
+
     answer = _node_status(folder) if (folder / NODE_FILE).exists() else _server_status(folder)
     if as_json:
         print(json.dumps(answer))
@@ -198,6 +202,8 @@ def _shown(value: object) -> str:
 
 
 def _state(folder: Path) -> Path:
+    from fedveil.federation.config import NODE_FILE, SERVER_FILE, NodeConfig, ServerConfig, read_toml
+
     if (folder / NODE_FILE).exists():
         return folder / read_toml(folder / NODE_FILE, NodeConfig).state
     if (folder / SERVER_FILE).exists():

@@ -23,9 +23,9 @@ from fedveil.privacy.accounting import account, account_participation, epsilon_b
 from fedveil.privacy.calibrate import calibrate
 from fedveil.privacy.releases import ADVERSARIES, Adversary, Plan, Unprotected
 from fedveil.privacy.statement import show
-from fedveil.report.tables import guarantees_table
+from fedveil.session.checks import first_server
 from fedveil.session.privacy_guard import privacy_statement, unit_of
-from fedveil.session.session import first_server
+from fedveil.session.tables import guarantees_table
 
 
 def _plan(config: Config, records: int | None, data: Path | None) -> Plan:

@@ -95,16 +95,18 @@ def _run(cells: Sequence[Cell], results: Path, data: Path | None, jobs: int | No
     with progress_bar(notes) as progress:
         together: list[Any] = []
 
-        def watch(title: str, plan: Plan) -> list[Callback]:
+        def callbacks_for(title: str, plan: Plan) -> list[Callback]:
             return [ShowProgress(progress, title, plan.rounds)]
 
-        def tell(rounds: int, runs: int) -> None:
+        def on_progress(rounds: int, runs: int) -> None:
             if not together:
                 together.append(progress.add_task("all rounds", total=total_rounds(cells), status=""))
             progress.update(together[0], completed=rounds, status=f"{runs} of {len(cells)} runs done")
 
         try:
-            return run_cells(cells, results, data_dir=data, jobs=jobs, watch=watch, tell=tell)
+            return run_cells(
+                cells, results, data_dir=data, jobs=jobs, callbacks_for=callbacks_for, on_progress=on_progress
+            )
         except KeyboardInterrupt as stop:
             progress.stop()
             print("fedveil: interrupted; the same command goes on from here.", file=sys.stderr)

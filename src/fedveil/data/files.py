@@ -101,7 +101,8 @@ def state_of(path: str, data_dir: Path | str | None = None) -> tuple[tuple[str, 
     """
     found: dict[str, tuple[int, int]] = {}
     for place in (Path.cwd(), *places(data_dir)):
-        with suppress(OSError, RuntimeError):  # a name too long, a home that nobody has
+        # A name that is too long, a home of no user, a null character.
+        with suppress(OSError, RuntimeError, ValueError):
             root = place / Path(path).expanduser()
             for file in [root] if root.is_file() else root.rglob("*"):
                 with suppress(OSError):

@@ -27,6 +27,8 @@ from fedveil.methods.method import At
 from fedveil.privacy.releases import Plan
 from fedveil.tree import State
 
+_IMPORTED_BY = os.getpid()  # another process that runs this code was forked from that one
+
 
 def can_fork() -> bool:
     return "fork" in multiprocessing.get_all_start_methods() and not torch.cuda.is_initialized()
@@ -183,9 +185,12 @@ def _system_function(name: str) -> Callable[..., int] | None:
 
 
 def _let_threads_sleep() -> None:
-    """OpenMP's threads spin for milliseconds after the server's last step, on the cores that the workers need now."""
+    """OpenMP's threads spin for milliseconds after the server's last step, on the cores that the workers need now.
+
+    Not in a process forked from one that has such threads: they do not exist here, and OpenMP would wait for them.
+    """
     pause = _system_function("omp_pause_resource_all")
-    if pause is not None:
+    if pause is not None and os.getpid() == _IMPORTED_BY:
         pause(1)  # softly: they wake at the next step
 
 

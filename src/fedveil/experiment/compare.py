@@ -20,11 +20,11 @@ from fedveil.engines.simulation import cores
 from fedveil.errors import FedveilError, InputError
 from fedveil.experiment.config import Config, load_config, load_experiment
 from fedveil.experiment.prepare import result_folder
-from fedveil.federation.launch import run_seed
+from fedveil.experiment.run import run_seed
 from fedveil.methods import METHODS
 from fedveil.methods.method import field_names
 from fedveil.privacy.releases import Plan
-from fedveil.session.loop import Callback
+from fedveil.session.loop import Callback, CallbacksFor
 from fedveil.session.results import ResultFolder
 
 _LOOK_EVERY = 0.5  # seconds between two looks at what the processes have done
@@ -81,13 +81,13 @@ def run_cells(
     *,
     data_dir: Path | None = None,
     jobs: int | None = None,
-    watch: Callable[[str, Plan], Sequence[Callback]] = lambda _title, _plan: (),
-    tell: Callable[[int, int], None] = lambda _rounds, _runs: None,
+    callbacks_for: Callable[[str, Plan], Sequence[Callback]] = lambda _title, _plan: (),
+    on_progress: Callable[[int, int], None] = lambda _rounds, _runs: None,
 ) -> dict[str, str]:
     """Run what is not finished; what failed, by title, with the reason. The others go on.
 
-    With more than one job each run has a process of its own and one worker. `watch` is asked for observers of runs
-    in this process; `tell` hears how many rounds and runs are done when they are elsewhere.
+    With more than one job each run has a process of its own and one worker. `callbacks_for` makes the callbacks of runs
+    in this process; `on_progress` is called with how many rounds and runs are done in other processes.
     """
     open_cells = [cell for cell in cells if not _settled(cell, results)]
     count = min(jobs or cores(), len(open_cells))
@@ -95,7 +95,7 @@ def run_cells(
     if count <= 1:
         for cell in open_cells:
             try:
-                _run(cell, results, data_dir, lambda plan, title=cell.title: watch(title, plan))  # type: ignore[misc]
+                _run(cell, results, data_dir, lambda plan, title=cell.title: callbacks_for(title, plan))  # type: ignore[misc]
             except FedveilError as error:
                 failed[cell.title] = str(error)
         return failed
@@ -103,7 +103,7 @@ def run_cells(
     pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin)
     try:
         waiting = {pool.submit(_run_elsewhere, cell, results, data_dir): cell for cell in open_cells}
-        for future in _as_they_end(waiting, lambda: tell(*_progress(cells, results))):
+        for future in _as_they_end(waiting, lambda: on_progress(*_progress(cells, results))):
             if (problem := future.result()) is not None:
                 failed[waiting[future].title] = problem
     except BrokenProcessPool as error:
@@ -147,16 +147,14 @@ def _progress(cells: Sequence[Cell], results: Path) -> tuple[int, int]:
     return rounds, runs
 
 
-def _run(
-    cell: Cell, results: Path, data_dir: Path | None, observe: Callable[[Plan], Sequence[Callback]]
-) -> None:
+def _run(cell: Cell, results: Path, data_dir: Path | None, callbacks_for: CallbacksFor) -> None:
     run_seed(
         cell.config,
         cell.seed,
         experiment=cell.experiment,
         results=results,
         data_dir=data_dir,
-        observe=observe,
+        callbacks_for=callbacks_for,
     )
 
 

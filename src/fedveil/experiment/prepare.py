@@ -1,4 +1,4 @@
-"""From a configuration to a run: data, partition, model, method, one run per seed."""
+"""What a run needs of its configuration: data, partition, model, method, plan and options."""
 
 from __future__ import annotations
 
@@ -26,12 +26,10 @@ from fedveil.models.registry import make_model, model_entry
 from fedveil.partition.partition import Partition
 from fedveil.partition.registry import make_partition
 from fedveil.privacy.releases import Plan
-from fedveil.session.callbacks.pictures import pictures_of
-from fedveil.session.loop import Callback
-from fedveil.session.privacy_guard import PrivacySettings
-from fedveil.session.results import Result
-from fedveil.session.session import check_test, first_server, make_plan, run
-from fedveil.streams import named_stream
+from fedveil.session.checks import check_test, first_server
+from fedveil.session.options import AvailableData, PrivacySettings, RunOptions
+from fedveil.session.run import make_plan
+from fedveil.streams import NoiseSource, named_stream
 from fedveil.task import Task, cross_entropy
 from fedveil.text_model import next_token_loss
 
@@ -47,6 +45,11 @@ class Prepared:
     local_test: Clients | None
     plan: Plan
     method: AnyMethod
+
+    @property
+    def data(self) -> AvailableData:
+        """What a session in this process can read."""
+        return AvailableData(self.dataset.test, self.dataset.num_classes, self.clients, self.local_test)
 
     @property
     def digest(self) -> str | None:
@@ -245,43 +248,6 @@ def check_method(prepared: Prepared, seed: int) -> None:
     first_server(prepared.task, prepared.method, prepared.plan, seed)
 
 
-def run_seed(
-    config: Config,
-    seed: int,
-    *,
-    experiment: str,
-    results: Path,
-    data_dir: Path | None = None,
-    observe: Callable[[Plan], Sequence[Callback]] = lambda _plan: (),
-) -> Result:
-    """One seed of an experiment in this process, in `results/<experiment>/<config hash>/seed-<seed>`.
-
-    A method that has pictures to show leaves them there too, for the report.
-    """
-    prepared = prepare(config, seed, data_dir)
-    folder = result_folder(config, seed, experiment, results)
-    pictures = pictures_of(prepared.method, prepared.plan, prepared.dataset, folder)
-    return run(
-        prepared.task,
-        prepared.clients,
-        prepared.method,
-        rounds=config.run.rounds,
-        cohort=prepared.plan.cohort,
-        sampler=config.run.sampler,
-        seed=seed,
-        test=prepared.dataset.test,
-        local_test=prepared.local_test,
-        classes=prepared.dataset.num_classes,
-        results=folder,
-        facts=facts_of(config, experiment, prepared),
-        execution=config.run.execution,
-        workers=config.run.workers,
-        max_memory=config.run.max_memory,
-        observers=[*pictures, *observe(prepared.plan)],
-        **options_of(config),
-    )
-
-
 def facts_of(config: Config, experiment: str, prepared: Prepared) -> dict[str, Any]:
     """What a summary says of the experiment besides its outcome."""
     dataset = prepared.dataset
@@ -297,21 +263,31 @@ def facts_of(config: Config, experiment: str, prepared: Prepared) -> dict[str, A
     return facts if dataset.tokens is None else facts | {"text": dataset.tokens.to_json()}
 
 
-def options_of(config: Config) -> dict[str, Any]:
-    """What every engine's run takes from the configuration alike."""
+def run_options(
+    config: Config,
+    seed: int,
+    results: Path,
+    facts: Mapping[str, Any],
+    noise_source: NoiseSource = "seeded",
+) -> RunOptions:
+    """The options of a seed's run with its results in this folder, whatever its engine."""
     section = config.privacy
     ledger = None if section.ledger is None else Path(section.ledger)
-    return {
-        "privacy": PrivacySettings(
+    return RunOptions(
+        seed=seed,
+        results=results,
+        config=config.to_toml(),
+        facts=facts,
+        privacy=PrivacySettings(
             section.delta, section.budget, section.budget_adversary, section.budget_unit, ledger
         ),
-        "config": config.to_toml(),
-        "evaluate_every": config.run.evaluate_every,
-        "checkpoint_every": config.run.checkpoint_every,
-        "transcript": config.run.transcript,
-        "transcript_exchanges": config.run.transcript_exchanges,
-        "min_clients": config.run.min_clients,
-    }
+        evaluate_every=config.run.evaluate_every,
+        checkpoint_every=config.run.checkpoint_every,
+        transcript=config.run.transcript,
+        transcript_exchanges=config.run.transcript_exchanges,
+        min_clients=config.run.min_clients,
+        noise_source=noise_source,
+    )
 
 
 def result_folder(config: Config, seed: int, experiment: str, results: Path) -> Path:

@@ -88,6 +88,32 @@ def limited_units(federation: Federation) -> list[Unit]:
 
 def init(folder: Path, federation: Federation) -> list[Path]:
     """Write the folder; returns the folders of the nodes. Nothing is written if anything is refused."""
+    _check(folder, federation)
+    units = limited_units(federation)
+    server = _server(federation)
+    parse(server, ServerConfig, Path(SERVER_FILE))
+    policy = _policy(federation, units)
+    parse(policy, Policy, Path(POLICY_FILE))
+    contents = [_node(federation, number) for number in range(federation.nodes)]
+    for content in contents:
+        parse(content, NodeConfig, Path(NODE_FILE))
+
+    _write_server(folder, federation, server)
+    nodes = [_write_node(folder, federation, content, policy) for content in contents]
+    readme = templates.README.format(
+        nodes=federation.nodes,
+        warning=templates.INSECURE if federation.insecure else "",
+        days=SERVER_DAYS,
+        address=f"{federation.names[0]}:{federation.port}",
+        last=nodes[-1].name,
+        data=contents[0]["data"]["path"],
+    )
+    write_new(folder / "README.md", readme.encode())
+    return nodes
+
+
+def _check(folder: Path, federation: Federation) -> None:
+    """Refuse what cannot become a federation."""
     if federation.nodes < federation.minimum_cohort:
         raise InputError(
             "--nodes",
@@ -104,58 +130,49 @@ def init(folder: Path, federation: Federation) -> list[Path]:
             raise InputError(
                 "--server", name, "is neither a host name nor an IPv4 address", "Use such as fl.example.org."
             )
-    units = limited_units(federation)
     if federation.form is not None:
         read_form(federation.form)
+
+
+def _server(federation: Federation) -> dict[str, Any]:
     local = all(is_loopback(name) for name in federation.names)
-    server = {
+    return {
         "listen": "127.0.0.1" if local else "0.0.0.0",
         "port": federation.port,
         "names": list(federation.names),
         "insecure": federation.insecure,
     }
-    parse(server, ServerConfig, Path(SERVER_FILE))
-    policy = _policy(federation, units)
-    parse(policy, Policy, Path(POLICY_FILE))
-    contents = [_node(federation, number) for number in range(federation.nodes)]
-    for content in contents:
-        parse(content, NodeConfig, Path(NODE_FILE))
 
+
+def _write_server(folder: Path, federation: Federation, server: dict[str, Any]) -> None:
+    """The authority and the server's folder, with room for the nodes' public keys."""
     authority, place = folder / "authority", folder / "server"
     for made in (authority, place, place / "keys"):
         made.mkdir(parents=True, mode=0o700)
     ca_key, ca = make_authority(authority)
     make_server_certificate(place, federation.names, ca_key, ca)
     shutil.copyfile(authority / "ca.crt", place / "ca.crt")
-    write_new(
-        place / SERVER_FILE,
-        templates.SERVER.format(days=SERVER_DAYS).encode() + tomli_w.dumps(server).encode(),
-    )
+    settings = templates.SERVER.format(days=SERVER_DAYS).encode() + tomli_w.dumps(server).encode()
+    write_new(place / SERVER_FILE, settings)
     _scripts(place, "server", "fedveil-server")
-    nodes = []
-    for content in contents:
-        name = content["name"]
-        own = folder / "nodes" / name
-        own.mkdir(parents=True, mode=0o700)
-        public = make_node_key(own)
-        write_new(place / "keys" / f"{name}.pub", public + b"\n")
-        shutil.copyfile(authority / "ca.crt", own / "ca.crt")
-        if federation.form is not None:
-            shutil.copyfile(federation.form, own / "form.toml")
-        write_new(own / NODE_FILE, templates.NODE.encode() + tomli_w.dumps(content).encode())
-        write_new(own / POLICY_FILE, templates.POLICY.encode() + tomli_w.dumps(policy).encode())
-        _scripts(own, "node", f"fedveil-{name}")
-        nodes.append(own)
-    readme = templates.README.format(
-        nodes=federation.nodes,
-        warning=templates.INSECURE if federation.insecure else "",
-        days=SERVER_DAYS,
-        address=f"{federation.names[0]}:{federation.port}",
-        last=nodes[-1].name,
-        data=contents[0]["data"]["path"],
-    )
-    write_new(folder / "README.md", readme.encode())
-    return nodes
+
+
+def _write_node(
+    folder: Path, federation: Federation, content: dict[str, Any], policy: dict[str, Any]
+) -> Path:
+    """A node's folder; its public key goes to the server's."""
+    name = str(content["name"])
+    own = folder / "nodes" / name
+    own.mkdir(parents=True, mode=0o700)
+    public = make_node_key(own)
+    write_new(folder / "server" / "keys" / f"{name}.pub", public + b"\n")
+    shutil.copyfile(folder / "authority" / "ca.crt", own / "ca.crt")
+    if federation.form is not None:
+        shutil.copyfile(federation.form, own / "form.toml")
+    write_new(own / NODE_FILE, templates.NODE.encode() + tomli_w.dumps(content).encode())
+    write_new(own / POLICY_FILE, templates.POLICY.encode() + tomli_w.dumps(policy).encode())
+    _scripts(own, "node", f"fedveil-{name}")
+    return own
 
 
 def _node(federation: Federation, number: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +22,7 @@ import tomli_w
 
 from fedveil.errors import FedveilError, InputError, install
 from fedveil.experiment.config import Config, TextSection
-from fedveil.experiment.prepare import check_method, load_examples, prepare
-from fedveil.experiment.prepare import run_seed as simulate_seed
+from fedveil.experiment.prepare import Prepared, check_method, load_examples
 from fedveil.federation.config import SERVER_FILE, ServerConfig, read_toml
 from fedveil.federation.parent_watch import PARENT
 from fedveil.federation.processes import (
@@ -39,7 +38,7 @@ from fedveil.federation.run_settings import PROBLEM, RunSettings, vocabulary_on_
 from fedveil.messages import Record
 from fedveil.methods.method import At
 from fedveil.privacy.releases import Plan
-from fedveil.session.loop import Callback, RoundEnd
+from fedveil.session.loop import Callback, CallbacksFor, RoundEnd
 from fedveil.session.results import Result, ResultFolder
 
 SERVER_APP = "fedveil.federation.server_app:app"
@@ -48,34 +47,15 @@ _LOOK_EVERY = 0.3
 _ASK_EVERY = 20.0
 _TRIES = 3
 _RAY_GAVE_UP = "The current node timed out during startup"
-Observe = Callable[[Plan], Sequence[Callback]]
 
 
 class RayNotStartedError(FedveilError):
     """Ray gives itself half a minute to start, which a busy machine may exceed."""
 
 
-def run_seed(
-    config: Config,
-    seed: int,
-    *,
-    experiment: str,
-    results: Path,
-    data_dir: Path | None = None,
-    observe: Observe = lambda _plan: (),
-) -> Result:
-    """One seed of an experiment with the engine that its configuration names."""
-    if config.run.engine == "simulation":
-        return simulate_seed(
-            config, seed, experiment=experiment, results=results, data_dir=data_dir, observe=observe
-        )
-    require_flower(config.run.engine)
-    data = None if data_dir is None else data_dir.absolute()
-    settings = RunSettings(config, seed, experiment, results.absolute(), data)
-    if config.run.engine == "flower":
-        return submit(settings, server_home(config), observe)
-    prepared = prepare(config, seed, data_dir)  # refuses before anything is started
-    check_method(prepared, seed)
+def simulate(settings: RunSettings, prepared: Prepared, callbacks_for: CallbacksFor) -> Result:
+    """Run on Flower's simulation, with a SuperLink of our own that ends with the run."""
+    check_method(prepared, settings.seed)  # refuses before anything is started
     finished = ResultFolder(settings.folder)
     if finished.finished:
         finished.require_data(prepared.digest)
@@ -87,14 +67,14 @@ def run_seed(
             nodes = f"num-supernodes={prepared.plan.clients} client-resources-num-cpus=1"
             nodes += " init-args-log-to-driver=false"
             command = ["--federation-config", nodes]
-            observers = observe(prepared.plan)
+            callbacks = callbacks_for(prepared.plan)
             for _ in range(_TRIES - 1):
                 with suppress(RayNotStartedError):
-                    return _follow(settings, home, command, observers, prepared.plan)
-            return _follow(settings, home, command, observers, prepared.plan)
+                    return _follow(settings, home, command, callbacks, prepared.plan)
+            return _follow(settings, home, command, callbacks, prepared.plan)
 
 
-def submit(settings: RunSettings, home: Path, observe: Observe = lambda _plan: ()) -> Result:
+def submit(settings: RunSettings, home: Path, callbacks_for: CallbacksFor = lambda _plan: ()) -> Result:
     """Submit a run to the SuperLink that `home` (a Flower home) names, and wait for its result.
 
     The run's folder is written by the server; it must be on this machine or on a disk that both see.
@@ -108,7 +88,7 @@ def submit(settings: RunSettings, home: Path, observe: Observe = lambda _plan: (
     section = settings.config.run
     clients = settings.config.partition.clients or 1
     plan = Plan(clients, section.cohort or clients, section.sampler, section.rounds)
-    return _follow(settings, home, [], observe(plan), plan)
+    return _follow(settings, home, [], callbacks_for(plan), plan)
 
 
 def server_home(config: Config) -> Path:
@@ -261,18 +241,18 @@ def _parents() -> dict[int, int]:
 
 
 def _follow(
-    settings: RunSettings, home: Path, arguments: Sequence[str], observers: Sequence[Callback], plan: Plan
+    settings: RunSettings, home: Path, arguments: Sequence[str], callbacks: Sequence[Callback], plan: Plan
 ) -> Result:
-    """Submit the run, tell the observers of its rounds as they appear in its folder, and read the result."""
+    """Submit the run, call the callbacks as rounds appear in its folder, and read the result."""
     folder = ResultFolder(settings.folder)
     problem = settings.folder / PROBLEM
     problem.unlink(missing_ok=True)
     with _terminated_by_exception():
         number = _submit(settings, home, arguments)
-        told = silent = 0
+        known = silent = 0
         asked = time.monotonic()
         while True:
-            told = _tell(folder, observers, plan, told)
+            known = _call_round_ends(folder, callbacks, plan, known)
             if folder.finished:
                 return folder.read()
             if problem.exists():
@@ -348,18 +328,18 @@ def _terminated_by_exception() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _tell(folder: ResultFolder, observers: Sequence[Callback], plan: Plan, told: int) -> int:
-    """Hand on the rounds after `told`. What a round's model was, only the server knows."""
+def _call_round_ends(folder: ResultFolder, callbacks: Sequence[Callback], plan: Plan, known: int) -> int:
+    """Call the callbacks for the rounds after `known`; the last one. Only the server knows a round's model."""
     for line in folder.rounds():
         number = int(line["round"])
-        if number <= told:
+        if number <= known:
             continue
         metrics = {key: value for key, value in line.items() if key != "round"}
         end = RoundEnd(At(plan, number), (), Record(), {}, number == plan.rounds, metrics)
-        for observer in observers:
-            observer.round_ends(end)
-        told = number
-    return told
+        for callback in callbacks:
+            callback.round_ends(end)
+        known = number
+    return known
 
 
 def _last_lines(text: str, lines: int = 60) -> str:

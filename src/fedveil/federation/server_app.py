@@ -18,14 +18,16 @@ from fedveil.engines.flower.roster import Roster
 from fedveil.engines.flower.wire import LARGEST_MESSAGE, fingerprint
 from fedveil.errors import FedveilError, InputError
 from fedveil.experiment.config import NO_DATASET
-from fedveil.experiment.prepare import facts_of, load_examples, options_of, prepare, task_for
+from fedveil.experiment.prepare import facts_of, load_examples, prepare, run_options, task_for
 from fedveil.federation.client_app import STATES
 from fedveil.federation.parent_watch import end_with_parent
 from fedveil.federation.run_settings import LOG, PROBLEM, RunSettings, vocabulary_on_nodes
 from fedveil.privacy.releases import Plan
-from fedveil.session.callbacks.pictures import pictures_of
+from fedveil.session.callbacks.pictures import DrawPictures
+from fedveil.session.checks import check_clients
+from fedveil.session.options import AvailableData
 from fedveil.session.results import Result
-from fedveil.session.session import check_apart, check_fit, run_on
+from fedveil.session.session import run_session
 
 log = logging.getLogger("flwr.fedveil")
 app = ServerApp()
@@ -76,8 +78,7 @@ def serve_simulated(grid: Grid, settings: RunSettings) -> Result:
     config, seed = settings.config, settings.seed
     prepared = prepare(config, seed, settings.data)
     task, method, plan = prepared.task, prepared.method, prepared.plan
-    check_fit(task, prepared.clients)
-    check_apart(task, method, plan, prepared.clients)
+    check_clients(task, method, plan, prepared.clients)
 
     def engine_of(run: str) -> Engine:
         roster = Roster(grid, fingerprint(task, method))
@@ -94,22 +95,15 @@ def serve_simulated(grid: Grid, settings: RunSettings) -> Result:
             states=settings.folder / STATES,
         )
 
-    return run_on(
+    facts = facts_of(config, settings.experiment, prepared)
+    return run_session(
         engine_of,
         task,
         method,
         plan,
-        seed=seed,
-        test=prepared.dataset.test,
-        data=prepared.clients,
-        classes=prepared.dataset.num_classes,
-        scored_on=prepared.local_test or prepared.clients,
-        held_out=prepared.local_test is not None,
-        results=settings.folder,
-        facts=facts_of(config, settings.experiment, prepared),
-        observers=pictures_of(method, plan, prepared.dataset, settings.folder),
-        noise_source=settings.noise_source,
-        **options_of(config),
+        run_options(config, seed, settings.folder, facts, settings.noise_source),
+        prepared.data,
+        [DrawPictures(method, prepared.dataset, settings.folder)],
     )
 
 
@@ -130,25 +124,16 @@ def serve_deployed(grid: Grid, settings: RunSettings) -> Result:
         return FlowerEngine(grid, roster, task, method, plan, run=run, limits=limits, classes=classes)
 
     names: Sequence[str] = dataset.classes if dataset is not None else [str(c) for c in range(classes)]
-    return run_on(
-        engine_of,
-        task,
-        method,
-        plan,
-        seed=seed,
-        test=None if dataset is None else dataset.test,
-        classes=classes,
-        results=settings.folder,
-        facts={
-            "experiment": settings.experiment,
-            "dataset": config.task.dataset,
-            "model": config.task.model,
-            "classes": list(names),
-            "paper": None if config.paper is None else config.paper.model_dump(),
-        },
-        noise_source=settings.noise_source,
-        **options_of(config),
-    )
+    facts = {
+        "experiment": settings.experiment,
+        "dataset": config.task.dataset,
+        "model": config.task.model,
+        "classes": list(names),
+        "paper": None if config.paper is None else config.paper.model_dump(),
+    }
+    options = run_options(config, seed, settings.folder, facts, settings.noise_source)
+    data = AvailableData(None if dataset is None else dataset.test, classes)
+    return run_session(engine_of, task, method, plan, options, data)
 
 
 def _limits(settings: RunSettings) -> Limits:

@@ -32,8 +32,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-PATIENCE = Path(__file__).with_name("patience.py")
-LIFELINE = Path(__file__).with_name("lifeline.py")
+TIMEOUTS = Path(__file__).with_name("timeouts.py")
+PARENT_WATCH = Path(__file__).with_name("parent_watch.py")
 FLEET = "/v1/fleet/"
 OPEN = (FLEET, "/health")
 ENTRY = (f"{FLEET}activate-node", f"{FLEET}register-node")
@@ -105,8 +105,8 @@ class OnlyNodesFromOutside:
 
 def main() -> None:
     """`flower-superlink` with its own arguments."""
-    runpy.run_path(str(LIFELINE))["end_with_parent"]()
-    runpy.run_path(str(PATIENCE))["wait_longer"](in_memory_corestate, sql_corestate)
+    runpy.run_path(str(PARENT_WATCH))["end_with_parent"]()
+    runpy.run_path(str(TIMEOUTS))["wait_longer"](in_memory_corestate, sql_corestate)
     named = os.environ.get("FEDVEIL_READY")
     ready = None if named is None else Path(named)
     extensions.get_middleware = lambda: (Middleware(OnlyNodesFromOutside, ready=ready),)

@@ -25,7 +25,7 @@ from flwr.supernode import start_client_internal as internal
 from flwr.supernode.cli.flower_supernode import flower_supernode
 
 CLIENT_APP = "fedveil.federation.client_app:app"
-PATIENCE = Path(__file__).with_name("patience.py")
+TIMEOUTS = Path(__file__).with_name("timeouts.py")
 _HARMLESS = (".toml", ".md", ".json", "/CONTENT", "/LICENSE")
 _MOST_BYTES = 1 << 20
 log = logging.getLogger("flwr.fedveil")
@@ -67,7 +67,7 @@ def main() -> None:
     if vars(internal).get(get_fused_config_from_fab.__name__) is not get_fused_config_from_fab:
         raise SystemExit("this version of Flower is not known: foreign code could not be refused")
     vars(internal)[get_fused_config_from_fab.__name__] = checked
-    runpy.run_path(str(PATIENCE))["wait_longer"](in_memory_corestate)
+    runpy.run_path(str(TIMEOUTS))["wait_longer"](in_memory_corestate)
     flower_supernode()
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedveil.errors import InputError
 from fedveil.evaluation.smoothness import laplacian_smoothness
 from fedveil.figures.figure import INKS, LINES, new_figure
-from fedveil.linalg import slice_singular_values
+from fedveil.linalg import slice_singular_values, t_tsvd
 from fedveil.task import Task
 from fedveil.tree import Params
 
@@ -91,6 +91,18 @@ def _accuracy_bars(bars: Sequence[Axes], accuracy: Sequence[Sequence[float]], la
         below.set_xlabel("client (slot)")
         below.set_ylabel(f"accuracy on\nclass {label} (%)")
         below.spines[["top", "right"]].set_visible(False)
+
+
+def smoothing_figures(
+    stack: Tensor, threshold: float, *, title: str, classes: Sequence[str]
+) -> dict[str, Figure]:
+    """What smoothing does to a stack of noisy layers `[K, d, h]`: its `spectrum` and its `smoothness`."""
+    after = t_tsvd(stack, threshold)
+    rows = classes if len(classes) == stack.shape[1] else None
+    return {
+        "spectrum": spectrum_figure(stack, after, threshold, title=title),
+        "smoothness": smoothness_figure(stack, after, None, classes=rows, title=title),
+    }
 
 
 def spectrum_figure(before: Tensor, after: Tensor, threshold: float, *, title: str = "") -> Figure:

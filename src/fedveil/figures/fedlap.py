@@ -19,6 +19,8 @@ from fedveil.figures.figure import INKS, LINES, new_figure
 from fedveil.training.surrogate import PADDING, Path
 from fedveil.tree import Params
 
+_MOST_CLASSES, _MOST_OF_A_CLASS = 10, 4
+
 
 @dataclass(frozen=True)
 class Sets:
@@ -75,6 +77,17 @@ def images_figure(
             if number == 0:
                 row[0].set_ylabel(names[label], fontsize=8, rotation=0, ha="right", va="center")
     return figure
+
+
+def some_images_figure(
+    round: int, sets: Sets, names: Sequence[str], *, mean: Sequence[float], std: Sequence[float]
+) -> Figure | None:
+    """A few images of the first classes that a round's sets hold; None where they hold no image."""
+    shown = sorted(set(sets.labels[sets.labels != PADDING].tolist()))[:_MOST_CLASSES]
+    if not shown:
+        return None
+    columns = min(_MOST_OF_A_CLASS, max(len(sets.of_class(label)) for label in shown))
+    return images_figure({round: sets}, shown, names, columns=columns, mean=mean, std=std)
 
 
 def pixels_figure(rounds: Mapping[int, Sets], bins: int = 80) -> Figure:

@@ -35,6 +35,7 @@ from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.messages import Message
+from fedveil.methods.disclosure import LocalSteps, UploadReading
 from fedveil.methods.dp_fedags import PositiveFinite
 from fedveil.methods.fields import STRICT, LocalTraining
 from fedveil.methods.method import At, register
@@ -203,3 +204,13 @@ class CpSGD(LocalTraining, SharedModel[Levels]):
         if plan.cohort == 1:
             return None
         return ApproximateDP(self.epsilon * plan.cohort / (plan.cohort - 1), self.mechanism_delta)
+
+    def local_training(self, at: At) -> LocalSteps:
+        return super().local_training(at).clipped(self.clip)
+
+    def read_upload(self, at: At, down: Model, up: Levels) -> UploadReading:
+        turned = up.levels.double() * self.spacing(up.levels.shape[1])
+        like = next(iter(down.params.values()))
+        size = sum(leaf[0].numel() for leaf in down.params.values())
+        change = unflatten(rotate_back(turned, at.round, size).to(like.dtype), down.params)
+        return UploadReading.of_change(down.params, change, self.local_training(at))

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass as record
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -34,6 +35,7 @@ from torch import Tensor
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
 from fedveil.messages import Message
+from fedveil.methods.disclosure import Adaptation, LocalSteps
 from fedveil.methods.fields import STRICT, LocalTraining
 from fedveil.methods.method import At, register, unprotected
 from fedveil.methods.shared_model import AggregatedModel, Model, Server, averaging_weights
@@ -49,6 +51,7 @@ LossWeight = Literal["proportional", "inverse", "none"]
 
 PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, lt=1)]
+UNTOUCHED = 0.02  # of the clip: larger coordinates of a gradient are likely noised, the rest is left as it is
 
 
 @record(frozen=True)
@@ -196,3 +199,9 @@ class DPFedAGS(LocalTraining, AggregatedModel[Gradient]):
             f"epsilon {self.epsilon:g} for a client's gradient, by a proof that assumes neighbours "
             "to differ only where noise is added"
         )
+
+    def local_training(self, at: At) -> LocalSteps:
+        return replace(super().local_training(at), clip=self.clip)  # of the gradient itself
+
+    def adaptation(self, at: At, dimension: int, examples: int) -> Adaptation:
+        return Adaptation("small", limit=UNTOUCHED * self.clip)

@@ -37,6 +37,7 @@ from torch import Tensor
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
 from fedveil.messages import Message, Record
+from fedveil.methods.disclosure import Adaptation, LocalSteps, UploadReading
 from fedveil.methods.dp_fedags import Share, accumulated_gradient
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, Method, register
@@ -256,5 +257,18 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
         upload, averaged = upload_and_mean(self.noise_multiplier, "local", self.clip, plan)
         return replace(upload, what=what), replace(averaged, what="the mean of the selected coordinates")
 
-    def paper_claim(self, plan: Plan) -> str | None:
-        return None
+    def local_training(self, at: At) -> LocalSteps:
+        local = super().local_training(at)
+        return replace(local, clip=self.clip) if math.isfinite(self.clip) else local  # of the gradient itself
+
+    def read_upload(self, at: At, down: ModelAndMask, up: Selected) -> UploadReading:
+        size = sum(leaf[0].numel() for leaf in down.params.values())
+        everywhere = {"places": torch.arange(size).unsqueeze(0)}
+        places = (up.own or down.mask or everywhere)["places"]
+        gradient = unflatten(scattered(up.values, places, size), down.params)
+        return UploadReading.of_gradient(down.params, gradient, self.lr_at(at))
+
+    def adaptation(self, at: At, dimension: int, examples: int) -> Adaptation:
+        if self.variant != "everywhere":
+            return Adaptation("mask")
+        return super().adaptation(at, dimension, examples)

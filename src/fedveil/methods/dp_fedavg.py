@@ -35,6 +35,7 @@ from pydantic.dataclasses import dataclass
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
 from fedveil.messages import Message
+from fedveil.methods.disclosure import Adaptation, LocalSteps
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, Method, register
 from fedveil.methods.shared_model import Server
@@ -195,3 +196,14 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
                 participation="hidden",
             ),
         )
+
+    def local_training(self, at: At) -> LocalSteps:
+        if self.unit == "record":
+            return LocalSteps(self.lr_at(at), None, steps=self.steps())  # on average every step reads all
+        return super().local_training(at).clipped(self.clip)
+
+    def adaptation(self, at: At, dimension: int, examples: int) -> Adaptation:
+        if self.unit == "client" or math.isinf(self.clip):
+            return super().adaptation(at, dimension, examples)
+        std = self.noise_multiplier * self.clip * math.sqrt(self.steps())
+        return Adaptation.to_noise(std / max(1.0, self.record_rate * examples))

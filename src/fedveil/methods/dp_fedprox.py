@@ -14,11 +14,13 @@ Deviations:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from pydantic.dataclasses import dataclass
 
 from fedveil.data.client_data import ClientData
+from fedveil.methods.disclosure import Adaptation, LocalSteps
 from fedveil.methods.fields import STRICT, BatchSize, Clip, Epochs, LearningRate, NoiseMultiplier, NonNegative
 from fedveil.methods.method import At, register
 from fedveil.methods.shared_model import AggregatedModel, Model, Server
@@ -27,7 +29,7 @@ from fedveil.privacy.releases import ADVERSARIES, Plan, PostProcessing, Release
 from fedveil.streams import ClientStreams
 from fedveil.task import Task
 from fedveil.training.local_sgd import Schedule, scheduled_lr
-from fedveil.training.private_sgd import private_sgd, private_steps
+from fedveil.training.private_sgd import accumulated_noise, private_sgd, private_steps
 from fedveil.tree import Params, State, expand, mean
 
 
@@ -84,3 +86,14 @@ class DPFedProx(AggregatedModel[NoisyModel]):
             ),
             Release("the averaged model", "record", ADVERSARIES, PostProcessing("a mean of the uploads")),
         )
+
+    def local_training(self, at: At) -> LocalSteps:
+        lr = scheduled_lr(self.lr, self.lr_schedule, at.round, at.plan.rounds)
+        return LocalSteps(lr, self.batch_size, self.epochs, proximal=self.proximal)
+
+    def adaptation(self, at: At, dimension: int, examples: int) -> Adaptation:
+        if math.isinf(self.clip):
+            return Adaptation()
+        lr = self.local_training(at).lr
+        noise = accumulated_noise(lr, self.batch_size, self.epochs, 0.0, examples) / lr
+        return Adaptation.to_noise(self.noise_multiplier * self.clip * noise)

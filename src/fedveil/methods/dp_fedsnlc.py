@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass as record
+from dataclasses import replace
 
 import torch
 from pydantic.dataclasses import dataclass
@@ -23,7 +24,14 @@ from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.messages import Message
-from fedveil.methods.dp_fedags import PositiveFinite, Share, accumulated_gradient, printed_sigma
+from fedveil.methods.disclosure import Adaptation, LocalSteps
+from fedveil.methods.dp_fedags import (
+    UNTOUCHED,
+    PositiveFinite,
+    Share,
+    accumulated_gradient,
+    printed_sigma,
+)
 from fedveil.methods.fields import STRICT, LocalTraining
 from fedveil.methods.method import At, register, unprotected
 from fedveil.methods.shared_model import AggregatedModel, Model, Server, averaging_weights
@@ -89,3 +97,9 @@ class DPFedSNLC(LocalTraining, AggregatedModel[SizedGradient]):
 
     def paper_claim(self, plan: Plan) -> str | None:
         return f"epsilon {self.epsilon:g}, as DP-FedAGS's comparison states it; no proof is given there"
+
+    def local_training(self, at: At) -> LocalSteps:
+        return replace(super().local_training(at), clip=self.clip)  # of the gradient itself
+
+    def adaptation(self, at: At, dimension: int, examples: int) -> Adaptation:
+        return Adaptation("small", limit=UNTOUCHED * self.clip)

@@ -20,10 +20,10 @@ Deviations:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as record
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -31,7 +31,9 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedveil.data.client_data import ClientData
+from fedveil.data.dataset import Dataset
 from fedveil.messages import Message, Record
+from fedveil.methods.disclosure import Adaptation, LocalSteps
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, Method, register
 from fedveil.methods.smoothing import Smoothing
@@ -60,6 +62,9 @@ from fedveil.tree import (
     with_axis,
     without_axis,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @record(frozen=True)
@@ -241,6 +246,35 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
 
     def paper_claim(self, plan: Plan) -> str | None:
         return "user-level (epsilon, delta)-DP, epsilon = c2 K sqrt(T log(1/delta)) / (N sigma), c2 not given"
+
+    def local_training(self, at: At) -> LocalSteps:
+        local = replace(super().local_training(at), share=self.server_lr)
+        return local.clipped(self.clip * self.server_lr) if self.unit == "client" else local
+
+    def adaptation(self, at: At, dimension: int, examples: int) -> Adaptation:
+        if self.unit == "client" or math.isinf(self.clip):
+            return super().adaptation(at, dimension, examples)
+        lr = self.lr_at(at)
+        noise = accumulated_noise(lr, self.batch_size, self.epochs, self.momentum, examples) / lr
+        return Adaptation.to_noise(self.noise_multiplier * self.clip * noise)
+
+    def pictures(self, at: At, up: NoisyModel, dataset: Dataset) -> Mapping[str, Figure]:
+        """The last smoothed layer before and after, in the first and the last smoothing round."""
+        last = at.plan.rounds - at.plan.rounds % self.interval
+        if not self.personal or last == 0 or at.round not in (self.interval, last):
+            return {}
+        chosen = self.smoothed_layers(up.params)
+        matrices = [name for name in up.params if name in chosen and up.params[name].dim() > 2]
+        if not matrices:
+            return {}
+        from fedveil.figures.fedceo import smoothing_figures
+
+        stack = up.params[matrices[-1]].flatten(2).cpu()
+        threshold = self.threshold(at.round, self.noise_std(at, up.cohort), *stack.shape)
+        figures = smoothing_figures(
+            stack, threshold, title=f"{matrices[-1]}, round {at.round}", classes=dataset.classes
+        )
+        return {f"figures/{kind}-round-{at.round}": figure for kind, figure in figures.items()}
 
 
 def _slots(personal: Params) -> int:

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
+from fedveil.methods.disclosure import LocalSteps
 from fedveil.methods.fedsgd import Gradient, batch_in_step, batches_per_round
 from fedveil.methods.fields import STRICT, BatchSize, LearningRate, NonNegative
 from fedveil.methods.method import At, register, unprotected
@@ -209,3 +210,13 @@ class FedEM(AggregatedModel[Gradient]):
             "no epsilon of differential privacy; a reconstruction score epsilon_p that is bounded once the "
             "perturbation exceeds a threshold (Lemmas 1 and 2)"
         )
+
+    def round_training(self, at: At) -> LocalSteps:
+        return LocalSteps(self._lr(at), self.batch_size)
+
+    def batches_behind(self, at: At, data: ClientData, rng: ClientStreams) -> Sequence[Batch]:
+        numbers = range(at.exchange * self.block, (at.exchange + 1) * self.block)
+        return [batch_in_step(data, self.batch_size, number, rng) for number in numbers]
+
+    def input_perturbation(self, state: State) -> Tensor:
+        return state["delta"]

@@ -11,11 +11,13 @@ Deviations: all clients do the same number of epochs (gamma-inexactness is not v
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
 from fedveil.data.client_data import ClientData
+from fedveil.methods.disclosure import LocalSteps
 from fedveil.methods.fedavg import TrainedModel
 from fedveil.methods.fields import STRICT, LocalTraining, NonNegative
 from fedveil.methods.method import At, register, unprotected
@@ -45,3 +47,6 @@ class FedProx(LocalTraining, AggregatedModel[TrainedModel]):
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         return unprotected("the trained model of each client", "no noise is added")
+
+    def local_training(self, at: At) -> LocalSteps:
+        return replace(super().local_training(at), proximal=self.proximal)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.messages import Message
+from fedveil.methods.disclosure import LocalSteps
 from fedveil.methods.fields import STRICT, LearningRate
 from fedveil.methods.method import At, register, unprotected
 from fedveil.methods.shared_model import AggregatedModel, Model, Server, averaging_weights
@@ -86,3 +87,10 @@ class FedSGD(AggregatedModel[Gradient]):
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         return unprotected("the gradient of each client", "no noise is added")
+
+    def round_training(self, at: At) -> LocalSteps:
+        lr = scheduled_lr(self.lr, self.lr_schedule, at.round, at.plan.rounds)
+        return LocalSteps(lr, self.batch_size)
+
+    def batches_behind(self, at: At, data: ClientData, rng: ClientStreams) -> Sequence[Batch]:
+        return [batch_in_step(data, self.batch_size, at.exchange, rng)]

@@ -10,6 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
+from fedveil.methods.disclosure import LocalSteps
 from fedveil.methods.method import At
 from fedveil.streams import ClientStreams
 from fedveil.task import Task
@@ -85,4 +86,15 @@ class LocalTraining:
             proximal=proximal,
             track_loss=track_loss,
             trainable=trainable,
+        )
+
+    def local_training(self, at: At) -> LocalSteps:
+        """The training of these fields; what is sent is not clipped."""
+        return LocalSteps(
+            self.lr_at(at),
+            self.batch_size,
+            self.epochs,
+            self.momentum,
+            self.weight_decay,
+            self.local_steps,
         )

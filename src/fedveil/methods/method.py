@@ -7,17 +7,32 @@ pure functions of what they are given: state in, state out, randomness as an arg
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+
+from torch import Tensor
 
 from fedveil.data.client_data import ClientData, Clients
+from fedveil.data.dataset import Dataset
 from fedveil.errors import InputError, require_free
 from fedveil.messages import Message, Record
+from fedveil.methods.disclosure import (
+    Adaptation,
+    Earlier,
+    LocalSteps,
+    TrainingStart,
+    UploadReading,
+    noise_against_server,
+    read_fields,
+)
 from fedveil.privacy.releases import ADVERSARIES, UNITS, Plan, Release, Unprotected
 from fedveil.streams import ClientStreams, ServerStreams
-from fedveil.task import Task
+from fedveil.task import Batch, Task
 from fedveil.tree import Params, State
+
+if TYPE_CHECKING:  # drawing is loaded when something is drawn
+    from matplotlib.figure import Figure
 
 S = TypeVar("S", bound=Record)
 Down = TypeVar("Down", bound=Message)
@@ -101,6 +116,108 @@ class Method(ABC, Generic[S, Down, Up]):
     def paper_claim(self, plan: Plan) -> str | None:
         """The privacy its paper states for such a run, in the paper's terms; None where it states none."""
         return None
+
+    # What attacks, audits and reports ask. Defaults fit a method that sends models, their changes or gradients under
+    # the names `params`, `update` or `gradient`; a method that is special answers for itself, in its own file.
+
+    def local_training(self, at: At) -> LocalSteps | None:
+        """How clients train between a broadcast and their upload; None (the default) if they do not.
+
+        `LocalTraining` answers from its fields. A method that clips what is sent says so here.
+        """
+        return None
+
+    def round_training(self, at: At) -> LocalSteps | None:
+        """The training on a client's own examples that a round of the whole method imitates, for shadow models.
+
+        By default the local training. A method whose server steps along gradients says with which batches and
+        step size.
+        """
+        return self.local_training(at)
+
+    def read_upload(self, at: At, down: Down, up: Up) -> UploadReading | None:
+        """What the uploads of K clients amount to: models and gradients.
+
+        Args:
+            at: The exchange of both messages.
+            down: What these clients were sent.
+            up: Their answers.
+
+        Returns:
+            By default what the messages' field names say (see `read_fields`); None where they hold no model.
+        """
+        return read_fields(down, up, self.local_training(at), self.round_training(at))
+
+    def adaptation(self, at: At, dimension: int, examples: int) -> Adaptation:
+        """How an attacker who knows the configuration adapts to what was done to an upload.
+
+        Args:
+            at: The exchange that is attacked.
+            dimension: The number of parameters.
+            examples: How many examples are behind an upload.
+
+        Returns:
+            By default the Gaussian noise that `releases` declare against the server at client level, in units of
+            the clip of the local training; none where it has no clip.
+        """
+        local = self.local_training(at)
+        if local is None or local.clip is None:
+            return Adaptation()
+        return Adaptation.to_noise(local.clip * noise_against_server(self.releases(at.plan), at.round))
+
+    def batches_behind(self, at: At, data: ClientData, rng: ClientStreams) -> Sequence[Batch]:
+        """The batches of K clients' examples that their uploads of this exchange depend on; by default all at once."""
+        return [data.everything()]
+
+    def input_perturbation(self, state: State) -> Tensor | None:
+        """What clients added to their last batch `[K, B, ...]`, from what they remember; None (the default): nothing.
+
+        It must begin anew in every round: only the round is replayed to find it.
+        """
+        return None
+
+    def training_start(self, at: At, down: Down, earlier: Earlier) -> TrainingStart:
+        """Where local training began, as far as the server can tell.
+
+        Args:
+            at: The exchange that is attacked.
+            down: What the attacked clients were sent.
+            earlier: Reads what each of them was sent and answered before; called only by methods that need it.
+
+        Returns:
+            By default the models that were sent.
+        """
+        return TrainingStart(cast(Any, down).params)
+
+    def noisy_gradients(
+        self, task: Task, at: At, data: ClientData, rng: ClientStreams, accesses: int | None = None
+    ) -> Tensor | None:
+        """The protected gradients behind an upload that cannot be read coordinate by coordinate, for audits.
+
+        Args:
+            task: The task of the audit.
+            at: The exchange that is audited.
+            data: The clients' examples.
+            rng: The clients' streams.
+            accesses: How many gradients to draw; by default as many as one upload is made from.
+
+        Returns:
+            `[accesses, K, d]`, pointing where they move the parameters; None (the default) where uploads themselves
+            are audited.
+        """
+        return None
+
+    def pictures(self, at: At, up: Up, dataset: Dataset) -> Mapping[str, Figure]:
+        """Figures of the answers to this exchange for the report, by name; none by default.
+
+        Names are places in the run's folder without `.png`: `synthetic/...` or `figures/...`. Only what was on the
+        wire may be drawn, so that nobody is shown more than the server has seen.
+        """
+        return {}
+
+    def defences(self) -> tuple[str, ...]:
+        """The names of the defences around a method, outermost first."""
+        return ()
 
 
 AnyMethod = Method[Any, Any, Any]

@@ -16,18 +16,20 @@ Deviations:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pydantic.dataclasses import dataclass
 
 from fedveil.data.client_data import ClientData
+from fedveil.methods.disclosure import Earlier, LocalSteps, TrainingStart
 from fedveil.methods.fields import STRICT, LearningRate
 from fedveil.methods.method import At, register
 from fedveil.methods.shared_model import Server
 from fedveil.methods.user_level import CohortModel, NoisyModel, UserLevelAveraging
 from fedveil.streams import ClientStreams
 from fedveil.task import Task
-from fedveil.tree import Params, State, add, scale, sub, with_axis
+from fedveil.tree import Params, State, add, concatenate, expand, norms, scale, sub, total, with_axis
 
 
 @register(
@@ -59,3 +61,26 @@ class PPSGD(UserLevelAveraging):
 
     def personal_model(self, server: Server, state: State) -> Params:
         return add(state, with_axis(server.params))
+
+    def local_training(self, at: At) -> LocalSteps:
+        local = super().local_training(at)
+        both = (self.lr + self.personal_lr) / self.lr
+        return replace(local, lr=local.lr * both, share=local.share / both)
+
+    def training_start(self, at: At, down: CohortModel, earlier: Earlier) -> TrainingStart:
+        """theta_i is in proportion to the sum of what a client sent, less the noise that is expected in it."""
+        local = self.local_training(at)
+        std = self.adaptation(at, 1, 1).noise * local.lr * local.share
+        zero = {name: leaf[:1] for name, leaf in down.params.items()}
+        part = self.personal_lr / (self.lr * self.server_lr)
+        moves = [[sub(up.params, sent.params) for sent, up in rounds] for rounds in earlier()]
+        theta = concatenate([_denoised(moved, zero, std, part) for moved in moves])
+        return TrainingStart(add(expand(down.params, len(moves)), theta))
+
+
+def _denoised(moves: Sequence[Params], like: Params, std: float, part: float) -> Params:
+    """`part` of the sum of noisy `moves`, shrunk to the share of its energy that is not their noise."""
+    found = total(moves, like)
+    noise = len(moves) * std**2 * sum(leaf.numel() for leaf in found.values())
+    energy = float(norms(found).square())
+    return scale(found, part * (max(0.0, 1 - noise / energy) if energy > 0 else 0.0))

@@ -20,13 +20,14 @@ from pydantic.dataclasses import dataclass
 
 from fedveil.data.client_data import ClientData
 from fedveil.messages import Message, Record
+from fedveil.methods.disclosure import Earlier, LocalSteps, TrainingStart, UploadReading
 from fedveil.methods.fields import STRICT, BatchSize, Epochs, LearningRate, LocalStepCount
 from fedveil.methods.method import At, Method, register, unprotected
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
 from fedveil.training.local_sgd import Schedule, local_sgd, scheduled_lr
-from fedveil.tree import Params, State, add, mean, per_row, sub, with_axis, zeros_like
+from fedveil.tree import Params, State, add, concatenate, mean, per_row, sub, total, with_axis, zeros_like
 
 
 @record(frozen=True)
@@ -117,3 +118,16 @@ class Scaffold(Method[Server, ModelAndControl, Changes]):
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         return unprotected("the model and control changes of each client", "no noise is added")
+
+    def local_training(self, at: At) -> LocalSteps:
+        lr = scheduled_lr(self.lr, self.lr_schedule, at.round, at.plan.rounds)
+        return LocalSteps(lr, self.batch_size, self.epochs, steps=self.local_steps)
+
+    def read_upload(self, at: At, down: ModelAndControl, up: Changes) -> UploadReading:
+        return UploadReading.of_change(down.params, up.params, self.local_training(at))
+
+    def training_start(self, at: At, down: ModelAndControl, earlier: Earlier) -> TrainingStart:
+        """c_i is the sum of the changes that a client has sent, so the server knows c - c_i."""
+        own = [total([up.control for _, up in rounds], down.control) for rounds in earlier()]
+        drift = sub(down.control, concatenate(own))
+        return TrainingStart(down.params, drift if any(bool(leaf.any()) for leaf in drift.values()) else None)

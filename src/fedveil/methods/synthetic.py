@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass as record
-from typing import Annotated, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedveil.data.client_data import ClientData, Clients
+from fedveil.data.dataset import Dataset
 from fedveil.errors import InputError
 from fedveil.messages import Message
 from fedveil.methods.fields import (
@@ -31,8 +34,18 @@ from fedveil.task import Task
 from fedveil.training.augmentation import Change, check_images
 from fedveil.training.gradient_matching import Distance
 from fedveil.training.local_sgd import Schedule, scheduled_lr
-from fedveil.training.surrogate import Loops, class_count, noise_images, own_classes, synthetic_labels
-from fedveil.tree import Params, State, concatenate, with_axis
+from fedveil.training.surrogate import (
+    Loops,
+    RealGradients,
+    class_count,
+    noise_images,
+    own_classes,
+    synthetic_labels,
+)
+from fedveil.tree import Params, State, concatenate, expand, flatten, with_axis
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Count = Annotated[int, Field(ge=1)]
 Labels = Literal["all", "own"] | tuple[tuple[int, ...], ...]
@@ -165,6 +178,17 @@ class SyntheticImages:
         """What a client keeps of the images it has made."""
         return {} if self.reinit else {"images": images}
 
+    def pictures(self, at: At, up: Any, dataset: Dataset) -> Mapping[str, Figure]:
+        """The clients' synthetic images, a row for each class, in the first, the middle and the last round."""
+        rounds = at.plan.rounds
+        if len(dataset.input_shape) != 3 or at.round not in (1, (rounds + 1) // 2, rounds):
+            return {}
+        from fedveil.figures.fedlap import Sets, some_images_figure
+
+        sets = Sets(up.images.cpu(), up.labels.cpu(), {})
+        figure = some_images_figure(at.round, sets, dataset.classes, mean=dataset.mean, std=dataset.std)
+        return {} if figure is None else {f"synthetic/round-{at.round}": figure}
+
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Matching(SyntheticImages):
@@ -236,6 +260,16 @@ class PrivateMatching(Matching):
                 PostProcessing("computed from the noisy gradients, which are charged in full"),
             ),
         )
+
+    def noisy_gradients(
+        self, task: Task, at: At, data: ClientData, rng: ClientStreams, accesses: int | None = None
+    ) -> Tensor:
+        """Images cannot be read back coordinate by coordinate; these gradients tell more than they ever show."""
+        loops = self.private_loops(at, self.radius)
+        real = RealGradients(task, data, rng, replace(loops, augment=()))
+        w, everybody = expand(with_axis(task.init(0)), data.count), range(data.count)
+        drawn = [flatten(real.draw(w, everybody)[0]) for _ in range(accesses or loops.accesses)]
+        return -torch.stack(drawn)
 
 
 def random_starts(task: Task, rng: ClientStreams) -> Callable[[int], Params]:

@@ -17,6 +17,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from fedveil.messages import Message
+from fedveil.methods.disclosure import LocalSteps
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, Method
 from fedveil.methods.shared_model import Server
@@ -235,3 +236,7 @@ class UserLevelAveraging(LocalTraining, Method[Server, CohortModel, NoisyModel])
             # Later rounds tell of earlier cohorts, and of one of known size the others give the last member away.
             averaged = replace(averaged, participation="seen")
         return upload, averaged
+
+    def local_training(self, at: At) -> LocalSteps:
+        local = replace(super().local_training(at), share=self.server_lr)
+        return local.clipped(self.clip * self.server_lr)

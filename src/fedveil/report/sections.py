@@ -15,8 +15,8 @@ from fedveil.report.charts import Curve, Dot, Mark, Row
 from fedveil.report.groups import ADVERSARIES, WHO, WHOM, Setting, Spread
 from fedveil.report.markup import NOTHING, Cell, legend, named, section, table
 from fedveil.report.reading import Proof, Run, number
-from fedveil.report.tables import size
 from fedveil.report.verdict import headline, lines, percent, small, strength
+from fedveil.session.tables import size
 
 Shown = TypeVar("Shown")
 _MOST_CLIENTS = 200  # rows of the per-client table and columns of the partition picture

@@ -1,118 +1,21 @@
-"""Results as tables: on the terminal, in Markdown and in LaTeX."""
+"""Comparisons of settings as tables: on the terminal, in Markdown and in LaTeX."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from fedveil.privacy.statement import show
 from fedveil.report.groups import Setting, Spread
-
-
-def size(count: float) -> str:
-    """Bytes with a unit in which they are neither 0.00 nor a long number."""
-    if count < 1e5:
-        return f"{count / 1e3:.2f} kB"
-    return f"{count / 1e6:.2f} MB" if count < 1e9 else f"{count / 1e9:.2f} GB"
+from fedveil.session.tables import AGAINST, epsilon_cells
 
 
 def megabytes(count: float) -> str:
     """For a column in MB."""
     value = count / 1e6
     return f"{value:.2f}" if value >= 0.1 or value == 0 else f"{value:.2g}"
-
-
-def _proof(summary: Mapping[str, Any], adversary: str) -> tuple[float, str] | None:
-    """Epsilon and unit proven against this adversary: for whole clients if that is proven, else for records."""
-    rows = [
-        (row["epsilon"], row["unit"])
-        for row in summary["privacy"]["proven"]
-        if row["adversary"] == adversary and row["epsilon"] is not None
-    ]
-    return min(rows, key=lambda row: row[1] != "client", default=None)
-
-
-_AGAINST = ("observer", "server")
-
-
-def _epsilons(proofs: Sequence[Mapping[str, tuple[float, str] | None]]) -> tuple[str, list[list[str]]]:
-    """What heads are to add (the unit, if all share one) and the cells, which name it where units differ."""
-    units = {proof[1] for row in proofs for proof in row.values() if proof is not None}
-    cells = [
-        [
-            "none"
-            if (proof := row[adversary]) is None
-            else show(proof[0])
-            if len(units) == 1
-            else f"{show(proof[0])} {proof[1]}"
-            for adversary in _AGAINST
-        ]
-        for row in proofs
-    ]
-    return (f" {units.pop()}" if len(units) == 1 else ""), cells
-
-
-def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
-    """One row per run: accuracy (of texts also correlation or perplexity), proven epsilon, traffic and time."""
-    table = Table(title="Results", title_justify="left")
-    table.add_column("method", no_wrap=True)
-    of_texts = [name for name in ("mcc", "perplexity") if any(name in summary for summary in summaries)]
-    unit, epsilons = _epsilons([{who: _proof(summary, who) for who in _AGAINST} for summary in summaries])
-    heads = [f"ε {who}{unit}".replace(" ", "\n") for who in _AGAINST]
-    spelt = [name.replace("perplexity", "per-\nplexity") for name in of_texts]  # 80 columns hold no more
-    for column in ("seed", "accuracy\n%", *spelt, *heads, "sent", "seconds"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for summary, epsilon in zip(summaries, epsilons, strict=True):
-        accuracy = summary["accuracy"]
-        table.add_row(
-            summary["method"],
-            str(summary["seed"]),
-            "-" if accuracy is None else f"{100 * accuracy:.2f}",
-            *(f"{summary[name]:.4g}" if name in summary else "-" for name in of_texts),
-            *epsilon,
-            size(summary["bytes_up"] + summary["bytes_down"]),
-            f"{summary['seconds']:.1f}",
-        )
-    return table
-
-
-def text_notes(facts: Mapping[str, Any] | None) -> list[str]:
-    """How texts became tokens, and how many were cut or left out, one line each; nothing for other data."""
-    if facts is None:
-        return []
-    told = [f"vocabulary: {facts['vocabulary']}"]
-    for key, what in (("truncated", "cut to the length"), ("dropped", "left out as empty")):
-        told += [f"{count} {split} texts were {what}" for split, count in facts[key].items() if count]
-    return told
-
-
-def guarantees_table(rows: Sequence[Mapping[str, Any]], title: str = "Proven") -> Table:
-    """One row per unit and adversary: epsilon, and beneath the table each proof or why there is none."""
-    notes: list[str] = []
-    table = Table(title=title, title_justify="left", caption_justify="left")
-    for column in ("against", "unit", "ε", "δ", "neighbours", "sampler", "note"):
-        table.add_column(column, justify="right" if column in ("ε", "δ", "note") else "left")
-    for row in rows:
-        epsilon = "none" if row["epsilon"] is None else show(row["epsilon"])
-        note = row["theorem"] if row["epsilon"] is not None else row.get("reason", "")
-        if note not in notes:
-            notes.append(note)
-        number = str(notes.index(note) + 1)
-        cells = (
-            row["adversary"],
-            row["unit"],
-            epsilon,
-            f"{row['delta']:g}",
-            row["adjacency"],
-            row["sampler"],
-        )
-        table.add_row(*cells, number)
-    table.caption = "\n".join(f"{number}. {note}" for number, note in enumerate(notes, start=1))
-    return table
 
 
 @dataclass(frozen=True)
@@ -138,7 +41,7 @@ def compared(settings: Sequence[Setting]) -> list[Compared]:
     shown = {s.name: f"{100 * s.accuracy.mean:.2f}" for s in settings if s.accuracy is not None}
     best = max(shown.values(), key=float, default=None)
     rows = []
-    for s, (observer, server) in zip(settings, _epsilons(_proofs(settings))[1], strict=True):
+    for s, (observer, server) in zip(settings, epsilon_cells(_proofs(settings))[1], strict=True):
         spread = s.accuracy
         deviation = "" if spread is None or spread.deviation is None else f" ± {100 * spread.deviation:.2f}"
         sent = Spread.of([_sum(run.bytes_up, run.bytes_down) for run in s.runs])
@@ -163,13 +66,13 @@ _HEADS = ("method", "seeds", "accuracy %", "ε observer", "ε server", "sent MB"
 
 
 def _heads(settings: Sequence[Setting], rows: Sequence[Compared]) -> list[str]:
-    unit, _ = _epsilons(_proofs(settings))
+    unit, _ = epsilon_cells(_proofs(settings))
     heads = [head + unit if head.startswith("ε") else head for head in _HEADS]
     return heads if _any_paper(rows) else heads[:-1]
 
 
 def _proofs(settings: Sequence[Setting]) -> list[dict[str, tuple[float, str] | None]]:
-    found = [{who: s.proof(who) for who in _AGAINST} for s in settings]
+    found = [{who: s.proof(who) for who in AGAINST} for s in settings]
     return [
         {who: None if p is None or p.epsilon is None else (p.epsilon, p.unit) for who, p in row.items()}
         for row in found

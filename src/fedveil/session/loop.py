@@ -1,10 +1,11 @@
-"""The only loop: sample a cohort, exchange, update, tell the observers."""
+"""The only loop: sample a cohort, exchange, update, call the callbacks."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from fedveil.tree import Params, flat_rows
 
 @dataclass(frozen=True)
 class RoundEnd:
-    """What observers are told after a round; they add what they measure to `metrics`."""
+    """What callbacks get after a round; they add what they measure to `metrics`."""
 
     at: At
     cohort: tuple[int, ...]
@@ -47,6 +48,10 @@ class Callback:
         """After the server's update."""
 
 
+CallbacksFor = Callable[[Plan], Sequence[Callback]]
+"""Makes the callbacks of a run once its plan is known."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """Where a run came to."""
@@ -65,7 +70,7 @@ def run_rounds(
     *,
     seed: int,
     start: int = 0,
-    observers: Sequence[Callback] = (),
+    callbacks: Sequence[Callback] = (),
     noise_source: NoiseSource = "seeded",
     min_clients: int = 0,
     cohort_seed: int | None = None,
@@ -75,50 +80,78 @@ def run_rounds(
     An exchange that fewer than `min_clients` answered counts as answered by nobody. Cohorts are drawn from
     `cohort_seed`, or from `seed` where there is none.
     """
+    exchanges = _Exchanges(task, method, engine, callbacks, seed, noise_source, min_clients)
     for number in range(start + 1, plan.rounds + 1):
         began = time.perf_counter()
         at = At(plan, number)
         cohort = draw_cohort(plan, seed if cohort_seed is None else cohort_seed, number)
-        for observer in observers:
-            if (reason := observer.round_starts(at, cohort)) is not None:
+        for callback in callbacks:
+            if (reason := callback.round_starts(at, cohort)) is not None:
                 return Outcome(server, number - 1, reason)
         sent = received = answered = 0
         for exchange in range(method.exchanges(plan)):
             at = At(plan, number, exchange)
-            down = method.broadcast(at, server, cohort)
-            answers = engine.exchange(cohort, down, at)
-            if len(answers.clients) < min_clients:
-                answers = Answers((), None)
-            if answers.up is not None:
-                _require_finite(answers.up, answers.clients, at)
-                received += answers.up.row_bytes() * len(answers.clients)
-            sent += down.row_bytes() * len(cohort)
-            for observer in observers:
-                observer.exchange_ends(at, answers.clients, down, answers.up)
-
-            def update(kept: Answers, at: At = at, server: Record = server) -> Record:
-                streams = ServerStreams(seed, at.round, at.exchange, noise_source)
-                new: Record = method.server_update(task, at, server, kept.clients, kept.up, streams)
-                if _form(method.model(new)) != _form(method.model(server)):
-                    raise ValueError("the update changed the names or shapes of the model's parameters")
-                return new
-
-            try:
-                server = update(answers)
-            except FedveilError:
-                raise
-            except Exception as error:
-                answers = _without_failing(engine, at, answers, update, error, min_clients)
-                server = update(answers)
-            answered = len(answers.clients)
-            server = engine.own(server)
+            done = exchanges.run(at, server, cohort)
+            server, answered = done.server, done.answered
+            sent += done.bytes_down
+            received += done.bytes_up
         end = RoundEnd(at, cohort, server, method.model(server), last=number == plan.rounds)
         _require_finite_model(end.model, at)
         end.metrics.update(cohort=len(cohort), answered=answered, bytes_up=received, bytes_down=sent)
         end.metrics["seconds"] = time.perf_counter() - began
-        for observer in observers:
-            observer.round_ends(end)
+        for callback in callbacks:
+            callback.round_ends(end)
     return Outcome(server, max(start, plan.rounds), None)
+
+
+@dataclass(frozen=True)
+class _Exchanged:
+    server: Record
+    answered: int
+    bytes_up: int
+    bytes_down: int
+
+
+@dataclass(frozen=True)
+class _Exchanges:
+    """Broadcast, clients' updates, the server's update."""
+
+    task: Task
+    method: AnyMethod
+    engine: Engine
+    callbacks: Sequence[Callback]
+    seed: int
+    noise_source: NoiseSource
+    min_clients: int
+
+    def run(self, at: At, server: Record, cohort: tuple[int, ...]) -> _Exchanged:
+        down = self.method.broadcast(at, server, cohort)
+        answers = self.engine.exchange(cohort, down, at)
+        if len(answers.clients) < self.min_clients:
+            answers = Answers((), None)
+        received = 0
+        if answers.up is not None:
+            _require_finite(answers.up, answers.clients, at)
+            received = answers.up.row_bytes() * len(answers.clients)
+        for callback in self.callbacks:
+            callback.exchange_ends(at, answers.clients, down, answers.up)
+        update = partial(self._update, at, server)
+        try:
+            server = update(answers)
+        except FedveilError:
+            raise
+        except Exception as error:
+            answers = _without_failing(self.engine, at, answers, update, error, self.min_clients)
+            server = update(answers)
+        sent = down.row_bytes() * len(cohort)
+        return _Exchanged(self.engine.own(server), len(answers.clients), received, sent)
+
+    def _update(self, at: At, server: Record, answers: Answers) -> Record:
+        streams = ServerStreams(self.seed, at.round, at.exchange, self.noise_source)
+        new: Record = self.method.server_update(self.task, at, server, answers.clients, answers.up, streams)
+        if _form(self.method.model(new)) != _form(self.method.model(server)):
+            raise ValueError("the update changed the names or shapes of the model's parameters")
+        return new
 
 
 def _without_failing(

@@ -4,29 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from fedveil.errors import InputError, LedgerError
 from fedveil.methods.method import AnyMethod, At
 from fedveil.privacy.accounting import Rounds, account, account_rounds, rounds_of
 from fedveil.privacy.ledger import Budget, BudgetKeeper, Ledger
-from fedveil.privacy.releases import Adversary, Plan, Release, Unit, Unprotected
+from fedveil.privacy.releases import Plan, Release, Unit, Unprotected
 from fedveil.privacy.statement import PrivacyStatement
 from fedveil.session.loop import Callback, RoundEnd
+from fedveil.session.options import PrivacySettings
 
 _POINTS = 10  # how often epsilon is worked out on the way; every round would cost more than the training
-
-
-@dataclass(frozen=True)
-class PrivacySettings:
-    """What `[privacy]` says."""
-
-    delta: float = 1e-5
-    budget: float | None = None
-    budget_adversary: Adversary = "observer"
-    budget_unit: Unit | None = None
-    ledger: Path | None = None
 
 
 def unit_of(method: AnyMethod, plan: Plan) -> Unit:

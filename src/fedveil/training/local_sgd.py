@@ -101,31 +101,64 @@ def local_sgd(
         velocity = {name: torch.zeros_like(leaf) for name, leaf in own.items()} if momentum else None
         state = Running(own, anchor, velocity, None if correction is None else rows(correction, order))
         dropout = streams.rows(order).of_round("dropout")
-        masks: Iterator[list[Tensor]] = iter(())
-        if linear is not None:
-            lying = x[first * widest : (first + len(order)) * widest] if walk.whole else None
-            linear.start(state, update, lying)
-            masks = linear.dropout_masks(walk.counts[:, block], dropout)
-        for batch, counts in _batches(x, y, walk, block, linear):
-            active = batch.y.shape[0]
-            if active != state.count:
-                state = state.first(active)
-            if losses is not None:
-                seen = task.loss(state.w, batch).double().cpu()
-                losses[first : first + active] += seen * torch.tensor(counts)
-            if linear is not None:
-                linear.step(batch, next(masks))
-            else:
-                gradient = task.grad(state.w, batch, dropout[:active])
-                for name in update.trainable:
-                    update.apply(state, name, adding(gradient[name]))
+        lying = x[first * widest : (first + len(order)) * widest] if walk.whole else None
+        seen = losses[block] if losses is not None else None
+        _take_steps(
+            task,
+            state,
+            update,
+            _batches(x, y, walk, block, linear),
+            seen,
+            dropout,
+            linear,
+            walk.counts[:, block],
+            lying,
+        )
 
+    return _in_clients_order(params, losses, walk, data)
+
+
+def _in_clients_order(params: Params, losses: Tensor | None, walk: _Walk, data: ClientData) -> Trained:
+    """What the clients of a walk have reached, in the order of the data."""
     back = np.argsort(np.asarray(walk.order))
-    in_order = walk.order == list(range(k))
+    in_order = walk.order == list(range(data.count))
     trained = {name: leaf if in_order else leaf[back] for name, leaf in params.items()}
     if losses is not None:
         losses = losses[back] / data.sizes.cpu().clamp(min=1)
     return Trained(trained, torch.from_numpy((walk.counts > 0).sum(0)[back]), losses)
+
+
+def _take_steps(
+    task: Task,
+    state: Running,
+    update: Update,
+    batches: Iterator[tuple[Batch, list[int]]],
+    losses: Tensor | None,
+    dropout: list[np.random.Generator],
+    linear: LinearSteps | None,
+    counts: npt.NDArray[np.int64],
+    lying: Tensor | None,
+) -> None:
+    """All steps of a block of clients, in place: in closed form for a linear network, else by autograd.
+
+    `losses`, if given, gains each client's summed loss; `lying` holds examples that need not be gathered.
+    """
+    masks: Iterator[list[Tensor]] = iter(())
+    if linear is not None:
+        linear.start(state, update, lying)
+        masks = linear.dropout_masks(counts, dropout)
+    for batch, taken in batches:
+        active = batch.y.shape[0]
+        if active != state.count:
+            state = state.first(active)
+        if losses is not None:
+            losses[:active] += task.loss(state.w, batch).double().cpu() * torch.tensor(taken)
+        if linear is not None:
+            linear.step(batch, next(masks))
+        else:
+            gradient = task.grad(state.w, batch, dropout[:active])
+            for name in update.trainable:
+                update.apply(state, name, adding(gradient[name]))
 
 
 def _batches(

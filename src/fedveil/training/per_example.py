@@ -1,16 +1,13 @@
 """Gradients of every single example, and their clipped sum, for one client's model.
 
-Book-keeping: one forward and one backward pass with respect to the outputs of the layers only. With layer
-input `a_i` and output gradient `g_i` of example i, a linear layer has the gradient `g_i a_i^T`, whose norm is
-`|g_i| |a_i|` and whose weighted sum over examples is one matrix product; convolutions unfold their input and
-multiply; norms and biases sum over positions. No second backward pass, no gradient of the batch that is
-thrown away. Modules with other parametrised layers, shared parameters or layers used twice take `vmap(grad)`,
-or a plain loop where that is not possible.
+Book-keeping: one forward and one backward pass with respect to the outputs of the layers only; the rest follows in
+closed form (`layer_gradients`). No second backward pass, no gradient of the batch that is thrown away. Modules with
+other parametrised layers, shared parameters or layers used twice take `vmap(grad)`, or a plain loop where that is
+not possible.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,12 +21,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedveil.errors import DivergedError, InputError
 from fedveil.privacy.clipping import hide
 from fedveil.streams import Stream
-from fedveil.tree import Params, flat_rows
+from fedveil.training.layer_gradients import Explicit, Layer, Part, is_known, layer_parts
+from fedveil.tree import Params
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 _STORED_BYTES = 96 * 2**20  # per-example gradients that are held at a time
-_UNFOLDED_BYTES = 2**20  # unfolded inputs of a convolution that are held at a time: they should stay in cache
 _ACTIVATION_BYTES = 8 * 2**20  # the largest output of a layer: above it, fresh memory costs more than work
 _FIRST = 16  # examples of the first micro-batch, which shows how large the outputs are
 
@@ -110,111 +107,7 @@ def per_example_gradients(
     }
 
 
-class _Part(ABC):
-    """The per-example gradients of some parameters, held in whatever form is cheapest."""
-
-    @abstractmethod
-    def squares(self) -> Tensor:
-        """Squared norms `[b]` in float64."""
-
-    @abstractmethod
-    def weighted_sum(self, factors: Tensor) -> Params:
-        """`sum_i factors[i] * g_i`."""
-
-    @abstractmethod
-    def gradients(self) -> Params:
-        """All of them, `[b, ...]`."""
-
-    def only(self, chosen: Tensor) -> _Part:
-        """Those of the chosen examples `[b]`; the others are zero."""
-        return _Explicit(
-            {
-                name: leaf.where(chosen.reshape(-1, *([1] * (leaf.dim() - 1))), 0)
-                for name, leaf in self.gradients().items()
-            }
-        )
-
-
-@dataclass
-class _Explicit(_Part):
-    """Gradients `[b, ...]` held as they are."""
-
-    leaves: Params
-
-    def squares(self) -> Tensor:
-        return torch.stack([_square(leaf) for leaf in self.leaves.values()]).sum(0)
-
-    def weighted_sum(self, factors: Tensor) -> Params:
-        return {
-            name: torch.mv(flat_rows(leaf).mT, _rounded_down(factors, leaf.dtype)).reshape(leaf.shape[1:])
-            for name, leaf in self.leaves.items()
-        }
-
-    def gradients(self) -> Params:
-        return self.leaves
-
-
-@dataclass
-class _Outer(_Part):
-    """Gradients `g_i a_i^T` of a linear weight, held as the two vectors."""
-
-    name: str
-    inputs: Tensor
-    outputs: Tensor
-
-    def squares(self) -> Tensor:
-        return _square(self.inputs) * _square(self.outputs)
-
-    def weighted_sum(self, factors: Tensor) -> Params:
-        scaled = (
-            self.outputs.double() * factors[:, None]
-        )  # in float64: a tiny factor of a huge gradient survives
-        return {self.name: scaled.to(self.outputs.dtype).mT @ self.inputs}
-
-    def gradients(self) -> Params:
-        return {self.name: self.outputs[:, :, None] * self.inputs[:, None, :]}
-
-
-@dataclass
-class _ChannelsLast(_Part):
-    """Gradients of a convolution's weight, held as `[b, o, kh, kw, i]`."""
-
-    name: str
-    leaf: Tensor
-
-    def squares(self) -> Tensor:
-        return _square(self.leaf)
-
-    def weighted_sum(self, factors: Tensor) -> Params:
-        summed = torch.mv(self.leaf.flatten(1).mT, _rounded_down(factors, self.leaf.dtype))
-        return {self.name: summed.reshape(self.leaf.shape[1:]).permute(0, 3, 1, 2)}
-
-    def gradients(self) -> Params:
-        return {self.name: self.leaf.permute(0, 1, 4, 2, 3)}
-
-
-def _square(leaf: Tensor) -> Tensor:
-    """Squared norms of the rows in float64.
-
-    Short runs are summed in the leaf's own type, which spares a copy; where that could overflow or lose small
-    values, everything is done again in float64.
-    """
-    if leaf.dim() > 2:
-        runs: Tensor = torch.linalg.vector_norm(leaf.flatten(2), dim=2)
-        quick = runs.double().square().sum(1)
-        if bool((quick.isfinite() & (quick > 1e-30)).all()):
-            return quick
-    norm: Tensor = torch.linalg.vector_norm(flat_rows(leaf), dim=1, dtype=torch.float64)
-    return norm.square()
-
-
-def _rounded_down(factors: Tensor, dtype: torch.dtype) -> Tensor:
-    """Factors in the working type, never above what they were: rounding up could exceed the clip."""
-    rounded = factors.to(dtype)
-    return torch.where(rounded.double() > factors, torch.nextafter(rounded, rounded.new_zeros(())), rounded)
-
-
-_Parts = Iterator[tuple[slice, list[_Part]]]
+_Parts = Iterator[tuple[slice, list[Part]]]
 
 
 def _parts(
@@ -307,16 +200,7 @@ class _Dropout:
         return self.whole[layer][self.part]
 
 
-@dataclass(frozen=True)
-class _Layer:
-    """A layer whose gradients are known in closed form, and the names of its parameters that are wanted."""
-
-    module: nn.Linear | nn.Conv2d | nn.GroupNorm
-    weight: str | None
-    bias: str | None
-
-
-def _book_keeping_layers(module: nn.Module, params: Params) -> list[_Layer] | None:
+def _book_keeping_layers(module: nn.Module, params: Params) -> list[Layer] | None:
     """The layers that own `params`, or None if some parameter is not in a layer that is known."""
     every = list(module.named_parameters(remove_duplicate=False))
     if len({id(leaf) for _, leaf in every}) != len(every):
@@ -329,22 +213,15 @@ def _book_keeping_layers(module: nn.Module, params: Params) -> list[_Layer] | No
         wanted = {short: name for short, name in wanted.items() if name in params}
         if not wanted:
             continue
-        if not _is_known(layer):
+        if not is_known(layer):
             return None
         assert isinstance(layer, (nn.Linear, nn.Conv2d, nn.GroupNorm))
-        layers.append(_Layer(layer, wanted.get("weight"), wanted.get("bias")))
+        layers.append(Layer(layer, wanted.get("weight"), wanted.get("bias")))
         owned.update(wanted.values())
     return layers if owned == set(params) else None
 
 
-def _is_known(layer: nn.Module) -> bool:
-    if type(layer) is nn.Conv2d:  # exactly: a subclass may compute something else
-        plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
-        return plain and not isinstance(layer.padding, str)
-    return type(layer) in (nn.Linear, nn.GroupNorm)
-
-
-def _micro_batch(params: Params, layers: list[_Layer] | None) -> int:
+def _micro_batch(params: Params, layers: list[Layer] | None) -> int:
     """As many examples as keep the stored gradients within their share of memory."""
     held = list(params)
     if layers is not None:
@@ -397,12 +274,12 @@ class _Seen:
 def _by_book_keeping(
     module: nn.Module,
     params: Params,
-    layers: list[_Layer],
+    layers: list[Layer],
     x: Tensor,
     y: Tensor,
     loss: Loss,
     dropout: _Dropout,
-) -> tuple[list[_Part], int] | None:
+) -> tuple[list[Part], int] | None:
     """The closed forms and the bytes of the largest layer output per example.
 
     None if the forward pass uses a layer in a way that the closed forms do not cover.
@@ -441,16 +318,16 @@ def _by_book_keeping(
         upstreams = {layer.module: one for layer, one in zip(used, found, strict=True)}
         del wanted, found  # each layer's share is freed as soon as it has been used
     del outputs, losses
-    parts: list[_Part] = []
+    parts: list[Part] = []
     for layer in layers:
         upstream = upstreams.pop(layer.module, None)
         if upstream is None:  # the loss does not depend on this layer
             names = [name for name in (layer.weight, layer.bias) if name]
             zeros = {name: params[name].new_zeros(x.shape[0], *params[name].shape) for name in names}
-            parts.append(_Explicit(zeros))
+            parts.append(Explicit(zeros))
         else:
             with torch.no_grad():
-                parts.extend(_layer_parts(layer, seen.pop(layer.module).inputs, upstream))
+                parts.extend(layer_parts(layer, seen.pop(layer.module).inputs, upstream))
     return parts, largest
 
 
@@ -471,58 +348,9 @@ def _checked_loss(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
     return losses
 
 
-def _layer_parts(layer: _Layer, a: Tensor, g: Tensor) -> list[_Part]:
-    kind = layer.module
-    parts: list[_Part] = []
-    if isinstance(kind, nn.Linear):
-        a, g = (a.flatten(1, -2), g.flatten(1, -2)) if a.dim() > 2 else (a, g)
-        if layer.weight and a.dim() == 2:
-            parts.append(_Outer(layer.weight, a, g))
-        elif layer.weight:
-            parts.append(_Explicit({layer.weight: g.mT @ a}))
-        if layer.bias:
-            parts.append(_Explicit({layer.bias: g if g.dim() == 2 else g.sum(1)}))
-        return parts
-    if isinstance(kind, nn.Conv2d):
-        if layer.weight:
-            parts.append(_ChannelsLast(layer.weight, _convolution(kind, a, g)))
-    elif layer.weight:
-        unit = nn.functional.group_norm(a, kind.num_groups, eps=kind.eps)
-        leaf = torch.einsum("bcl,bcl->bc", g.flatten(2), unit.flatten(2)) if g.dim() > 2 else g * unit
-        parts.append(_Explicit({layer.weight: leaf}))
-    if layer.bias:
-        parts.append(_Explicit({layer.bias: g.flatten(2).sum(2) if g.dim() > 2 else g}))
-    return parts
-
-
-def _convolution(layer: nn.Conv2d, a: Tensor, g: Tensor) -> Tensor:
-    """The weight's gradient of every example, `[b, o, kh, kw, i]`.
-
-    With channels last, a row of the kernel's window is one run of memory, so unfolding is a plain copy.
-    """
-    (kh, kw), (sh, sw) = layer.kernel_size, layer.stride
-    assert not isinstance(layer.padding, str)
-    ph, pw = layer.padding
-    batch, channels = a.shape[:2]
-    oh, ow = g.shape[2:]
-    out = g.new_empty(batch, g.shape[1], kh * kw * channels)
-    step = max(1, _UNFOLDED_BYTES // (oh * ow * kh * kw * channels * a.element_size()))
-    for start in range(0, batch, step):
-        part = slice(start, start + step)
-        image = nn.functional.pad(a[part].permute(0, 2, 3, 1), (0, 0, pw, pw, ph, ph)).contiguous()
-        line = image.shape[2] * channels
-        windows = image.as_strided(
-            (image.shape[0], oh, ow, kh, kw * channels),
-            (image.shape[1] * line, sh * line, sw * channels, line, 1),
-        )
-        columns = windows.reshape(image.shape[0], oh * ow, kh * kw * channels)
-        torch.bmm(g[part].flatten(2), columns, out=out[part])
-    return out.reshape(batch, g.shape[1], kh, kw, channels)
-
-
 def _by_vmap(
     module: nn.Module, params: Params, x: Tensor, y: Tensor, loss: Loss, dropout: _Dropout
-) -> list[_Part]:
+) -> list[Part]:
     """Any module: the gradient function mapped over examples, or a loop where mapping is not supported."""
     if dropout.stream is not None:
         with _prepared(module, dropout.of), torch.no_grad():
@@ -545,4 +373,4 @@ def _by_vmap(
         except (RuntimeError, NotImplementedError):  # an operation without a batching rule
             rows = [gradient(leaves, x[i], y[i], [mask[i] for mask in masks]) for i in range(x.shape[0])]
             mapped = {name: torch.stack([row[name] for row in rows]) for name in leaves}
-    return [_Explicit({name: leaf.detach() for name, leaf in mapped.items()})]
+    return [Explicit({name: leaf.detach() for name, leaf in mapped.items()})]

@@ -17,18 +17,17 @@ from fedveil.attack_runs.inversion import LabelMode, Scored, attack_exchange, la
 from fedveil.attack_runs.transcript import RecordedRun, open_run, read_exchange, server_view, truth
 from fedveil.attacks.inversion.labels import infer_labels
 from fedveil.attacks.inversion.matching import candidate_gradients
-from fedveil.attacks.knowledge import adaptation_to
 from fedveil.attacks.registry import make_attack
-from fedveil.attacks.uploads import as_gradient
 from fedveil.cli import app
 from fedveil.data.dataset import Dataset
 from fedveil.data.registry import load_dataset
 from fedveil.errors import InputError, ResultError
 from fedveil.experiment.config import make_config
-from fedveil.experiment.prepare import run_seed
+from fedveil.experiment.run import run_seed
 from fedveil.methods.cpsgd import CpSGD, Levels, rotate
 from fedveil.methods.dp_fedags_proven import DPFedAGSProven, ModelAndMask, Selected
 from fedveil.methods.method import At
+from fedveil.methods.shared_model import Model
 from fedveil.privacy.releases import Plan
 from fedveil.streams import named_stream
 from fedveil.task import Batch
@@ -369,26 +368,27 @@ def test_integers_of_a_rotated_update_are_turned_back() -> None:
     at = At(Plan(2, 2, "all", 3), 3)
     turned = rotate(flatten(update), at.round)
     levels = Levels((turned / method.spacing(turned.shape[1])).round().int())
-    read, local = as_gradient(method, at, sent, None, levels)
-    assert local is not None
+    read = method.read_upload(at, Model(sent), levels)
+    assert read.gradient is not None
     for name, leaf in update.items():
-        torch.testing.assert_close(-0.1 * read[name], leaf, rtol=0, atol=0.05)
+        torch.testing.assert_close(-0.1 * read.gradient[name], leaf, rtol=0, atol=0.05)
+        torch.testing.assert_close(read.models[name], leaf, rtol=0, atol=0.05)
 
 
 def test_selected_coordinates_are_put_where_they_belong() -> None:
     sent = {"a": torch.zeros(1, 3), "b": torch.zeros(1, 2)}
     values = torch.tensor([[1.0, 2.0]])
     at = At(Plan(2, 2, "all", 1), 1)
-    model = ModelAndMask(sent, {"places": torch.tensor([[0, 4]])})
-    masked, _ = as_gradient(DPFedAGSProven(), at, sent, model, Selected(values, {}))
-    assert flatten(masked).tolist() == [[1, 0, 0, 0, 2]]
-    chosen = Selected(values, {"places": torch.tensor([[2, 3]])})
-    own, _ = as_gradient(DPFedAGSProven(), at, sent, ModelAndMask(sent, {}), chosen)
-    assert flatten(own).tolist() == [[0, 0, 1, 2, 0]]
-    every, _ = as_gradient(
-        DPFedAGSProven(), at, sent, ModelAndMask(sent, {}), Selected(torch.arange(5.0)[None], {})
-    )
-    assert flatten(every).tolist() == [[0, 1, 2, 3, 4]]
+    masked = ModelAndMask(sent, {"places": torch.tensor([[0, 4]])})
+    own = Selected(values, {"places": torch.tensor([[2, 3]])})
+    for down, up, expected in (
+        (masked, Selected(values, {}), [1, 0, 0, 0, 2]),
+        (ModelAndMask(sent, {}), own, [0, 0, 1, 2, 0]),
+        (ModelAndMask(sent, {}), Selected(torch.arange(5.0)[None], {}), [0, 1, 2, 3, 4]),
+    ):
+        gradient = DPFedAGSProven().read_upload(at, down, up).gradient
+        assert gradient is not None
+        assert flatten(gradient).tolist() == [expected]
 
 
 def test_what_was_not_selected_is_left_out(tmp_path: Path) -> None:
@@ -463,7 +463,8 @@ def test_only_the_asked_rounds_and_exchanges_are_recorded(tmp_path: Path) -> Non
 )
 def test_the_attacker_knows_the_defence(wrap: dict[str, Any], kind: str) -> None:
     method = make_config({"method": {"name": "fedsgd"}, "wrap": [wrap]}).build_method()
-    assert adaptation_to(method, At(Plan(2, 2, "all", 1), 1), 1000, 8).kind == kind
+    assert method.adaptation(At(Plan(2, 2, "all", 1), 1), 1000, 8).kind == kind
+    assert method.defences() == (wrap["name"],)
 
 
 @pytest.mark.parametrize(
@@ -484,9 +485,8 @@ def test_the_attacker_knows_the_defence(wrap: dict[str, Any], kind: str) -> None
     ],
 )
 def test_noise_is_known_from_what_a_method_declares(method: dict[str, Any], std: float) -> None:
-    known = adaptation_to(
-        make_config({"method": method}).build_method(), At(Plan(4, 4, "all", 1, 8, 8), 1), 9, 8
-    )
+    built = make_config({"method": method}).build_method()
+    known = built.adaptation(At(Plan(4, 4, "all", 1, 8, 8), 1), 9, 8)
     assert known.kind == ("noise" if std else "none")
     assert known.noise == pytest.approx(std)
 
@@ -494,7 +494,7 @@ def test_noise_is_known_from_what_a_method_declares(method: dict[str, Any], std:
 @pytest.mark.parametrize("name", ["dp-fedags", "dp-fedsnlc"])
 def test_coordinates_that_a_method_leaves_bare_are_compared_alone(name: str) -> None:
     method = make_config({"method": {"name": name, "clip": 5.0}}).build_method()
-    known = adaptation_to(method, At(Plan(4, 4, "all", 1, 8, 8), 1), 9, 8)
+    known = method.adaptation(At(Plan(4, 4, "all", 1, 8, 8), 1), 9, 8)
     assert known.kind == "small"
     assert known.limit == pytest.approx(0.1)
 

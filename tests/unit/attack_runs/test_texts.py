@@ -18,7 +18,7 @@ from fedveil.attacks.view import UNKNOWN
 from fedveil.cli import app
 from fedveil.errors import InputError
 from fedveil.experiment.config import make_config
-from fedveil.experiment.prepare import run_seed
+from fedveil.experiment.run import run_seed
 from tests.unit.attacks.texts import WORDS, sentences
 
 QUICK = ["--set", "steps=5", "--set", "starts=10", "--set", "swaps=10", "--set", "prior=n-gram"]

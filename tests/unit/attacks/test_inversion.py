@@ -18,9 +18,10 @@ from fedveil.attacks.inversion.matching import (
 )
 from fedveil.attacks.inversion.optimise import stacked_adam, stacked_lbfgs
 from fedveil.attacks.registry import list_attacks, make_attack
-from fedveil.attacks.view import Adaptation, LocalSteps, ServerView, image_box
+from fedveil.attacks.view import ServerView, image_box
 from fedveil.data.client_data import ArrayClients
 from fedveil.errors import InputError
+from fedveil.methods.disclosure import Adaptation, LocalSteps
 from fedveil.models.registry import make_model
 from fedveil.streams import ClientStreams, named_stream
 from fedveil.task import Batch, Task

@@ -24,9 +24,9 @@ from fedveil.attacks.text.priors import (
     smollm2_installed,
 )
 from fedveil.attacks.text.search import make_search
-from fedveil.attacks.view import Adaptation
 from fedveil.errors import InputError
 from fedveil.evaluation.text_overlap import mean_rouge, rouge
+from fedveil.methods.disclosure import Adaptation
 from fedveil.streams import named_stream
 from fedveil.task import Batch
 from fedveil.tree import Params, expand, with_axis

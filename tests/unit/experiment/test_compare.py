@@ -147,7 +147,9 @@ def test_processes_give_the_results_of_one(config: Path, tmp_path: Path) -> None
     cells = plan_cells([config], methods=["udp-fedavg"])
     heard: list[tuple[int, int]] = []
     assert (
-        run_cells(cells, tmp_path / "many", jobs=2, tell=lambda rounds, runs: heard.append((rounds, runs)))
+        run_cells(
+            cells, tmp_path / "many", jobs=2, on_progress=lambda rounds, runs: heard.append((rounds, runs))
+        )
         == {}
     )
     assert run_cells(cells, tmp_path / "one", jobs=1) == {}

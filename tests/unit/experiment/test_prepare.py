@@ -10,10 +10,8 @@ import pytest
 
 from fedveil.data.dataset import Dataset
 from fedveil.data.files import state_of
-from fedveil.errors import InputError
 from fedveil.experiment.config import make_config
 from fedveil.experiment.prepare import load_examples
-from fedveil.federation import launch
 
 
 def load(task: dict[str, Any], data: Path | None = None) -> Dataset:
@@ -77,15 +75,3 @@ def test_a_folder_changes_with_any_file_below_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["missing", "x" * 300, "~nobody-of-this-name/x", "with\0zero"])
 def test_what_cannot_be_looked_at_has_no_state(path: str) -> None:
     assert state_of(path) == ()
-
-
-@pytest.mark.parametrize("engine", ["simulation", "flower-simulation"])
-def test_a_field_that_does_not_fit_the_model_is_refused_before_any_engine_starts(
-    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launch, "require_flower", lambda _engine: None)
-    monkeypatch.setattr(launch, "_simulating", lambda *_: pytest.fail("Flower was started"))
-    config = make_config({"method": {"name": "dp-fedags", "selections": 1e9}, "run": {"engine": engine}})
-    with pytest.raises(InputError, match=r"method\.selections = 1000000000\.0.*Use a number in"):
-        launch.run_seed(config, 0, experiment="test", results=tmp_path / "results")
-    assert not (tmp_path / "results").exists()

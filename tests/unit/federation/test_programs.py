@@ -30,6 +30,7 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLWR_IN_MEMORY
 from flwr.supercore.corestate import in_memory_corestate, sql_corestate
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.retry import http_retry
+from flwr.supercore.sql_mixin import SqlMixin
 from flwr.superlink import main as superlink_main
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.supernode import start_client_internal
@@ -177,14 +178,19 @@ def test_flower_asks_where_it_is_answered() -> None:
 @pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")  # in Flower's own database
 @pytest.mark.parametrize("state", [in_memory_corestate, sql_corestate])
 def test_a_process_that_starts_slowly_is_not_started_again(
-    state: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    state: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """Flower's own 30 s are too short for a busy machine, and a second process makes it busier."""
     for name in ("HEARTBEAT_DEFAULT_INTERVAL", "HEARTBEAT_PATIENCE"):
         monkeypatch.setattr(state, name, getattr(state, name))  # put back afterwards
     wait_longer(state)
     place = FLWR_IN_MEMORY_DB_NAME if state is in_memory_corestate else str(tmp_path / "superlink.db")
-    store = LinkStateFactory(place, NoOpFederationManager(), ObjectStoreFactory(place)).state()
+    objects = ObjectStoreFactory(place)
+    store = LinkStateFactory(place, NoOpFederationManager(), objects).state()
+    for database in (store, objects.store()):
+        if isinstance(database, SqlMixin):  # an open connection is an error of whichever test runs later
+            assert database._engine is not None
+            request.addfinalizer(database._engine.dispose)
     task = store.create_task("flwr-serverapp", 1)
     assert task is not None
     token = store.claim_task(task)

@@ -21,41 +21,39 @@ from fedveil.figures.fedceo import (
 from fedveil.figures.figure import save_figure
 from fedveil.linalg import slice_singular_values
 from fedveil.methods.fedceo import FedCEO
-from fedveil.session.callbacks.keep import KeepSmoothing
+from fedveil.session.callbacks.keep import KeepRounds
+from fedveil.tree import Params
 from tests.contract.federation import make_clients, make_task
 
 
-def watched() -> KeepSmoothing:
-    watch = KeepSmoothing()
+def smoothed() -> tuple[Params, Params]:
+    """The uploads of the last smoothing round, and what the server made of them."""
+    watch = KeepRounds({4})
     method = FedCEO(lam=2.0, interval=2, epochs=1, batch_size=4)
-    run(make_task(), make_clients(), method, rounds=5, cohort=3, workers=1, observers=[watch])
-    return watch
+    run(make_task(), make_clients(), method, rounds=5, cohort=3, workers=1, callbacks=[watch])
+    return watch.found[4].up.params, watch.found[4].server.personal
 
 
-def test_the_last_smoothing_round_is_kept() -> None:
-    watch = watched()
-    assert watch.at is not None
-    assert watch.at.round == 4
-    method = FedCEO(lam=2.0, interval=2)
-    again = method.smooth(watch.before, 4, 0.0)
+def test_a_smoothing_round_is_kept() -> None:
+    before, after = smoothed()
+    again = FedCEO(lam=2.0, interval=2).smooth(before, 4, 0.0)
     for name, leaf in again.items():
-        torch.testing.assert_close(watch.after[name], leaf, rtol=0, atol=1e-9)
+        torch.testing.assert_close(after[name], leaf, rtol=0, atol=1e-9)
 
 
 def test_figures_of_a_smoothing_step(tmp_path: Path) -> None:
-    watch = watched()
+    before, after = smoothed()
     task, data = make_task(), make_clients()
-    before = class_accuracy(task, watch.before, data.x, data.y, 1)
-    after = class_accuracy(task, watch.after, data.x, data.y, 1)
-    assert len(before) == 3
-    figure = smoothness_figure(watch.before["4.weight"], watch.after["4.weight"], (before, after), label="1")
+    first, then = (class_accuracy(task, models, data.x, data.y, 1) for models in (before, after))
+    assert len(first) == 3
+    figure = smoothness_figure(before["4.weight"], after["4.weight"], (first, then), label="1")
     drawn: Any = figure.axes[0].images[0].get_array()
-    expected = laplacian_smoothness(watch.before["4.weight"]).T
+    expected = laplacian_smoothness(before["4.weight"]).T
     torch.testing.assert_close(torch.as_tensor(drawn.data), expected)
     assert "mean" in figure.axes[2].get_title(loc="right")
-    spectrum = spectrum_figure(watch.before["1.weight"], watch.after["1.weight"], 0.25)
+    spectrum = spectrum_figure(before["1.weight"], after["1.weight"], 0.25)
     line = spectrum.axes[0].lines[0].get_ydata()
-    torch.testing.assert_close(torch.tensor(line), slice_singular_values(watch.before["1.weight"])[0])
+    torch.testing.assert_close(torch.tensor(line), slice_singular_values(before["1.weight"])[0])
     for number, one in enumerate((figure, spectrum)):
         path = tmp_path / f"{number}.png"
         save_figure(one, path)

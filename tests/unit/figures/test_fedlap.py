@@ -11,11 +11,12 @@ from PIL import Image
 from fedveil.errors import InputError
 from fedveil.figures.fedlap import Sets, images_figure, path_figure, pixels_figure
 from fedveil.figures.figure import save_figure
-from fedveil.methods.fedlap import ModelAndRadius
+from fedveil.methods.fedlap import ModelAndRadius, Server
 from fedveil.methods.method import At
 from fedveil.methods.synthetic import SyntheticSet
 from fedveil.privacy.releases import Plan
-from fedveil.session.callbacks.keep import KeepSets
+from fedveil.session.callbacks.keep import KeepRounds
+from fedveil.session.loop import RoundEnd
 from fedveil.training.surrogate import Path as Walk
 
 PLAN = Plan(2, 2, "all", 3, 5, 5)
@@ -27,16 +28,18 @@ def sets() -> Sets:
 
 
 def test_rounds_are_kept_as_they_went_over_the_wire() -> None:
-    watch = KeepSets({2})
+    watch = KeepRounds({2, 3})
     down = ModelAndRadius({"a": torch.ones(1, 3)}, torch.ones(1))
-    for round_ in (1, 2):
-        up = SyntheticSet(sets().images + round_, sets().labels)
-        watch.exchange_ends(At(PLAN, round_), (0, 1), down, up)
+    for round_ in (1, 2, 3):
+        at, up = At(PLAN, round_), SyntheticSet(sets().images + round_, sets().labels)
+        watch.exchange_ends(at, (0, 1), down, None if round_ == 3 else up)
         up.images.zero_()  # the engine may use the memory again
-    watch.exchange_ends(At(PLAN, 2), (), down, None)
+        watch.round_ends(RoundEnd(at, (0, 1), Server({}, 0.0, round_), {}, last=round_ == 3))
     assert set(watch.found) == {2}
-    assert torch.equal(watch.found[2].images, sets().images + 2)
-    assert torch.equal(watch.found[2].model["a"], torch.ones(1, 3))
+    kept = watch.found[2]
+    assert (kept.at.round, kept.server.steps) == (2, 2)
+    assert torch.equal(kept.up.images, sets().images + 2)
+    assert torch.equal(kept.down.params["a"], torch.ones(1, 3))
 
 
 def test_padding_is_neither_shown_nor_counted() -> None:

@@ -13,7 +13,6 @@ from fedveil.errors import InputError
 from fedveil.experiment.config import build_method
 from fedveil.methods.dp_fedags import printed_sigma
 from fedveil.methods.dp_fedags_proven import DPFedAGSProven, Selected, public_mask, scattered
-from fedveil.methods.uploads import uploaded_models
 from fedveil.privacy import mechanisms
 from fedveil.privacy.accounting import account_participation, epsilon_of
 from fedveil.privacy.calibrate import calibrate
@@ -118,8 +117,8 @@ def test_unselected_coordinates_are_zero_and_not_sent(fields: dict[str, Any]) ->
     d = len(server.seen)
     k = method.count(d)
     assert up.values.shape == (3, k)
-    start, models = uploaded_models(method, at, down, up)
-    moved = flatten(sub(models, start))
+    read = method.read_upload(at, down, up)
+    moved = flatten(sub(read.models, read.start))
     assert int((moved != 0).sum(1).max()) <= k
     expected = k * up.values.element_size() + (
         4 * k if fields["variant"] in ("top-k", "sparse-vector") else 0

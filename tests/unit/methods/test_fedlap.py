@@ -23,7 +23,7 @@ from fedveil.methods.wrappers import WrappedMethod
 from fedveil.methods.wrappers.averaging import ModelAverage
 from fedveil.models.registry import make_model
 from fedveil.privacy.accounting import account
-from fedveil.session.privacy_guard import PrivacySettings
+from fedveil.session.options import PrivacySettings
 from fedveil.streams import ServerStreams
 from fedveil.tree import norms, sub, with_axis
 

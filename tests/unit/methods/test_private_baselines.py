@@ -17,7 +17,6 @@ from fedveil.experiment.config import build_method
 from fedveil.methods.cpsgd import CpSGD, Levels, hadamard, least_binomial, rotate, rotate_back
 from fedveil.methods.dp_fedsnlc import explaining
 from fedveil.methods.method import AnyMethod
-from fedveil.methods.uploads import uploaded_models
 from fedveil.privacy.accounting import epsilon_of
 from fedveil.privacy.integers import MOST_COUNTED_TRIALS, centred_binomial
 from fedveil.privacy.releases import ApproximateDP
@@ -243,8 +242,9 @@ def test_absent_clients_trials_are_added_by_the_server() -> None:
     server, down, up, at = exchange(method)
     one = up.rows([0])
     after = method.server_update(task, at, server, (0,), one, ServerStreams(0, 1))
-    _, models = uploaded_models(method, at, down, one)
-    assert distance(after.params, {name: leaf[0] for name, leaf in models.items()}) > 0
+    read = method.read_upload(at, down, one)
+    assert read is not None
+    assert distance(after.params, {name: leaf[0] for name, leaf in read.models.items()}) > 0
 
 
 @pytest.mark.parametrize("trials", [MOST_COUNTED_TRIALS, MOST_COUNTED_TRIALS + 8, 8 * 10**6])

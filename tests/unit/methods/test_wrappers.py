@@ -159,7 +159,7 @@ def test_any_method_in_any_rule(rule: Rule, method: Any, tmp_path: Path) -> None
     whole = run(task, clients, wrapped, rounds=4, cohort=3, results=tmp_path / "whole", workers=1)
     with pytest.raises(KeyboardInterrupt):
         run(
-            task, clients, wrapped, rounds=4, cohort=3, results=tmp_path / "cut", workers=1, observers=[StopsAfter(2)]
+            task, clients, wrapped, rounds=4, cohort=3, results=tmp_path / "cut", workers=1, callbacks=[StopsAfter(2)]
         )  # fmt: skip
     resumed = run(task, clients, wrapped, rounds=4, cohort=3, results=tmp_path / "cut", workers=1)
     assert distance(whole.model, resumed.model) == 0
@@ -180,7 +180,7 @@ def test_wrappers_that_only_release_follow_the_method_they_wrap() -> None:
     """Applied to a finished run's models they give what they give inside it; wrappers nest in their order."""
     method, rules = UDPFedAvg(**QUICK), (LowPass(cutoff=0.3), ModelAverage(decay=0.7))
     task, plain = make_task(), Models()
-    run(task, make_clients(), method, rounds=5, cohort=3, workers=1, observers=[plain])
+    run(task, make_clients(), method, rounds=5, cohort=3, workers=1, callbacks=[plain])
     both = WrappedMethod(WrappedMethod(method, rules[0]), rules[1])
     found = run(task, make_clients(), both, rounds=5, cohort=3, workers=1)
     models, start = plain.seen, task.init(0)

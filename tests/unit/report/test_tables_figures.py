@@ -19,7 +19,8 @@ from fedveil.report.html import render
 from fedveil.report.reading import read_runs
 from fedveil.report.scales import exact, linear, logarithmic
 from fedveil.report.sections import results
-from fedveil.report.tables import compared, comparison_table, latex_table, markdown_table, size
+from fedveil.report.tables import compared, comparison_table, latex_table, markdown_table
+from fedveil.session.tables import size
 from tests.unit.report.makers import proof, write_everything, write_run
 
 

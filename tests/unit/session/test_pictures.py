@@ -9,13 +9,14 @@ import pytest
 import torch
 from PIL import Image
 
+from fedveil.data.digits import load_digits
 from fedveil.experiment.config import make_config
-from fedveil.experiment.prepare import run_seed
+from fedveil.experiment.run import run_seed
 from fedveil.methods.fedceo import FedCEO, NoisyModel
 from fedveil.methods.method import At
 from fedveil.privacy.releases import Plan
 from fedveil.report.html import write_report
-from fedveil.session.callbacks.pictures import DrawSmoothing
+from fedveil.session.callbacks.pictures import DrawPictures
 
 FEDLAP = {
     "name": "fedlap",
@@ -79,10 +80,10 @@ def test_others_leave_nothing(tmp_path: Path, method: dict[str, Any]) -> None:
 
 def test_a_single_upload_and_an_unanswered_round_are_no_trouble(tmp_path: Path) -> None:
     plan = Plan(1, 1, "all", 2, 5, 5)
-    watch = DrawSmoothing(FedCEO(interval=2, lam=2.0), plan, tmp_path, ("a", "b"))
+    watch = DrawPictures(FedCEO(interval=2, lam=2.0), load_digits(), tmp_path)
     start = NoisyModel({"last.weight": torch.ones(1, 2, 3)}, torch.zeros(1, dtype=torch.long), 1)
     watch.exchange_ends(At(plan, 2), (), start, None)
     assert names(tmp_path) == set()
     watch.exchange_ends(At(plan, 2), (0,), start, start)
-    with Image.open(tmp_path / "smoothness-round-2.png") as picture:
+    with Image.open(tmp_path / "figures" / "smoothness-round-2.png") as picture:
         assert picture.width > 600

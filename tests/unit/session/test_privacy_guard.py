@@ -18,7 +18,8 @@ from fedveil.privacy import ledger as ledger_module
 from fedveil.privacy.accounting import epsilon_of
 from fedveil.privacy.ledger import Ledger, spent
 from fedveil.session.loop import RoundEnd
-from fedveil.session.privacy_guard import PrivacyGuard, PrivacySettings, declared, privacy_statement
+from fedveil.session.options import PrivacySettings
+from fedveil.session.privacy_guard import PrivacyGuard, declared, privacy_statement
 from fedveil.session.results import Result
 from tests.contract.federation import (
     SIZES,
@@ -144,7 +145,7 @@ def test_a_resumed_run_is_charged_once_wherever_its_folder_is(
 ) -> None:
     settings = PrivacySettings(ledger=tmp_path / "shared.jsonl" if shared else None)
     with pytest.raises(KeyboardInterrupt):
-        go(tmp_path / "run", checkpoint_every=1, observers=[StopsAfter(2)], privacy=settings)
+        go(tmp_path / "run", checkpoint_every=1, callbacks=[StopsAfter(2)], privacy=settings)
     (tmp_path / "run").rename(tmp_path / then)
     go(tmp_path / then, checkpoint_every=1, privacy=settings)
     entries = Ledger(settings.ledger or tmp_path / then / "ledger.jsonl").entries

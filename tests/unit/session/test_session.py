@@ -79,12 +79,12 @@ def test_a_finished_run_does_not_pass_for_another(tmp_path: Path, changed: dict[
 @pytest.mark.parametrize("finished", [True, False], ids=["finished", "interrupted"])
 def test_a_run_does_not_go_on_with_other_data(tmp_path: Path, finished: bool) -> None:
     def go_on(
-        x: torch.Tensor, y: torch.Tensor, parts: torch.Tensor, test: torch.Tensor, *observers: Callback
+        x: torch.Tensor, y: torch.Tensor, parts: torch.Tensor, test: torch.Tensor, *callbacks: Callback
     ) -> Result:
         task, clients = Task(lambda: torch.nn.Linear(3, 2)), ArrayClients(x, y, list(parts))
         folder = tmp_path / "r"
         return run(
-            task, clients, METHOD, rounds=2, results=folder, test=(test, y[:5]), observers=list(observers)
+            task, clients, METHOD, rounds=2, results=folder, test=(test, y[:5]), callbacks=list(callbacks)
         )
 
     generator = torch.Generator().manual_seed(0)
@@ -110,7 +110,7 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path: Path, finished: bool) ->
 
 def test_a_folder_in_use_is_called_that_whatever_its_ledger_looks_like_meanwhile(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        go(tmp_path / "r", observers=[StopsAfter(3)])
+        go(tmp_path / "r", callbacks=[StopsAfter(3)])
     ledger = tmp_path / "r" / "ledger.jsonl"
     with ResultFolder(tmp_path / "r").held():
         ledger.write_text(ledger.read_text()[:-20])  # as it may be while a line is written
@@ -122,7 +122,7 @@ def test_a_folder_in_use_is_called_that_whatever_its_ledger_looks_like_meanwhile
 def test_a_damaged_checkpoint_is_not_believed(tmp_path: Path, damage: str) -> None:
     whole = go(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        go(tmp_path / "r", observers=[StopsAfter(3)])
+        go(tmp_path / "r", callbacks=[StopsAfter(3)])
     newest = max((tmp_path / "r" / "checkpoint").glob("*.ckpt"))
     data = newest.read_bytes()
     newest.write_bytes(
@@ -133,7 +133,7 @@ def test_a_damaged_checkpoint_is_not_believed(tmp_path: Path, damage: str) -> No
 
 def test_a_torn_line_of_rounds_is_replayed(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        go(tmp_path / "r", observers=[StopsAfter(2)])
+        go(tmp_path / "r", callbacks=[StopsAfter(2)])
     with (tmp_path / "r" / "rounds.jsonl").open("a") as file:
         file.write('{"round": 3, "byt')
     assert [line["round"] for line in go(tmp_path / "r").history] == [1, 2, 3, 4]
@@ -141,7 +141,7 @@ def test_a_torn_line_of_rounds_is_replayed(tmp_path: Path) -> None:
 
 def test_another_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        go(tmp_path / "r", observers=[StopsAfter(2)])
+        go(tmp_path / "r", callbacks=[StopsAfter(2)])
     with pytest.raises(ResultError, match="another configuration"):
         go(tmp_path / "r", seed=1)
 

@@ -15,7 +15,7 @@ from fedveil.models.registry import make_model
 from fedveil.privacy.clipping import hidden_divergence
 from fedveil.streams import named_stream
 from fedveil.task import Task
-from fedveil.training import per_example
+from fedveil.training import layer_gradients, per_example
 from fedveil.training.per_example import clipped_gradient_sum, cross_entropy, per_example_gradients
 from fedveil.tree import Params
 
@@ -209,7 +209,7 @@ def test_book_keeping_is_used_where_it_can_be(name: str, monkeypatch: pytest.Mon
 
 
 def test_channels_last_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(per_example, "_UNFOLDED_BYTES", 1)  # one example is unfolded at a time
+    monkeypatch.setattr(layer_gradients, "_UNFOLDED_BYTES", 1)  # one example is unfolded at a time
     module, params, x, y = case("lenet-5")
     expected = clipped_gradient_sum(module, params, x, y, 0.5)
     module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from fedveil.attacks.inversion.labels import known_or_inferred
 from fedveil.attacks.inversion.restarts import Clock, Named, best_of, make_rows
 from fedveil.attacks.registry import register_attack
-from fedveil.attacks.view import Adaptation, Finding, ServerView, Watch
+from fedveil.attacks.view import Finding, ServerView, Watch
 from fedveil.errors import InputError
+from fedveil.methods.disclosure import Adaptation
 from fedveil.methods.fields import STRICT
 
 

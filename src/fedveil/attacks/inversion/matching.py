@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
-from fedveil.attacks.view import Adaptation, ServerView
+from fedveil.attacks.view import ServerView
+from fedveil.methods.disclosure import Adaptation
 from fedveil.tree import Params, flat_rows
 
 Distance = Callable[[Params], Tensor]

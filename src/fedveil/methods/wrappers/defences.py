@@ -31,6 +31,7 @@ from torch import Tensor
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
 from fedveil.messages import Message, Record
+from fedveil.methods.disclosure import Adaptation
 from fedveil.methods.fedem import FedEM
 from fedveil.methods.fedsgd import FedSGD, Gradient, batch_in_step
 from fedveil.methods.fields import STRICT, Clip, NoiseMultiplier
@@ -78,6 +79,10 @@ class Defence(Wrapper):
     @abstractmethod
     def releases(self, inner: AnyMethod, plan: Plan) -> Sequence[Release]:
         """What is disclosed with this defence."""
+
+    def adaptation(self, dimension: int, examples: int) -> Adaptation:
+        """How an attacker adapts to what this did to a gradient of `dimension` coordinates and so many examples."""
+        return Adaptation()
 
 
 class GradientDefence(Defence):
@@ -154,6 +159,14 @@ class Defended(Around[Record]):
     def releases(self, plan: Plan) -> Sequence[Release]:
         return self.defence.releases(self.inner, plan)
 
+    def adaptation(self, at: At, dimension: int, examples: int) -> Adaptation:
+        """To the outermost defence that there is anything to adapt to."""
+        own = self.defence.adaptation(dimension, examples)
+        return self.inner.adaptation(at, dimension, examples) if own.kind == "none" else own
+
+    def defences(self) -> tuple[str, ...]:
+        return (self.defence.name, *self.inner.defences())
+
 
 def _layer_around(inner: AnyMethod) -> int:
     """A number of its own for each layer that draws noise: the same draws twice would not be two noises."""
@@ -175,6 +188,9 @@ class GradientGaussian(GradientDefence):
             name: leaf + self.std * normal(streams, leaf.shape[1:], leaf) for name, leaf in gradient.items()
         }
 
+    def adaptation(self, dimension: int, examples: int) -> Adaptation:
+        return Adaptation.to_noise(self.std)
+
 
 @wrapper("gradient-laplace", "Laplace noise on every coordinate of the gradient, without clipping")
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -189,6 +205,9 @@ class GradientLaplace(GradientDefence):
             name: leaf + self.scale * laplace(streams, leaf.shape[1:], leaf)
             for name, leaf in gradient.items()
         }
+
+    def adaptation(self, dimension: int, examples: int) -> Adaptation:
+        return Adaptation.to_noise(self.scale * math.sqrt(2))
 
 
 @wrapper("ppfa", "a random distortion of fixed length on the gradient (PPFA)")
@@ -207,6 +226,9 @@ class PPFA(GradientDefence):
         direction = direction / direction.norm(dim=1, keepdim=True)
         return unflatten(flat + self.length(flat.shape[1]) * direction, gradient)
 
+    def adaptation(self, dimension: int, examples: int) -> Adaptation:
+        return Adaptation.to_noise(self.length(dimension) / math.sqrt(dimension))
+
 
 @wrapper("ldpm", "the gradient projected onto a random subspace, with Gaussian noise inside it (LDPM)")
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -223,6 +245,9 @@ class LDPM(GradientDefence):
         noise = self.std * normal(rng.noise(), (size,), flat)
         seen = (_hartley(flat * signs) + noise) * mask
         return unflatten(_hartley(seen) * signs * (size / mask.sum(1, keepdim=True)), gradient)
+
+    def adaptation(self, dimension: int, examples: int) -> Adaptation:
+        return Adaptation.to_noise(self.std / math.sqrt(self.kept))
 
 
 def _hartley(x: Tensor) -> Tensor:
@@ -251,6 +276,9 @@ class GradientMasking(GradientDefence):
         kept = _random_mask(rng.of_exchange("privacy/mask"), size, size - round(self.part * size))
         return unflatten(flat * kept.to(flat), gradient)
 
+    def adaptation(self, dimension: int, examples: int) -> Adaptation:
+        return Adaptation("mask")
+
 
 @wrapper("sign-compression", "only the signs of the gradient and the mean magnitude of each layer are sent")
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -259,6 +287,9 @@ class SignCompression(GradientDefence):
 
     def defend(self, gradient: Params, rng: ClientStreams) -> Params:
         return {name: _signs_of(leaf) for name, leaf in gradient.items()}
+
+    def adaptation(self, dimension: int, examples: int) -> Adaptation:
+        return Adaptation("sign")
 
 
 def _signs_of(leaf: Tensor) -> Tensor:
@@ -277,6 +308,9 @@ class GradientPruning(GradientDefence):
         count = max(1, flat.shape[1] - round(self.part * flat.shape[1]))
         index = flat.abs().topk(count, dim=1).indices
         return unflatten(torch.zeros_like(flat).scatter(1, index, flat.gather(1, index)), gradient)
+
+    def adaptation(self, dimension: int, examples: int) -> Adaptation:
+        return Adaptation("mask")
 
 
 @wrapper("dp-sgd", "every example's gradient clipped, Gaussian noise on each batch's sum: record-level DP")
@@ -337,3 +371,7 @@ class DPSGD(Defence):
                 adjacency="zero-out",
             ),
         )
+
+    def adaptation(self, dimension: int, examples: int) -> Adaptation:
+        std = self.clip * self.noise_multiplier / examples
+        return Adaptation.to_noise(std if math.isfinite(std) else 0.0)

@@ -10,20 +10,25 @@ from __future__ import annotations
 import dataclasses
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from torch import Tensor
 
 from fedveil.data.client_data import ClientData, Clients
+from fedveil.data.dataset import Dataset
 from fedveil.errors import require_free
 from fedveil.messages import Message, Record
+from fedveil.methods.disclosure import Adaptation, Earlier, LocalSteps, TrainingStart, UploadReading
 from fedveil.methods.method import AnyMethod, At, Method, S
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
-from fedveil.task import Task
+from fedveil.task import Batch, Task
 from fedveil.tree import Params, State
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Memory = dict[str, Tensor]
 
@@ -75,7 +80,7 @@ class Wrapped(Record):
 
 @dataclass(frozen=True)
 class Around(Method[S, Message, Message]):
-    """A method around another, whose exchanges, first states and claim it keeps."""
+    """A method around another, whose exchanges, first states, claim and hooks it keeps."""
 
     inner: AnyMethod
 
@@ -102,6 +107,38 @@ class Around(Method[S, Message, Message]):
 
     def paper_claim(self, plan: Plan) -> str | None:
         return self.inner.paper_claim(plan)
+
+    def local_training(self, at: At) -> LocalSteps | None:
+        return self.inner.local_training(at)
+
+    def round_training(self, at: At) -> LocalSteps | None:
+        return self.inner.round_training(at)
+
+    def read_upload(self, at: At, down: Message, up: Message) -> UploadReading | None:
+        return self.inner.read_upload(at, down, up)
+
+    def adaptation(self, at: At, dimension: int, examples: int) -> Adaptation:
+        return self.inner.adaptation(at, dimension, examples)
+
+    def batches_behind(self, at: At, data: ClientData, rng: ClientStreams) -> Sequence[Batch]:
+        return self.inner.batches_behind(at, data, rng)
+
+    def input_perturbation(self, state: State) -> Tensor | None:
+        return self.inner.input_perturbation(state)
+
+    def training_start(self, at: At, down: Message, earlier: Earlier) -> TrainingStart:
+        return self.inner.training_start(at, down, earlier)
+
+    def noisy_gradients(
+        self, task: Task, at: At, data: ClientData, rng: ClientStreams, accesses: int | None = None
+    ) -> Tensor | None:
+        return self.inner.noisy_gradients(task, at, data, rng, accesses)
+
+    def pictures(self, at: At, up: Message, dataset: Dataset) -> Mapping[str, Figure]:
+        return self.inner.pictures(at, up, dataset)
+
+    def defences(self) -> tuple[str, ...]:
+        return self.inner.defences()
 
 
 @dataclass(frozen=True)

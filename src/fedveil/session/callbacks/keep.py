@@ -1,45 +1,45 @@
-"""Callbacks that keep what went over the wire, for figures."""
+"""A callback that keeps what went over the wire, for figures."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from fedveil.figures.fedlap import Sets
+from torch import Tensor
+
 from fedveil.messages import Message
-from fedveil.methods.fedceo import NoisyModel, Server
 from fedveil.methods.method import At
 from fedveil.session.loop import Callback, RoundEnd
-from fedveil.tree import Params
 
 
-class KeepSmoothing(Callback):
-    """Keeps the uploads of the last smoothing round and what the server made of them."""
+@dataclass(frozen=True)
+class Kept:
+    """The last answered exchange of a round, and the server after the round; each of its method's own type."""
 
-    def __init__(self) -> None:
-        self.at: At | None = None
-        self.before: Params = {}
-        self.after: Params = {}
-        self._uploads: Params = {}
-
-    def exchange_ends(self, at: At, cohort: Sequence[int], down: Message, up: Message | None) -> None:
-        if isinstance(up, NoisyModel):
-            self._uploads = {name: leaf.clone() for name, leaf in up.params.items()}
-
-    def round_ends(self, end: RoundEnd) -> None:
-        if isinstance(end.server, Server) and end.server.personal:
-            self.at, self.before, self.after = end.at, self._uploads, end.server.personal
+    at: At
+    down: Any
+    up: Any
+    server: Any
 
 
-class KeepSets(Callback):
-    """Keeps the synthetic sets of these rounds."""
+def _own(_: str, leaf: Tensor) -> Tensor:
+    return leaf.clone()
+
+
+class KeepRounds(Callback):
+    """Keeps these rounds under `found`; a round that nobody answered is not kept."""
 
     def __init__(self, rounds: Collection[int]) -> None:
         self._rounds = frozenset(rounds)
-        self.found: dict[int, Sets] = {}
+        self._last: tuple[At, Message, Message] | None = None
+        self.found: dict[int, Kept] = {}
 
     def exchange_ends(self, at: At, cohort: Sequence[int], down: Message, up: Message | None) -> None:
-        if at.round not in self._rounds or up is None:
-            return
-        sent, held = up.tensors(), down.tensors()
-        model = {name.removeprefix("params/"): leaf.clone() for name, leaf in held.items() if "/" in name}
-        self.found[at.round] = Sets(sent["images"].clone(), sent["labels"].clone(), model)
+        if at.round in self._rounds and up is not None:  # the engine may use the memory again
+            self._last = at, down.map(_own), up.map(_own)
+
+    def round_ends(self, end: RoundEnd) -> None:
+        if self._last is not None:
+            self.found[end.at.round] = Kept(*self._last, end.server)
+        self._last = None

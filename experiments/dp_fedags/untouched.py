@@ -1,6 +1,6 @@
-"""Audits for methods that leave part of an upload as it is: the auditor looks for values without noise.
+"""Audits of DP-FedAGS, which leaves part of an upload as it is: the auditor looks for values without noise.
 
-The canary audits of `of_method.py` look for a shift under noise. A mechanism that lets a coordinate through now
+The canary audits of `fedveil audit` look for a shift under noise. A mechanism that lets a coordinate through now
 and then has a plainer flaw: the exact value comes back. Both audits here fix their rule beforehand, so their
 bounds hold with the stated confidence for any mechanism; against one that noises everything they find nothing.
 """

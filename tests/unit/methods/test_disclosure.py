@@ -7,7 +7,6 @@ import torch
 from fedveil.methods.fedsgd import FedSGD, Gradient
 from fedveil.methods.method import At
 from fedveil.methods.shared_model import Model
-from fedveil.methods.uploads import uploaded_models
 from fedveil.privacy.releases import Plan
 from fedveil.task import Task
 
@@ -20,8 +19,9 @@ def test_a_gradient_amounts_to_a_step_at_the_rate_of_its_round() -> None:
     up = Gradient(gradient, torch.tensor([4]))
     for round in (1, 9):
         at = At(Plan(10, 10, "all", 10), round)
-        start, models = uploaded_models(method, at, Model(w), up)
+        read = method.read_upload(at, Model(w), up)
+        assert read is not None
         expected = method.aggregate(task, at, task.init(0), up)
-        for name, leaf in models.items():
-            torch.testing.assert_close(start[name], w[name])
+        for name, leaf in read.models.items():
+            torch.testing.assert_close(read.start[name], w[name])
             torch.testing.assert_close(leaf[0], expected[name])

@@ -1,0 +1,111 @@
+"""`fedveil list`: what fedveil knows by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+
+from fedveil.cli.app import AsJson, app, out
+from fedveil.errors import known_name
+
+
+@app.command(
+    "list", epilog="Examples: fedveil list methods; fedveil list methods fedceo; fedveil list attacks lira"
+)
+def list_(
+    what: Annotated[
+        Literal["methods", "wrappers", "datasets", "models", "attacks"],
+        typer.Argument(metavar="WHAT", help="methods, wrappers, datasets, models or attacks."),
+    ],
+    name: Annotated[str | None, typer.Argument(help="One of them: what it takes, and the defaults.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what fedveil knows by name; or what one of them takes in a configuration."""
+    rows = _LISTS[what]() if name is None else _fields(what, name)
+    if as_json:
+        print(json.dumps(rows))
+        return
+    table = Table(title=name or what, title_justify="left")
+    columns = [key for key in rows[0] if key != "options"] if rows else ["name", "default"]
+    for column in columns:
+        table.add_column(column.replace("_", " "))
+    for row in rows:
+        table.add_row(*(str(row[column]) for column in columns))
+    out.print(table)
+
+
+def _fields(what: str, name: str) -> list[dict[str, Any]]:
+    """The keys that this one takes in a configuration, with what they are if not given."""
+    from fedveil.data.registry import dataset_options
+    from fedveil.methods import METHODS
+    from fedveil.methods.wrappers import WRAPPERS
+    from fedveil.models.registry import model_options
+
+    given: dict[str, Any]
+    if what == "datasets":
+        given = dataset_options(name)
+    elif what == "models":
+        given = model_options(name)
+    else:
+        known: Mapping[str, type[Any]] = METHODS if what == "methods" else WRAPPERS
+        if what == "attacks":
+            from fedveil.attacks.membership.threat_model import MEMBERSHIP_ATTACKS
+            from fedveil.attacks.registry import ATTACKS
+
+            _attacks()  # registers them
+            known = ATTACKS | MEMBERSHIP_ATTACKS
+        known_name("name", what.removesuffix("s"), name, known)
+        given = {field.name: field.default for field in fields(known[name])}
+    return [
+        {"name": key, "default": str(value) if value == float("inf") else value}  # JSON has no infinity
+        for key, value in given.items()
+    ]
+
+
+def _methods() -> list[dict[str, Any]]:
+    from fedveil.methods import METHODS
+
+    return [{"name": name, "summary": METHODS[name].summary} for name in sorted(METHODS)]
+
+
+def _wrappers() -> list[dict[str, Any]]:
+    from fedveil.methods.wrappers import WRAPPERS
+
+    return [{"name": name, "summary": WRAPPERS[name].summary} for name in sorted(WRAPPERS)]
+
+
+def _datasets() -> list[dict[str, Any]]:
+    from fedveil.data.registry import list_datasets
+
+    return [
+        {"name": d.name, "summary": d.summary, "kind": d.kind, "how_to_get": d.how_to_get}
+        for d in list_datasets()
+    ]
+
+
+def _models() -> list[dict[str, Any]]:
+    from fedveil.models.registry import list_models
+
+    return [{"name": m.name, "summary": m.summary} for m in list_models()]
+
+
+def _attacks() -> list[dict[str, Any]]:
+    from fedveil.attacks.membership.all import list_membership_attacks
+    from fedveil.attacks.registry import list_attacks
+
+    inversion = [{"name": a.name, "summary": a.summary, "options": list(a.options)} for a in list_attacks()]
+    return inversion + [{"name": a.name, "summary": a.summary} for a in list_membership_attacks()]
+
+
+_LISTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "methods": _methods,
+    "wrappers": _wrappers,
+    "datasets": _datasets,
+    "models": _models,
+    "attacks": _attacks,
+}

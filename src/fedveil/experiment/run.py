@@ -1,0 +1,66 @@
+"""One seed of an experiment: prepared, then run by the engine that its configuration names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedveil.experiment.config import Config
+from fedveil.experiment.prepare import Prepared, facts_of, prepare, result_folder, run_options
+from fedveil.session.callbacks.pictures import DrawPictures
+from fedveil.session.loop import CallbacksFor
+from fedveil.session.options import SimulationOptions
+from fedveil.session.results import Result
+from fedveil.session.run import simulate
+
+
+def run_seed(
+    config: Config,
+    seed: int,
+    *,
+    experiment: str,
+    results: Path,
+    data_dir: Path | None = None,
+    callbacks_for: CallbacksFor = lambda _plan: (),
+) -> Result:
+    """Run one seed with results in `results/<experiment>/<config hash>/seed-<seed>`.
+
+    This is the only place that chooses an engine. A finished run is read back.
+    """
+    engine = config.run.engine
+    if engine == "simulation":
+        prepared = prepare(config, seed, data_dir)
+        folder = result_folder(config, seed, experiment, results)
+        return _simulate(config, seed, experiment, folder, prepared, callbacks_for)
+
+    from fedveil.federation import launch  # Flower's part is loaded where it is asked for
+    from fedveil.federation.run_settings import RunSettings
+
+    launch.require_flower(engine)
+    data = None if data_dir is None else data_dir.absolute()
+    settings = RunSettings(config, seed, experiment, results.absolute(), data)
+    if engine == "flower":
+        return launch.submit(settings, launch.server_home(config), callbacks_for)
+    return launch.simulate(settings, prepare(config, seed, data_dir), callbacks_for)
+
+
+def _simulate(
+    config: Config,
+    seed: int,
+    experiment: str,
+    folder: Path,
+    prepared: Prepared,
+    callbacks_for: CallbacksFor,
+) -> Result:
+    """Run in this process. A method that has pictures to show leaves them in the folder, for the report."""
+    section = config.run
+    pictures = DrawPictures(prepared.method, prepared.dataset, folder)
+    return simulate(
+        prepared.task,
+        prepared.clients,
+        prepared.method,
+        prepared.plan,
+        run_options(config, seed, folder, facts_of(config, experiment, prepared)),
+        SimulationOptions(section.execution, section.workers, section.max_memory),
+        prepared.data,
+        [pictures, *callbacks_for(prepared.plan)],
+    )

@@ -1,0 +1,165 @@
+"""What a method's messages disclose: the values by which its hooks answer attacks and audits.
+
+Everything here follows from the public configuration and from messages on the wire; see the hooks of `Method`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any, Literal
+
+from fedveil.messages import Message
+from fedveil.privacy.releases import GaussianNoise, Protection, RandomGaussianNoise, Release
+from fedveil.tree import Params, add, expand, scale, sub
+
+Earlier = Callable[[], Sequence[Sequence[tuple[Any, Any]]]]
+"""For each client, what it was sent and what it answered in the earlier rounds on record."""
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """The local training behind an uploaded model, as the method's public configuration states it."""
+
+    lr: float
+    batch_size: int | None
+    """None: every step reads all examples, or so many of them at random that this is the best guess."""
+    epochs: int = 1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    steps: int | None = None
+    """How many steps were taken, where that is not said in epochs."""
+    proximal: float = 0.0
+    clip: float | None = None
+    """The largest norm of what was sent, read as a gradient; None where it was not clipped as a whole."""
+    share: float = 1.0
+    """What of its model's change a client sends, as a factor."""
+
+    def clipped(self, norm: float) -> LocalSteps:
+        """The same training where what is sent is clipped to `norm`; inf leaves it as it is."""
+        return replace(self, clip=norm / (self.share * self.lr)) if math.isfinite(norm) else self
+
+    def batch(self, examples: int) -> int:
+        """The examples of one step."""
+        return examples if self.batch_size is None else min(self.batch_size, examples)
+
+    def count(self, examples: int) -> int:
+        """The steps of a client with so many examples."""
+        return self.epochs * ceil(examples / self.batch(examples)) if self.steps is None else self.steps
+
+    def is_one_gradient(self, examples: int) -> bool:
+        """Whether the model moved by nothing but the gradient of all examples."""
+        return self.count(examples) == 1 and self.batch(examples) == examples and self.weight_decay == 0
+
+    def passes(self, examples: int) -> int:
+        """How often it begins to walk through its examples, each time in another order."""
+        return ceil(self.count(examples) / ceil(examples / self.batch(examples)))
+
+    def gradients(self, examples: int) -> float:
+        """How many gradients the change of the model sums up to: one for each step, which momentum repeats."""
+        steps = self.count(examples)
+        return sum((1 - self.momentum ** (steps - s)) / (1 - self.momentum) for s in range(steps))
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """What the attacker knows of the defence and makes use of.
+
+    mask   coordinates that were zeroed say nothing and are left out of the comparison
+    sign   only signs were sent: candidates are compared by soft signs
+    noise  layers that drown in noise of standard deviation `noise` count less than the one that stands out most;
+           where all drown, all count alike
+    small  only coordinates of at most `limit` are compared: larger ones were noised, these were not
+    """
+
+    kind: Literal["none", "mask", "sign", "noise", "small"] = "none"
+    noise: float = 0.0
+    limit: float = 0.0
+
+    @classmethod
+    def to_noise(cls, std: float) -> Adaptation:
+        """To noise of this standard deviation in each entry; to nothing where it is zero."""
+        return cls("noise", std) if std > 0 else cls()
+
+
+@dataclass(frozen=True)
+class TrainingStart:
+    """Where K clients began to train, `[1 or K, ...]`, and what was added to each of their gradients, if anything."""
+
+    params: Params
+    drift: Params | None = None
+
+
+@dataclass(frozen=True)
+class UploadReading:
+    """What the uploads of K clients amount to, leaves `[K, ...]`.
+
+    `start` are the models they were sent, `models` those that their uploads lead to. `gradient` is the upload as a
+    gradient at `start`, zero in coordinates that were not sent; None where nothing says how long a step was.
+    """
+
+    start: Params
+    models: Params
+    gradient: Params | None
+
+    @classmethod
+    def of_gradient(cls, sent: Params, gradient: Params, lr: float) -> UploadReading:
+        """A gradient `[K, ...]`, which leads to a step of `lr` against it."""
+        start = expand(sent, _rows(gradient))
+        return cls(start, add(start, gradient, scale=-lr), gradient)
+
+    @classmethod
+    def of_change(cls, sent: Params, change: Params, local: LocalSteps | None) -> UploadReading:
+        """A change `[K, ...]` of the model that was sent."""
+        start = expand(sent, _rows(change))
+        return cls(start, add(start, change), _as_gradient(change, local))
+
+    @classmethod
+    def of_model(cls, sent: Params, models: Params, local: LocalSteps | None) -> UploadReading:
+        """Models `[K, ...]`."""
+        start = expand(sent, _rows(models))
+        return cls(start, models, _as_gradient(sub(models, start), local))
+
+
+def _rows(a: Params) -> int:
+    return next(iter(a.values())).shape[0]
+
+
+def _as_gradient(change: Params, local: LocalSteps | None) -> Params | None:
+    return None if local is None else scale(change, -1 / (local.share * local.lr))
+
+
+def read_fields(
+    down: Message, up: Message, local: LocalSteps | None, steps: LocalSteps | None
+) -> UploadReading | None:
+    """The reading of messages whose fields say what they hold; None where they hold no model.
+
+    The broadcast has `params`, the upload `gradient`, `update` (a change of the model) or `params`.
+    """
+    sent: Params | None = getattr(down, "params", None)
+    if sent is None:
+        return None
+    if (gradient := getattr(up, "gradient", None)) is not None:
+        return UploadReading.of_gradient(sent, gradient, 1.0 if steps is None else steps.lr)
+    if (update := getattr(up, "update", None)) is not None:
+        return UploadReading.of_change(sent, update, local)
+    if (params := getattr(up, "params", None)) is not None:
+        return UploadReading.of_model(sent, params, local)
+    return None
+
+
+def noise_against_server(releases: Sequence[Release], round: int) -> float:
+    """The noise multiplier of the first Gaussian release of a client that the server sees in this round; 0 if none."""
+    seen = (r for r in releases if r.unit == "client" and "server" in r.visible_to and r.happens_in(round))
+    return next((found for r in seen if (found := _multiplier(r.protection)) > 0), 0.0)
+
+
+def _multiplier(protection: Protection) -> float:
+    if isinstance(protection, GaussianNoise):
+        return protection.multiplier
+    if isinstance(protection, RandomGaussianNoise):
+        drawn = zip(protection.multipliers, protection.weights, strict=True)
+        return math.sqrt(math.fsum(weight * value**2 for value, weight in drawn))
+    return 0.0

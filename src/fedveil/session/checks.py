@@ -1,0 +1,124 @@
+"""What is refused before a run starts: data, test sets and methods that do not fit the model or each other."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedveil.data.client_data import Array, ArrayClients, Clients, first_not_finite, labels_of, tensor_of
+from fedveil.data.dataset import Examples
+from fedveil.errors import DataError, InputError, within
+from fedveil.messages import Record
+from fedveil.methods.method import AnyMethod
+from fedveil.privacy.releases import Plan
+from fedveil.session.privacy_guard import unit_of
+from fedveil.task import Batch, Task, cross_entropy
+from fedveil.tree import with_axis
+
+
+def check_clients(task: Task, method: AnyMethod, plan: Plan, clients: Clients) -> None:
+    """Refuse clients whose data the model cannot read, or the method cannot train on or protect."""
+    check_fit(task, clients)
+    check_apart(task, method, plan, clients)
+    method.check_clients(task, clients)
+
+
+def check_fit(task: Task, clients: Clients) -> None:
+    """Refuse examples that the model cannot read and labels that it has no output for."""
+    largest = max(range(len(clients.sizes)), key=clients.sizes.__getitem__)
+    data = clients.load([largest])
+    if not data.largest:
+        raise DataError("no client has an example. Give at least one client some data.")
+    labels = clients.y if isinstance(clients, ArrayClients) else data.y[0]
+    _check_examples(task, data.x[0, :1], labels)
+
+
+def check_apart(task: Task, method: AnyMethod, plan: Plan, clients: Clients) -> None:
+    """Refuse, where records are protected, a model or loss that mixes them: clipping then bounds nobody's influence.
+
+    Layers of batch norm are refused by name; this finds a forward pass that does the like.
+    """
+    if unit_of(method, plan) != "record":
+        return
+    largest = max(range(len(clients.sizes)), key=clients.sizes.__getitem__)
+    data = clients.load([largest])
+    x, y = data.x[:, :1].to(task.device), data.y[:, :1].to(task.device)
+    other = 1 - x if x.is_floating_point() else torch.zeros_like(x)
+    w = with_axis(task.init(0))
+    with torch.no_grad():
+        alike, beside = (
+            task.losses(w, Batch(torch.cat([x, second], 1), torch.cat([y, y], 1)))[0, 0]
+            for second in (x, other)
+        )
+    if not torch.allclose(alike, beside, rtol=1e-3, atol=1e-5, equal_nan=True):
+        raise InputError(
+            "model",
+            type(task.module).__name__,
+            "an example's loss depends on the others of its batch, so one record's influence cannot be bounded",
+            "Normalise within an example (torch.nn.GroupNorm), or use a method that protects whole clients.",
+        )
+
+
+def check_min_clients(min_clients: int, plan: Plan) -> None:
+    """Refuse a minimum that no cohort reaches, or that would disclose the size of a Poisson cohort."""
+    if min_clients > plan.cohort:
+        raise InputError(
+            "run.min_clients", min_clients, f"a cohort has {plan.cohort}", f"Use 0 to {plan.cohort}."
+        )
+    if min_clients and plan.sampler == "poisson":
+        raise InputError(
+            "run.min_clients",
+            min_clients,
+            "dropping small Poisson rounds would tell how many came, which the accounting does not allow",
+            "Leave it out, or use another sampler.",
+        )
+
+
+def first_server(task: Task, method: AnyMethod, plan: Plan, seed: int) -> Record:
+    """The server before the first round; a field that does not fit the model is refused here."""
+    with within("method"):
+        server: Record = method.init_server(task.init(seed), plan)
+    return server
+
+
+def check_test(task: Task, test: Examples | tuple[Array, Array] | None) -> tuple[Tensor, Tensor] | None:
+    """The test examples as tensors, refused where they do not fit the model; None where there are none."""
+    if test is None:
+        return None
+    x, y = (test.x, test.y) if isinstance(test, Examples) else (tensor_of(test[0]), labels_of(test[1]))
+    if len(x) != len(y):
+        raise DataError(f"test: x has {len(x)} examples and y has {len(y)}; they must be as many.")
+    if not len(x):
+        return None
+    if (bad := first_not_finite(x)) is not None:
+        raise DataError(f"test: example {bad} holds NaN or infinity. Clean or drop it.")
+    try:
+        _check_examples(task, x[:1], y)
+    except DataError as error:
+        raise DataError(f"test: {error}") from error
+    return x, y
+
+
+def _check_examples(task: Task, x: Tensor, labels: Tensor) -> None:
+    try:
+        with torch.no_grad():
+            scores = task.outputs(with_axis(task.init(0)), x[None].to(task.device))
+    except (RuntimeError, IndexError) as error:  # a token beyond the embeddings is an IndexError
+        needed = {str(p.dtype).removeprefix("torch.") for p in task.module.parameters()}
+        raise DataError(
+            f"the model cannot read examples of shape {list(x.shape[1:])} and type "
+            f"{str(x.dtype).removeprefix('torch.')} (its parameters are {' and '.join(sorted(needed))}): {error}"
+        ) from error
+    if task.example_loss is not cross_entropy:
+        return
+    if labels.is_floating_point() or labels.dim() != 1:
+        kind = f"{str(labels.dtype).removeprefix('torch.')} of shape {list(labels.shape[1:])}"
+        raise DataError(
+            f"each label is {kind}; cross-entropy needs one whole number. Use y.long().flatten()."
+        )
+    low, high, outputs = int(labels.min()), int(labels.max()), int(scores.shape[-1])
+    if low < 0 or high >= outputs:
+        wrong = low if low < 0 else high
+        raise DataError(
+            f"label {wrong} has no output: the model has outputs 0 to {outputs - 1}. Relabel or widen it."
+        )

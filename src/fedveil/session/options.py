@@ -1,0 +1,131 @@
+"""The options of a run: typed, frozen and checked here, so that nobody further on checks them again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from fedveil.data.client_data import Array, Clients
+from fedveil.data.dataset import Examples
+from fedveil.engines.simulation import Execution
+from fedveil.errors import LARGEST_SEED, InputError, known_name, whole_number
+from fedveil.privacy.releases import Adversary, Unit
+from fedveil.streams import NoiseSource
+
+
+@dataclass(frozen=True)
+class PrivacySettings:
+    """What `[privacy]` says."""
+
+    delta: float = 1e-5
+    budget: float | None = None
+    budget_adversary: Adversary = "observer"
+    budget_unit: Unit | None = None
+    ledger: Path | None = None
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a run is carried out and recorded, whatever its engine.
+
+    Attributes:
+        results: The run's folder. An interrupted run resumes there to the same result, a finished one is read back,
+            and a folder that holds another run is refused. None: nothing is written.
+        config: The text kept there as `config.toml`.
+        facts: Added to the run's summary.
+        transcript: Whether to record the messages of every round, or of which rounds.
+        transcript_exchanges: Record only the first so many exchanges of a round.
+        min_clients: An exchange that fewer clients answered counts as answered by nobody.
+        noise_source: With "entropy" a repeated round draws fresh noise, so it is charged again; cohorts are then drawn
+            from entropy too, since the sampling that accounting relies on must be secret.
+
+    Raises:
+        InputError: A value is out of range; its `field` is the key in a configuration, such as `run.seed`.
+    """
+
+    seed: int = 0
+    results: Path | None = None
+    config: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    privacy: PrivacySettings = PrivacySettings()
+    evaluate_every: int = 1
+    checkpoint_every: int = 10
+    transcript: bool | Sequence[int] = False
+    transcript_exchanges: int | None = None
+    min_clients: int = 0
+    noise_source: NoiseSource = "seeded"
+
+    def __post_init__(self) -> None:
+        _whole(self, "seed", 0, LARGEST_SEED)
+        _whole(self, "evaluate_every", 1)
+        _whole(self, "checkpoint_every", 1)
+        _whole(self, "min_clients", 0)
+        if self.transcript_exchanges is not None:
+            _whole(self, "transcript_exchanges", 1)
+        known_name("run.noise_source", "source of noise", self.noise_source, get_args(NoiseSource))
+        if isinstance(self.transcript, bool):
+            return
+        if not isinstance(self.transcript, Sequence):
+            raise InputError("run.transcript", self.transcript, "is no list of rounds", "Use True or [1, 5].")
+        rounds = tuple(whole_number("run.transcript", number, 1) for number in self.transcript)
+        object.__setattr__(self, "transcript", rounds)
+
+    @property
+    def replay_safe(self) -> bool:
+        """Whether a repeated round draws the same noise, so that it discloses nothing new."""
+        return self.noise_source == "seeded"
+
+
+@dataclass(frozen=True)
+class SimulationOptions:
+    """How the simulator spreads clients over this machine; none of it changes the result.
+
+    Attributes:
+        workers: Processes; 0 chooses a sensible number.
+        max_memory: Bytes that the clients computed together may take.
+
+    Raises:
+        InputError: A value is out of range; its `field` is the key in a configuration.
+    """
+
+    execution: Execution = "auto"
+    workers: int = 0
+    max_memory: int | None = None
+
+    def __post_init__(self) -> None:
+        known_name("run.execution", "execution", self.execution, get_args(Execution))
+        _whole(self, "workers", 0)
+        if self.max_memory is not None:
+            _whole(self, "max_memory", 1)
+
+
+@dataclass(frozen=True)
+class AvailableData:
+    """The data that the process running the session can read: all of it in a simulation, at most a test set on the
+    server of a federation.
+
+    Attributes:
+        test: What the shared model is scored on during the run.
+        classes: How many classes scores by class are for.
+        clients: The clients' training data. A results folder begun on other data is refused.
+        local_test: Held-out examples of the clients.
+        score_clients: Whether the final model is scored on each client's own examples: `local_test`, or else `clients`.
+    """
+
+    test: Examples | tuple[Array, Array] | None = None
+    classes: int | None = None
+    clients: Clients | None = None
+    local_test: Clients | None = None
+    score_clients: bool = True
+
+    @property
+    def scored_on(self) -> Clients | None:
+        """The clients' own examples that the final model is scored on."""
+        return (self.local_test or self.clients) if self.score_clients else None
+
+
+def _whole(options: object, name: str, least: int, most: int | None = None) -> None:
+    """Check a field, and make Python's own integer of NumPy's, which JSON does not know."""
+    object.__setattr__(options, name, whole_number(f"run.{name}", getattr(options, name), least, most))
