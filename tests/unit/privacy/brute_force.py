@@ -46,7 +46,7 @@ class Pair:
         sums = [np.logaddexp.reduce(order * a[kept] + (1 - order) * b[kept]) for a, b in ((p, q), (q, p))]
         return float(max(sums) / (order - 1))
 
-    def then(self, *others: Pair, cells: int = 1200) -> Pair:
+    def then(self, *others: Pair, cells: int = 300) -> Pair:
         """Independent outputs one after another."""
         total = self.coarse(cells)
         for other in others:
@@ -69,10 +69,13 @@ class Pair:
         by_mass = np.minimum((mass * cells / 2).astype(int), cells // 2)
         by_value = ((ratio[order] - low) / (high - low) * cells * 4).astype(int)
         label = np.unique(by_mass * (4 * cells + 1) + by_value, return_inverse=True)[1]
-        return Pair(np.bincount(label, p[order]), np.bincount(label, q[order]))
+        merged = [np.bincount(label, x[order]).astype(np.float64) for x in (p, q)]
+        return Pair(*merged)
 
     def sometimes(self, rate: float) -> Pair:
         """With probability `rate` this pair, otherwise an output that says so and nothing else."""
+        if rate == 1:
+            return self
         return either((rate, self), (1 - rate, Pair(np.ones(1), np.ones(1))))
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -243,10 +244,9 @@ def test_adjacency_is_stated_or_refused() -> None:
 
 def test_a_hidden_cohort_does_not_hide_records() -> None:
     """Whoever knows the client's other records sees from the sum whether it participated."""
-    hidden, seen, together = (
-        Release("g", "record", ("server",), GaussianNoise(1.0), participation, rate=rate)
-        for participation, rate in (("hidden", 0.2), ("seen", 0.2), ("charged", 0.02))
-    )
+    seen = Release("g", "record", ("server",), GaussianNoise(1.0), rate=0.2)
+    hidden = replace(seen, participation="hidden")
+    together = replace(seen, participation="charged", rate=0.02)
     assert _epsilon([hidden]) == _epsilon([seen]) > 3 * _epsilon([together])
 
 
