@@ -51,7 +51,6 @@ from fedveil.privacy.releases import (
     Unit,
     Unprotected,
     ZeroConcentratedDP,
-    check_plan,
 )
 
 Accountant = Literal["best", "rdp"]
@@ -115,7 +114,6 @@ Rounds = Counter[Round]
 
 def rounds_of(releases: Sequence[Release], plan: Plan, last: int | None = None, first: int = 1) -> Rounds:
     """The rounds `first`..`last` (default: all) of the plan, equal ones counted."""
-    check_plan(plan)
     cohort = Cohort.of(plan)
     end = plan.rounds if last is None else last
     # From round 2 on, what happens repeats with this period.
@@ -218,14 +216,49 @@ def _sampler_words(rounds: Iterable[Round], releases: Sequence[Release], unit: U
     return clients
 
 
-def _guarantee(
-    rounds: Rounds, delta: float, unit: Unit, adversary: Adversary, accountant: Accountant
-) -> Guarantee:
+def _visible(rounds: Rounds, adversary: Adversary) -> Rounds:
+    """What this adversary observes of the rounds."""
     visible: Rounds = Counter()
     for round_, count in rounds.items():
         kept = tuple(r for r in round_.releases if adversary in r.visible_to)
         if kept:
             visible[Round(kept, round_.cohort)] += count
+    return visible
+
+
+def renyi_curve(rounds: Rounds, unit: Unit, adversary: Adversary) -> RenyiCurve:
+    """The Renyi divergences of these rounds, for theorems that speak of them.
+
+    Raises:
+        InputError: Nothing is proven for this unit and adversary, or only up to a failure of the mechanisms.
+    """
+    row = _guarantee(rounds, 0.5, unit, adversary, "rdp")
+    visible, split = _visible(rounds, adversary), adversary == "client"
+    costly = {round_: n for round_, n in visible.items() if any(r.costs for r in round_.releases)}
+    if row.epsilon is None or not costly:
+        reason = row.reason or "everything is computed from other releases"
+        raise InputError(
+            "method", adversary, f"has no Renyi curve: {reason}", "Choose a method with a proof."
+        )
+    how = (unit, _adjacency(visible, unit, True, split), True, True)
+    price = _price_to_a_client if split else _price
+    steps = [(price(round_, *how)[0], count) for round_, count in costly.items()]
+    orders, values, failure = loss.renyi_curve(steps)
+    if failure > 0:
+        raise InputError(
+            "method",
+            adversary,
+            f"its mechanisms may fail with probability {failure:g}",
+            "Use Gaussian noise.",
+        )
+    kept = [(a, float(value)) for a, value in zip(orders, values, strict=True) if math.isfinite(value)]
+    return RenyiCurve(tuple(a for a, _ in kept), tuple(value for _, value in kept))
+
+
+def _guarantee(
+    rounds: Rounds, delta: float, unit: Unit, adversary: Adversary, accountant: Accountant
+) -> Guarantee:
+    visible = _visible(rounds, adversary)
     releases = list({r: None for round_ in visible for r in round_.releases})
     costly = [r for r in releases if r.costs]
     sampler = _sampler_words(visible or rounds, costly, unit)

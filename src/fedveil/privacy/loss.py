@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from fedveil.errors import InputError
 from fedveil.privacy.releases import (
+    LEAST_LEVEL,
     Adjacency,
     ApproximateDP,
     GaussianNoise,
@@ -36,11 +37,15 @@ SMALLEST_PLD_DELTA = 1e-10
 _COARSEST = 10.0  # spacing of losses above which distributions are not worth having
 _SPACINGS = ((1e-2, 1.0), (2e-3, 0.09), (1e-3, 0.03), (1e-4, 1e-3))  # spacing, from which size of loss on
 _MOST_POINTS = 2e6
+_MOST_COMPOSED = (
+    2_000_000  # distributions; more would add up the grid's own spacing, and Renyi divergences are used
+)
 _TAIL = 2e-22
 _MOST_DEVIATIONS = 1e5  # of the noise, up to the highest order
-_MOST_NOISE = 1e100  # more counts as this much: squares stay in the range of floating point
 _MOST_LOSS = 1e9  # of one access; above it no finite epsilon is stated
-_MOST_PURE = 500.0  # epsilon of one access above which exponentials overflow, so that Renyi divergences are used
+_MOST_PURE = (
+    500.0  # epsilon of one access above which exponentials overflow, so that Renyi divergences are used
+)
 _ROUNDING = 1e-14  # of a logarithm of moments
 _ORDERS: tuple[float, ...] = (  # the customary ones
     *(1 + i / 10 for i in range(1, 100)),
@@ -67,8 +72,7 @@ class Bundle:
         counts: Counter[tuple[Protection, float]] = Counter()
         precision = 0.0
         drawn: list[tuple[RandomGaussianNoise, int]] = []
-        for stated, rate, count in parts:
-            protection = _in_range(stated)
+        for protection, rate, count in parts:
             if isinstance(protection, GaussianNoise) and rate == 1:
                 precision += count / protection.multiplier**2
             elif isinstance(protection, RandomGaussianNoise) and rate == 1:
@@ -79,7 +83,8 @@ class Bundle:
         if drawn:
             merged.append((_of_one_draw(drawn, precision), 1.0, 1))
         elif precision:
-            merged.append((GaussianNoise(1 / math.sqrt(precision)), 1.0, 1))
+            # Below the least level there is next to no noise, for which no epsilon is stated.
+            merged.append((GaussianNoise(max(1 / math.sqrt(precision), LEAST_LEVEL)), 1.0, 1))
         return cls(tuple(merged), adjacency)
 
     @property
@@ -89,24 +94,6 @@ class Bundle:
 
     def times(self, count: int) -> Bundle:
         return Bundle.of([(p, rate, n * count) for p, rate, n in self.parts], self.adjacency)
-
-
-def _in_range(protection: Protection) -> Protection:
-    """The protection with noise that can be squared. Less noise than stated is a valid bound; next to none stays so."""
-
-    def clamp(value: float) -> float:
-        return min(max(value, 1 / _MOST_NOISE), _MOST_NOISE)
-
-    match protection:
-        case GaussianNoise(multiplier=multiplier):
-            return GaussianNoise(clamp(multiplier))
-        case RandomGaussianNoise(multipliers=multipliers):
-            return replace(protection, multipliers=tuple(map(clamp, multipliers)))
-        case LaplaceNoise(epsilon=eps) | PureDP(epsilon=eps) | ApproximateDP(epsilon=eps):
-            return replace(protection, epsilon=clamp(eps))
-        case ZeroConcentratedDP(rho=rho):
-            return ZeroConcentratedDP(clamp(rho))
-    return protection
 
 
 def _of_one_draw(parts: list[tuple[RandomGaussianNoise, int]], precision: float) -> RandomGaussianNoise:
@@ -122,7 +109,7 @@ def _of_one_draw(parts: list[tuple[RandomGaussianNoise, int]], precision: float)
     rows = zip(*(part.multipliers for part, _ in parts), strict=True)
     counts = [count for _, count in parts]
     totals = [precision + sum(n / m**2 for n, m in zip(counts, row, strict=True)) for row in rows]
-    return RandomGaussianNoise(tuple(1 / math.sqrt(total) for total in totals), weights)
+    return RandomGaussianNoise(tuple(max(1 / math.sqrt(total), LEAST_LEVEL) for total in totals), weights)
 
 
 @dataclass(frozen=True)
@@ -178,7 +165,9 @@ def _grid(steps: tuple[tuple[Step, int], ...]) -> float:
         hidden = 2 * branch.fixed_cohort[1] / branch.fixed_cohort[0] if branch.fixed_cohort else 1.0
         for protection, rate, n in branch.bundle.parts:
             pure = isinstance(protection, (LaplaceNoise, PureDP, ApproximateDP))
-            if pure and _largest_loss(protection) > _MOST_PURE:
+            idle = pure and _largest_loss(protection) > _MOST_PURE
+            unsampled = isinstance(protection, GaussianNoise) and rate == 1 and branch.seen_rate == 1
+            if idle or (count * n > _MOST_COMPOSED and not unsampled):
                 return math.inf
             scale = hidden * _loss_scale(protection, rate)
             smallest = min(smallest, scale)
@@ -341,6 +330,14 @@ def _amplified(protection: PureDP | ApproximateDP, rate: float) -> tuple[float, 
 def _epsilon_by_renyi(steps: tuple[tuple[Step, int], ...], delta: float) -> float:
     from dp_accounting import rdp
 
+    orders, total, failure = renyi_curve(steps)
+    if failure >= delta:  # an (eps, delta) mechanism is eps-DP except with probability delta
+        return math.inf
+    return float(rdp.compute_epsilon(orders, total, delta - failure)[0])
+
+
+def renyi_curve(steps: Sequence[tuple[Step, int]]) -> tuple[tuple[float, ...], Floats, float]:
+    """Orders, the divergences of all steps composed, and the probability with which they fail altogether."""
     curves = {p.orders for step, _ in steps for p, _, _ in step.bundle.parts if isinstance(p, RenyiCurve)}
     if len(curves) > 1:
         raise InputError("orders", sorted(curves), "Renyi curves differ in orders", "Use the same orders.")
@@ -351,9 +348,7 @@ def _epsilon_by_renyi(steps: tuple[tuple[Step, int], ...], delta: float) -> floa
         value, fails = _step_renyi(step, orders)
         total += count * value
         failure += count * fails
-    if failure >= delta:  # an (eps, delta) mechanism is eps-DP except with probability delta
-        return math.inf
-    return float(rdp.compute_epsilon(orders, total, delta - failure)[0])
+    return orders, total, failure
 
 
 def _step_renyi(step: Step, orders: tuple[float, ...]) -> tuple[Floats, float]:
@@ -377,12 +372,12 @@ def _step_renyi(step: Step, orders: tuple[float, ...]) -> tuple[Floats, float]:
         if step.otherwise is None:
             return _seen_renyi(value, step.weight, orders), step.weight * fails
         instead, also = _step_renyi(step.otherwise, orders)
-        mixed = _mixed_renyi([(step.weight, value), (1 - step.weight, instead)], orders)
+        mixed = mixed_renyi([(step.weight, value), (1 - step.weight, instead)], orders)
         return mixed, step.weight * fails + (1 - step.weight) * also
     return value, fails
 
 
-def _mixed_renyi(branches: list[tuple[float, Floats]], orders: tuple[float, ...]) -> Floats:
+def mixed_renyi(branches: list[tuple[float, Floats]], orders: tuple[float, ...]) -> Floats:
     """The divergence of a mixture with the branch known: log E e^((a - 1) D) / (a - 1)."""
     above = np.asarray(orders) - 1
     terms = np.stack([math.log(weight) + above * value for weight, value in branches])
@@ -398,7 +393,7 @@ def _not_rounded_away(values: Floats, bound: Any, orders: tuple[float, ...]) -> 
 
 def _seen_renyi(value: Floats, rate: float, orders: tuple[float, ...]) -> Floats:
     """The divergence of the mixture rate * M + (1 - rate) * nothing, with the branch known."""
-    return value if rate == 1 else _mixed_renyi([(rate, value), (1 - rate, np.zeros(len(orders)))], orders)
+    return value if rate == 1 else mixed_renyi([(rate, value), (1 - rate, np.zeros(len(orders)))], orders)
 
 
 @functools.lru_cache(maxsize=512)
@@ -422,7 +417,7 @@ def _part_renyi(
                 (weight / total, _part_renyi(GaussianNoise(m), rate, adjacency, orders))
                 for weight, m in zip(weights, multipliers, strict=True)
             ]
-            return _mixed_renyi(branches, orders)
+            return mixed_renyi(branches, orders)
         case _ if adjacency == "replace-one":
             raise InputError("adjacency", adjacency, "is not priced here", "Use zero-out or add-remove.")
         case LaplaceNoise(epsilon=eps) if rate == 1:
@@ -433,7 +428,7 @@ def _part_renyi(
             return _not_rounded_away(np.asarray(accountant.rdp), np.asarray(orders) * eps**2 / 2, orders)
         case PureDP() | ApproximateDP() | LaplaceNoise():
             pure = PureDP(protection.epsilon) if isinstance(protection, LaplaceNoise) else protection
-            return _pure_renyi(_amplified(pure, rate)[0], orders)
+            return pure_renyi(_amplified(pure, rate)[0], orders)
         case ZeroConcentratedDP(rho=rho) if rate == 1:
             return rho * np.asarray(orders)
         case RenyiCurve(values=values) if rate == 1:
@@ -472,7 +467,7 @@ def _sampled_gaussian_renyi(rate: float, multiplier: float, orders: tuple[float,
     return _not_rounded_away(out, alpha / (2 * multiplier**2), orders)
 
 
-def _pure_renyi(eps: float, orders: tuple[float, ...]) -> Floats:
+def pure_renyi(eps: float, orders: tuple[float, ...]) -> Floats:
     """The largest Renyi divergence an eps-DP mechanism can have: that of randomised response."""
     alpha = np.asarray(orders)
     log_p = -math.log1p(math.exp(-eps))

@@ -443,9 +443,15 @@ def test_impossible_numbers_are_refused() -> None:
         for bad in (0.0, -1.0, math.inf, math.nan):
             with pytest.raises(InputError):
                 make(bad)
-    for plan in (Plan(10, 11, "fixed", 5), Plan(0, 0, "all", 5), Plan(10, 5, "some", 5)):  # type: ignore[arg-type]
-        with pytest.raises(InputError):
-            account([_client(GaussianNoise(1.0))], plan, DELTA)
+    for field, change in (
+        ("cohort", {"cohort": 11}),
+        ("clients", {"clients": 0}),
+        ("sampler", {"sampler": "some"}),
+        ("rounds", {"rounds": -1}),
+    ):
+        with pytest.raises(InputError) as refused:
+            replace(Plan(10, 5, "fixed", 5), **change)  # type: ignore[arg-type]
+        assert refused.value.field == field
     for delta in (0.0, 1.0, -0.1):
         with pytest.raises(InputError):
             account([_client(GaussianNoise(1.0))], PLAN, delta)
