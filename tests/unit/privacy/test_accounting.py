@@ -450,7 +450,7 @@ def test_impossible_numbers_are_refused() -> None:
         ("rounds", {"rounds": -1}),
     ):
         with pytest.raises(InputError) as refused:
-            replace(Plan(10, 5, "fixed", 5), **change)  # type: ignore[arg-type]
+            replace(Plan(10, 5, "fixed", 5), **change)
         assert refused.value.field == field
     for delta in (0.0, 1.0, -0.1):
         with pytest.raises(InputError):
