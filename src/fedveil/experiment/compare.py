@@ -144,7 +144,7 @@ class Composition:
         return (
             "Choosing the best of these runs on the same data costs privacy: one that was chosen by its results "
             f"depends on all of them. The {self.runs} private runs on {self.dataset} together prove "
-            f"{'; '.join(rows) or 'nothing'}{delta}. Use --private-selection to pay less."
+            f"{'; '.join(rows) or 'nothing'}{delta}. A choice between many runs costs less with --private-selection."
         )
 
     def to_json(self) -> dict[str, Any]:

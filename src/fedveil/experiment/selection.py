@@ -1,9 +1,9 @@
 """Private selection between the configurations of a comparison: only the best trial is written, at a stated price.
 
 Order of events: everything is checked; the whole price is charged to the ledger; the number of trials is drawn; trials
-run in memory, one after another, each on a candidate drawn with replacement and with noise from a seed that is drawn from
-the system's entropy and never written; the best is written to a result folder. An interrupted selection stays charged,
-and starting it again draws and charges again. A finished one is read back.
+run in memory, one after another, each on a candidate drawn with replacement and with noise from a seed that is drawn
+from the system's entropy and never written; the best is written to a result folder. An interrupted selection stays
+charged, and starting it again draws and charges again. A finished one is read back.
 """
 
 from __future__ import annotations
@@ -295,6 +295,6 @@ def _in_words(selection: Selection) -> str:
     return (
         f"Selection: this run is the best of a random number of trials, {settings.trials.in_words()}, on "
         f"{len(selection.candidates)} candidates drawn with replacement, by accuracy {scored}. The epsilon above "
-        "includes the cost of the selection (Papernot and Steinke 2022). It holds as long as neither the other trials nor their "
-        "number become known."
+        "includes the cost of the selection (Papernot and Steinke 2022). It holds as long as neither the other trials "
+        "nor their number become known."
     )

@@ -25,7 +25,7 @@ import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -44,6 +44,7 @@ class NegativeBinomialTrials:
 
     eta: float = 1.0
     gamma: float = 0.1
+    theorem: ClassVar[str] = "Theorem 2"
 
     def __post_init__(self) -> None:
         if not -1 < self.eta <= 100:
@@ -95,6 +96,7 @@ class PoissonTrials:
     """K Poisson; with probability e^-mean no trial is made, and nothing is released."""
 
     mean: float = 10.0
+    theorem: ClassVar[str] = "Theorem 6"
 
     def __post_init__(self) -> None:
         if not 0.01 <= self.mean <= 1e4:
