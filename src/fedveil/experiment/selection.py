@@ -218,7 +218,13 @@ def _charge(selection: Selection, folder: ResultFolder, name: str) -> tuple[Guar
         plan = selection.candidates[0][1].plan
         ledger.charge(name, 1, [selection.release], plan, replay_safe=False)
     rows = account_rounds(ledger.rounds(name), section.delta)
-    return tuple(row if row.adversary == "observer" else replace(row, reason=_ONLY_OBSERVERS) for row in rows)
+    theorem = f"best of the trials by Papernot and Steinke 2022, {selection.settings.trials.theorem}"
+    return tuple(
+        replace(row, theorem=f"{row.theorem}; {theorem}")
+        if row.adversary == "observer"
+        else replace(row, reason=_ONLY_OBSERVERS)
+        for row in rows
+    )
 
 
 def _best_trial(selection: Selection) -> tuple[Config, Prepared, Result, float] | None:
