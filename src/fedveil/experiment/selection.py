@@ -11,13 +11,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from fedveil.atomic_files import write_atomically
 from fedveil.errors import LARGEST_SEED, DivergedError, InputError, known_name
@@ -26,9 +27,10 @@ from fedveil.experiment.compare import Cell
 from fedveil.experiment.config import Config
 from fedveil.experiment.prepare import Prepared, check_method, facts_of, prepare
 from fedveil.privacy.accounting import Cohort, Guarantee, Round, account_rounds, rounds_of
-from fedveil.privacy.integers import discrete_laplace
+from fedveil.privacy.calibrate import calibrate
 from fedveil.privacy.ledger import Ledger
-from fedveil.privacy.releases import Adversary, Release, Unit
+from fedveil.privacy.mechanisms import Gaussian
+from fedveil.privacy.releases import Adversary, Plan, Release, Unit
 from fedveil.privacy.selection import (
     NegativeBinomialTrials,
     PoissonTrials,
@@ -56,8 +58,8 @@ class SelectionSettings:
 
     Attributes:
         score: "public": accuracy on the test examples, which the user declares public; "noisy": the number of correct
-            answers on them plus discrete Laplace noise, which protects single test records.
-        score_epsilon: Of the noisy score, per trial.
+            answers on them plus Gaussian noise, which protects single test records.
+        score_epsilon: Of one noisy score alone, at the configuration's delta.
     """
 
     score: str | None = None
@@ -97,16 +99,32 @@ class SelectionSettings:
             raise InputError(
                 "score_epsilon", self.score_epsilon, "is for a noisy score", "Give both or neither."
             )
-        if self.score_epsilon is not None and not 1e-4 <= self.score_epsilon <= 1:
-            raise InputError("score_epsilon", self.score_epsilon, "is out of range", "Use 0.0001 to 1.")
+        if self.score_epsilon is not None and not 1e-3 <= self.score_epsilon <= 10:
+            raise InputError("score_epsilon", self.score_epsilon, "is out of range", "Use 0.001 to 10.")
 
-    @property
-    def score_scale(self) -> int | None:
-        """Of the score's noise, in examples; whole, so that the noise can be drawn exactly."""
-        return None if self.score_epsilon is None else math.ceil(1 / self.score_epsilon)
+    def score_mechanism(self, delta: float) -> Gaussian | None:
+        """The noise on the number of correct answers, a sum to which each test record contributes at most 1."""
+        if self.score_epsilon is None:
+            return None
+        plan = Plan(1, 1, "all", 1)
+        sigma = calibrate(
+            lambda m: [_score_release(Gaussian(1.0, m))],
+            plan,
+            delta,
+            self.score_epsilon,
+            "observer",
+            "record",
+        )
+        return Gaussian(1.0, sigma)
 
     def to_json(self) -> dict[str, Any]:
         return {"trials": self.trials.to_json(), "score": self.score, "score_epsilon": self.score_epsilon}
+
+
+def _score_release(mechanism: Gaussian) -> Release:
+    return Release(
+        "the noisy score", "record", ("observer",), mechanism.protection(), participation="charged"
+    )
 
 
 @dataclass(frozen=True)
@@ -118,6 +136,7 @@ class Selection:
     candidates: tuple[tuple[Config, Prepared], ...]
     settings: SelectionSettings
     unit: Unit
+    score_noise: Gaussian | None
     release: Release
 
     @property
@@ -154,10 +173,13 @@ def plan_selection(cells: Sequence[Cell], settings: SelectionSettings, data_dir:
         )
     if check_test(candidates[0][1].task, candidates[0][1].dataset.test) is None:
         raise InputError("task.dataset", first.config.task.dataset, "has no test examples", "Add some.")
+    noise = settings.score_mechanism(first.config.privacy.delta)
     rounds = [rounds_of(prepared.method.releases(prepared.plan), prepared.plan) for _, prepared in candidates]
-    scale = settings.score_scale
-    curve = selection_curve(rounds, unit, settings.trials, None if scale is None else 1 / scale)
-    return Selection(first.experiment, first.seed, candidates, settings, unit, selection_release(curve, unit))
+    if noise is not None:
+        score = Round((_score_release(noise),), Cohort.of(candidates[0][1].plan))
+        rounds = [trial + Counter([score]) for trial in rounds]
+    release = selection_release(selection_curve(rounds, unit, settings.trials), unit)
+    return Selection(first.experiment, first.seed, candidates, settings, unit, noise, release)
 
 
 def _require_fit(config: Config, first: Config) -> None:
@@ -237,7 +259,7 @@ def _best_trial(selection: Selection) -> tuple[Config, Prepared, Result, float] 
             result = _trial(selection, config, prepared)
         except DivergedError:
             continue  # the worst of all outcomes
-        score = _score(selection.settings, prepared, result)
+        score = _score(selection.score_noise, prepared, result)
         rank = (score, random.random())
         if best is None or rank > best[0]:
             best = rank, (config, prepared, result, score)
@@ -257,15 +279,15 @@ def _trial(selection: Selection, config: Config, prepared: Prepared) -> Result:
     return simulate(prepared.task, prepared.clients, prepared.method, prepared.plan, options, how, data)
 
 
-def _score(settings: SelectionSettings, prepared: Prepared, result: Result) -> float:
-    scale = settings.score_scale
-    if scale is None:
+def _score(noise: Gaussian | None, prepared: Prepared, result: Result) -> float:
+    if noise is None:
         return float(result.summary["accuracy"])
     test = check_test(prepared.task, prepared.dataset.test)
     assert test is not None
     x, y = test
     correct = round(evaluate(prepared.task, result.model, x, y).accuracy * len(y))
-    return (correct + int(discrete_laplace(scale, 1, EntropyStream())[0])) / len(y)
+    total = {"correct": torch.tensor([[correct]], dtype=torch.float64)}
+    return float(noise.perturb(total, [EntropyStream()])["correct"]) / len(y)
 
 
 def _write(

@@ -428,7 +428,7 @@ def _part_renyi(
             return _not_rounded_away(np.asarray(accountant.rdp), np.asarray(orders) * eps**2 / 2, orders)
         case PureDP() | ApproximateDP() | LaplaceNoise():
             pure = PureDP(protection.epsilon) if isinstance(protection, LaplaceNoise) else protection
-            return pure_renyi(_amplified(pure, rate)[0], orders)
+            return _pure_renyi(_amplified(pure, rate)[0], orders)
         case ZeroConcentratedDP(rho=rho) if rate == 1:
             return rho * np.asarray(orders)
         case RenyiCurve(values=values) if rate == 1:
@@ -467,7 +467,7 @@ def _sampled_gaussian_renyi(rate: float, multiplier: float, orders: tuple[float,
     return _not_rounded_away(out, alpha / (2 * multiplier**2), orders)
 
 
-def pure_renyi(eps: float, orders: tuple[float, ...]) -> Floats:
+def _pure_renyi(eps: float, orders: tuple[float, ...]) -> Floats:
     """The largest Renyi divergence an eps-DP mechanism can have: that of randomised response."""
     alpha = np.asarray(orders)
     log_p = -math.log1p(math.exp(-eps))

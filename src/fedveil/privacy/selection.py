@@ -135,13 +135,11 @@ def draw(trials: Trials) -> int:
     return count
 
 
-def selection_curve(
-    candidates: Sequence[Rounds], unit: Unit, trials: Trials, score_epsilon: float | None = None
-) -> RenyiCurve:
+def selection_curve(candidates: Sequence[Rounds], unit: Unit, trials: Trials) -> RenyiCurve:
     """The divergences of the best of the trials, as an observer sees it.
 
     A trial releases which candidate it drew and the run's results, so its divergence is that of the mixture with the
-    candidate known. A score that is not public adds `score_epsilon`.
+    candidate known. A score that is not public is one more release of each candidate.
     """
     curves = [renyi_curve(rounds, unit, "observer") for rounds in candidates]
     orders = tuple(sorted(set.intersection(*(set(curve.orders) for curve in curves))))
@@ -151,8 +149,6 @@ def selection_curve(
         )
     values = [np.array([v for a, v in zip(c.orders, c.values, strict=True) if a in orders]) for c in curves]
     trial = loss.mixed_renyi([(1 / len(values), value) for value in values], orders)
-    if score_epsilon is not None:
-        trial = trial + loss.pure_renyi(score_epsilon, orders)
     best = np.maximum(trials.curve(RenyiCurve(orders, tuple(map(float, trial)))), 0)
     return RenyiCurve(orders, tuple(map(float, best)))
 

@@ -155,7 +155,7 @@ def test_a_noisy_score_is_charged_and_exact_scores_are_not_written(
     path = tmp_path / "small.toml"
     path.write_text(CONFIG.replace("udp-fedavg", "dp-fedprox"))
     cells = plan_cells([path], grid=["method.clip=0.5,1.0"])
-    noisy = plan_selection(cells, SelectionSettings("noisy", 0.01), None)
+    noisy = plan_selection(cells, SelectionSettings("noisy", 0.1), None)
     public = plan_selection(cells, PUBLIC, None)
     dearer = zip(noisy.release.protection.values, public.release.protection.values, strict=True)  # type: ignore[attr-defined]
     assert all(one > other for one, other in dearer)
