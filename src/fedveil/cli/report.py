@@ -36,6 +36,33 @@ from fedveil.session.callbacks.progress import ShowProgress, progress_bar
 from fedveil.session.loop import Callback
 from fedveil.session.results import ResultFolder
 
+Methods = Annotated[
+    str | None, typer.Option(help="Methods, separated by commas; without it each file's own.")
+]
+Axes = Annotated[
+    list[str] | None,
+    typer.Option("--grid", help="Try every value: --grid method.clip=0.5,1.0. May be repeated."),
+]
+Seeds = Annotated[
+    list[int] | None,
+    typer.Option("--seed", help="Run this seed only. May be repeated.", callback=check_seed),
+]
+Jobs = Annotated[int | None, typer.Option(help="Runs at the same time; without it one per core.", min=1)]
+AttackName = Annotated[
+    str | None, typer.Option(help="Then try this inversion attack on each run; needs run.transcript.")
+]
+AttackChanges = Annotated[
+    list[str] | None,
+    typer.Option("--attack-set", help="A setting of the attack: --attack-set steps=400."),
+]
+PrivateSelection = Annotated[
+    bool, typer.Option("--private-selection", help="Run a random number of trials; show only the best.")
+]
+SelectionChanges = Annotated[
+    list[str] | None,
+    typer.Option("--selection-set", help="Of --private-selection: score=public, trials=poisson, mean=10."),
+]
+
 
 @app.command(
     epilog="Example: fedveil compare experiments/demo.toml --methods fedavg,udp-fedavg --seed 0 --seed 1 "
@@ -43,39 +70,17 @@ from fedveil.session.results import ResultFolder
 )
 def compare(
     configs: Annotated[list[Path], typer.Argument(metavar="CONFIG...", help="TOML files.")],
-    methods: Annotated[
-        str | None, typer.Option(help="Methods, separated by commas; without it each file's own.")
-    ] = None,
+    methods: Methods = None,
     changes: Changes = None,
-    grid: Annotated[
-        list[str] | None,
-        typer.Option(help="Try every value: --grid method.clip=0.5,1.0. May be repeated."),
-    ] = None,
-    seeds: Annotated[
-        list[int] | None,
-        typer.Option("--seed", help="Run this seed only. May be repeated.", callback=check_seed),
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(help="Runs at the same time; without it one per core.", min=1)
-    ] = None,
+    grid: Axes = None,
+    seeds: Seeds = None,
+    jobs: Jobs = None,
     results: Results = Path("results"),
     data: DataDir = None,
-    attack: Annotated[
-        str | None, typer.Option(help="Then try this inversion attack on each run; needs run.transcript.")
-    ] = None,
-    attack_changes: Annotated[
-        list[str] | None,
-        typer.Option("--attack-set", help="A setting of the attack: --attack-set steps=400."),
-    ] = None,
-    private_selection: Annotated[
-        bool, typer.Option("--private-selection", help="Run a random number of trials; show only the best.")
-    ] = False,
-    selection_changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--selection-set", help="Of --private-selection: score=public, trials=poisson, mean=10."
-        ),
-    ] = None,
+    attack: AttackName = None,
+    attack_changes: AttackChanges = None,
+    private_selection: PrivateSelection = False,
+    selection_changes: SelectionChanges = None,
     report: Annotated[Path | None, typer.Option(help="End with a report in this HTML file.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print the table as LaTeX (booktabs).")] = False,
