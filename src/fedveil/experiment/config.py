@@ -19,7 +19,7 @@ from fedveil.methods import METHODS
 from fedveil.methods.method import AnyMethod, field_names
 from fedveil.methods.wrappers import WRAPPERS, Wrapper
 from fedveil.methods.wrappers.wrapper import wrapper_fields
-from fedveil.privacy.releases import Adversary, Sampler, Unit
+from fedveil.privacy.releases import MOST_CLIENTS, MOST_ROUNDS, Adversary, Sampler, Unit
 from fedveil.validation import known_keys, refused
 
 VERSION = 1
@@ -99,7 +99,7 @@ class TaskSection(_Section):
 
 class PartitionSection(_Section):
     kind: Literal["iid", "dirichlet", "classes", "shards", "user"] = "iid"
-    clients: Annotated[int, Field(ge=1)] | None = None
+    clients: Annotated[int, Field(ge=1, le=MOST_CLIENTS)] | None = None
     alpha: Annotated[float, Field(gt=0)] | None = None
     classes_per_client: Annotated[int, Field(ge=1)] | None = None
     shards_per_client: Annotated[int, Field(ge=1)] | None = None
@@ -110,7 +110,7 @@ class PartitionSection(_Section):
 
 
 class RunSection(_Section):
-    rounds: Annotated[int, Field(ge=1)] = 20
+    rounds: Annotated[int, Field(ge=1, le=MOST_ROUNDS)] = 20
     cohort: Annotated[int, Field(ge=1)] | None = None
     sampler: Sampler = "fixed"
     seeds: Annotated[list[Annotated[int, Field(ge=0, le=LARGEST_SEED)]], Field(min_length=1)] = [0]

@@ -24,7 +24,7 @@ NO_AUDIT = "No audit has tested this run."
 
 def show(value: float) -> str:
     """A number to four digits, as in the tables."""
-    return f"{value:.1f}" if value >= 100 else f"{value:.4g}"
+    return f"{value:.1f}" if 100 <= value < 1e7 else f"{value:.4g}"
 
 
 @dataclass(frozen=True)
