@@ -79,6 +79,7 @@ def server_command(config: ServerConfig, folder: Path) -> list[str]:
         ("--ssl-keyfile", "server.key"),
     ):
         command += [option, str(_existing(folder / name))]
+    _require_private(folder / "server.key", "server.key")
     return [*command, "--enable-supernode-auth"]
 
 
@@ -101,8 +102,7 @@ def node_command(config: NodeConfig, folder: Path, port: int) -> list[str]:
     if connection.insecure:
         return [*command, "--insecure"]
     key = _existing(folder / connection.key)
-    if key.stat().st_mode & 0o077:
-        raise InputError("connection.key", str(key), "others may read it", f"Run: chmod 600 {key}")
+    _require_private(key, "connection.key")
     command += ["--root-certificates", str(_existing(folder / connection.ca))]
     return [*command, "--auth-supernode-private-key", str(key)]
 
@@ -369,6 +369,12 @@ def run_node(folder: Path, tell: Callable[[str], None]) -> NoReturn:
     lock = mark_running(node.state)
     os.set_inheritable(lock, True)  # the program takes this process's place, and the lock with it
     os.execve(command[0], command, environment(home, FEDVEIL_NODE=node.name))
+
+
+def _require_private(key: Path, field: str) -> None:
+    """Refuse a private key that others may read."""
+    if key.stat().st_mode & 0o077:
+        raise InputError(field, str(key), "others may read it", f"Run: chmod 600 {key}")
 
 
 def _existing(path: Path) -> Path:
