@@ -17,6 +17,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedveil.engines.flower.wire import (
     HELLO,
+    REASONS,
     RefusalError,
     Reply,
     hello,
@@ -82,7 +83,12 @@ REPLY = {"client": 1, "round": 1, "exchange": 0, "version": "", "fingerprint": "
         (head('{"kind": "reply", "client": ' + '{"a": ' * 100_000), "not a message of fedveil"),
         (says("reply", **(REPLY | {"client": float("inf")})), "its reply is damaged"),
         (says("reply", **(REPLY | {"round": 10**400})), "its reply is damaged"),
-        (says("refusal", text="no\n2026-01-01 INFO all is well"), "refused: no 2026-01-01 INFO all is well"),
+        (says("refusal", text="lies"), f"node None refused: {REASONS['error']}"),
+        (
+            says("refusal", node="x\n2026-01-01 INFO all is well"),
+            "node x 2026-01-01 INFO all is well refused",
+        ),
+        (says("refusal", field="x\n2026-01-01 INFO"), "(x 2026-01-01 INFO)"),
     ],
 )
 def test_a_reply_without_sense_costs_its_sender_only(content: RecordDict, said: str, tmp_path: Path) -> None:
@@ -139,13 +145,14 @@ def test_an_upload_that_the_server_cannot_use_is_left_out_of_the_update(tmp_path
     assert "is left out: the server cannot use its upload (RuntimeError)" in log_of(result)
 
 
-def told(folder: Path, values: dict[str, Any]) -> str:
-    """Why the node of this folder does not introduce itself to a server that sends these values."""
+def told(folder: Path, values: dict[str, Any]) -> tuple[str, str]:
+    """Reason and field: why the node of this folder does not introduce itself to a server that sends these values."""
     grid = InMemoryNodes(client_app, [{"fedveil-node": str(folder)}], values)
     (reply,) = grid.send_and_receive([Message(hello(), 1000, HELLO)])
     with pytest.raises(RefusalError) as caught:
         read_introduction(reply.content)
-    return str(caught.value)
+    assert str(caught.value).startswith(f"node node-0 refused: {REASONS[caught.value.reason]}")
+    return caught.value.reason, caught.value.field
 
 
 def sent(folder: Path, **task: object) -> dict[str, Any]:
@@ -162,25 +169,23 @@ def sent(folder: Path, **task: object) -> dict[str, Any]:
 )
 def test_a_model_beyond_a_nodes_largest_message_is_not_built(task: dict[str, Any], tmp_path: Path) -> None:
     folder = write_nodes(tmp_path)[0]
-    said = told(folder, sent(folder, **task))
-    assert "node node-0: a model of" in said or "the model cannot be built" in said
+    assert told(folder, sent(folder, **task)) == ("size", "task.model")
 
 
 @pytest.mark.parametrize("seed", ["abc", -1, 2**70, float("inf")])
 def test_a_seed_that_is_none_is_refused(seed: object, tmp_path: Path) -> None:
     folder = write_nodes(tmp_path)[0]
-    assert (
-        told(folder, sent(folder) | {"fedveil-seed": seed}) == "refused: node node-0 failed with InputError"
-    )
+    said = told(folder, sent(folder) | {"fedveil-seed": seed})
+    assert said == ("configuration", "seed")
 
 
 def test_settings_nested_without_end_are_refused(tmp_path: Path) -> None:
     folder = write_nodes(tmp_path)[0]
     given = sent(folder) | {"fedveil-config": "a = " + DEEP}
-    assert told(folder, given) == "refused: node node-0 failed with InputError"
+    assert told(folder, given) == ("configuration", "run configuration")
 
 
-def test_of_a_failure_the_server_is_told_its_kind_only(
+def test_of_a_failure_the_server_is_told_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flower itself would send the text along."""
@@ -190,7 +195,7 @@ def test_of_a_failure_the_server_is_told_its_kind_only(
 
     monkeypatch.setattr(client_module, "node_of", fails)
     folder = write_nodes(tmp_path)[0]
-    assert told(folder, sent(folder)) == "refused: node node-0 failed with ZeroDivisionError"
+    assert told(folder, sent(folder)) == ("error", "")
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 2.5, True, "3", None, [], 10**400])

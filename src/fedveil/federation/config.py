@@ -33,13 +33,19 @@ class DataSection(Section):
 
     `npz`: arrays x and y. `pictures`: one folder per class. `table`: CSV or Parquet, with the `form` that all
     nodes agreed on. `texts`: lines of a text, a tab and a label. `classes` fixes the order of the classes of pictures
-    and texts, so that label 3 means the same everywhere.
+    and texts, so that label 3 means the same everywhere; of arrays it is their number.
+
+    `records`, `classes` and `labels` (the classes that the node has examples of) are public: the server is told them,
+    and never anything that was counted in the data instead. Without `records` all examples count, and their number is
+    public.
     """
 
     reader: Reader
     path: Path
     form: Path | None = None
-    classes: tuple[str, ...] | None = None
+    classes: Annotated[int, Field(ge=2)] | tuple[str, ...] | None = None
+    records: Annotated[int, Field(ge=1)] | None = None
+    labels: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
     channels: Annotated[int, Field(ge=1, le=4)] = 3
 
     @model_validator(mode="after")
@@ -48,11 +54,16 @@ class DataSection(Section):
             raise InputError(
                 "data.form", None, "a table needs the form all nodes agreed on", "See `fedveil deploy form`."
             )
-        if self.reader in ("pictures", "texts") and not self.classes:
+        if self.reader in ("pictures", "texts") and not self.class_names:
             raise InputError(
                 "data.classes", None, f"{self.reader} need the classes in the agreed order", "List them."
             )
         return self
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes in their order; empty where only their number is given, or nothing."""
+        return self.classes if isinstance(self.classes, tuple) else ()
 
 
 class TestingSection(Section):

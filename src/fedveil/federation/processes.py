@@ -353,12 +353,14 @@ def run_server(folder: Path, tell: Callable[[str], None]) -> int:
 def run_node(folder: Path, tell: Callable[[str], None]) -> NoReturn:
     """Become the node of this folder; its data and policy are read once before it connects."""
     require_flower()
-    from fedveil.federation.node import open_node
+    from fedveil.federation.node import checked_node
 
     folder = folder.absolute()
     config = read_toml(folder / NODE_FILE, NodeConfig)
-    node = open_node(folder)
+    node = checked_node(folder)
     tell(f"node {node.name}: client {node.client}, {len(node.held)} examples")
+    if config.data.records is None:
+        tell(f"node {node.name}: their number is public; set data.records in {NODE_FILE} to declare another")
     if node.noise == "seeded":
         tell(
             f"node {node.name}: WARNING, [testing] seeded_noise makes its noise predictable; it hides nothing"

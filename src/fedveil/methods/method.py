@@ -62,7 +62,11 @@ class Method(ABC, Generic[S, Down, Up]):
         return 1
 
     def check_clients(self, task: Task, clients: Clients) -> None:
-        """Refuse data that this configuration does not fit, before a simulated run starts; a node checks its own."""
+        """Refuse data that this configuration does not fit, before a run starts.
+
+        A node is asked too, before it charges anything, with made-up examples in place of its own: what it answers
+        must not depend on its records.
+        """
         return
 
     @abstractmethod

@@ -13,7 +13,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedveil.data.client_data import ClientData, Clients
+from fedveil.data.client_data import ClientData, Clients, client_ids
 from fedveil.data.dataset import Dataset
 from fedveil.errors import InputError
 from fedveil.messages import Message
@@ -90,7 +90,7 @@ class SyntheticImages:
         """
         if self.labels == "all":
             return synthetic_labels([range(classes)] * data.count, self.ipc, classes), classes
-        held = own_classes(data)
+        held = own_classes(data) if data.declared is None else data.declared
         if self.labels == "own":
             slots = min(classes, self.classes_per_client or classes)
             for client, own in zip(clients, held, strict=True):
@@ -139,13 +139,14 @@ class SyntheticImages:
     def check_clients(self, task: Task, clients: Clients) -> None:
         """Label sets are looked at for all clients at once: the last one's must not be refused after hours."""
         self._refuse_texts(task)
-        first = clients.load([0])
+        ids = client_ids(clients)
+        first = clients.load([ids[0]])
         check_images(self.augment, first.x.shape[2:])
         if self.labels == "all":
             return
         shown = ClientData(first.x.to(task.device), first.y, first.sizes)
         classes = class_count(task, with_axis(task.init(0)), shown)
-        for client in range(len(clients.sizes)):
+        for client in ids:
             self.label_sets(classes, clients.load([client]), [client])
 
     def _refuse_texts(self, task: Task) -> None:
