@@ -31,7 +31,7 @@ from fedveil.federation.run_settings import RunSettings, parse_config, vocabular
 from fedveil.messages import Message as Downlink
 from fedveil.methods.method import AnyMethod
 from fedveil.privacy.releases import Plan
-from fedveil.session.checks import first_server
+from fedveil.session.checks import check_clients, first_server
 from fedveil.task import Task
 
 log = logging.getLogger("flwr.fedveil")
@@ -125,7 +125,7 @@ def _agreed_classes(config: Config, declared: Declared) -> int:
 def _require_fit(task: Task, method: AnyMethod, plan: Plan, probe: Clients, seed: int) -> None:
     """Refuse what the simulator would refuse before a run, judged by a made-up example: no record is looked at."""
     try:
-        method.check_clients(task, probe)
+        check_clients(task, method, plan, probe)
         first_server(task, method, plan, seed)
     except FedveilError as error:
         field = error.field if isinstance(error, InputError) else "task"
