@@ -16,6 +16,8 @@ from fedveil.validation import known_keys, refused
 NODE_FILE = "node.toml"
 POLICY_FILE = "policy.toml"
 SERVER_FILE = "server.toml"
+REGISTRY = "registered.json"  # in the server's state: whose key is whose
+MEMBERS = "FEDVEIL_MEMBERS"  # in the environment of a run's process: where the registry is
 HOST = r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?"  # a name or an IPv4 address
 
 Reader = Literal["npz", "pictures", "table", "texts"]
@@ -99,10 +101,16 @@ class ServerConfig(Section):
     """Under which names and addresses the nodes know it; its certificate holds them."""
     insecure: bool = False
     state: Path = Path("state")
+    clients: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
+    """Which place on the client axis belongs to the node of this name, whose key is in `keys/NAME.pub`."""
 
     @model_validator(mode="after")
     def _safe(self) -> ServerConfig:
         refuse_insecure(self.insecure, [self.listen, *self.names])
+        places = list(self.clients.values())
+        for name, client in self.clients.items():
+            if places.count(client) > 1:
+                raise InputError(f"clients.{name}", client, "two nodes have this place", "Give each its own.")
         return self
 
 

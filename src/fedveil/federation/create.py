@@ -141,6 +141,7 @@ def _server(federation: Federation) -> dict[str, Any]:
         "port": federation.port,
         "names": list(federation.names),
         "insecure": federation.insecure,
+        "clients": {f"node-{number}": number for number in range(federation.nodes)},
     }
 
 

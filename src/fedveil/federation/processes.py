@@ -27,7 +27,16 @@ import tomli_w
 
 from fedveil.atomic_files import write_atomically
 from fedveil.errors import FedveilError, InputError, install
-from fedveil.federation.config import NODE_FILE, SERVER_FILE, NodeConfig, ServerConfig, is_loopback, read_toml
+from fedveil.federation.config import (
+    MEMBERS,
+    NODE_FILE,
+    REGISTRY,
+    SERVER_FILE,
+    NodeConfig,
+    ServerConfig,
+    is_loopback,
+    read_toml,
+)
 from fedveil.federation.parent_watch import PARENT
 
 CONNECTION = "fedveil"
@@ -162,11 +171,18 @@ def flower(folder: Path, *arguments: str) -> str:
 
 
 def register_keys(folder: Path) -> list[str]:
-    """Let exactly the nodes whose public keys are in `keys/` take part; returns what was changed, in words."""
-    state = folder / read_toml(folder / SERVER_FILE, ServerConfig).state
-    registry = state / "registered.json"
-    known: dict[str, dict[str, str]] = json.loads(registry.read_text()) if registry.exists() else {}
+    """Let exactly the nodes whose public keys are in `keys/` take part; returns what was changed, in words.
+
+    The registry binds Flower's number of a node, which its key proves, to its name and its place on the client axis.
+    """
+    config = read_toml(folder / SERVER_FILE, ServerConfig)
+    registry = folder / config.state / REGISTRY
+    known: dict[str, dict[str, Any]] = json.loads(registry.read_text()) if registry.exists() else {}
     wanted = {path.stem: path for path in sorted((folder / "keys").glob("*.pub"))}
+    for name in wanted:
+        if name not in config.clients:
+            remedy = f"Add {name} = NUMBER, the node's client, to [clients] in {folder / SERVER_FILE}."
+            raise InputError(f"clients.{name}", None, "this node's key has no place", remedy)
     listed = {str(node["node-id"]) for node in listed_nodes(folder)} if known else set()
     changed = []
     for name, entry in list(known.items()):
@@ -181,13 +197,15 @@ def register_keys(folder: Path) -> list[str]:
         answer = flower(folder, "supernode", "register", str(path), CONNECTION, "--format", "json")
         known[name] = {"id": str(json.loads(answer)["node-id"]), "key": path.read_text()}
         changed.append(f"node {name} may take part")
+    for name, entry in known.items():
+        entry["client"] = config.clients[name]
     write_atomically(registry, (json.dumps(known) + "\n").encode())
     return changed
 
 
 def node_names(folder: Path) -> dict[str, str]:
     """The names of the registered nodes by Flower's number."""
-    registry = folder / read_toml(folder / SERVER_FILE, ServerConfig).state / "registered.json"
+    registry = folder / read_toml(folder / SERVER_FILE, ServerConfig).state / REGISTRY
     if not registry.exists():
         return {}
     return {entry["id"]: name for name, entry in json.loads(registry.read_text()).items()}
@@ -345,6 +363,8 @@ def run_server(folder: Path, tell: Callable[[str], None]) -> int:
     try:
         ready.unlink(missing_ok=True)
         more = {"FEDVEIL_READY": str(ready), PARENT: str(os.getpid())}
+        if not config.insecure:
+            more[MEMBERS] = str(folder / config.state / REGISTRY)
         return supervise(server_command(config, folder), environment(home, **more), started)
     finally:
         os.close(lock)

@@ -5,6 +5,7 @@ from __future__ import annotations
 SERVER = """\
 # The server. `names` are in its certificate, which ends after {days} days: to change or renew it, see README.md.
 # Nodes may connect from anywhere; runs are submitted on this machine only.
+# [clients]: the place of each node, by the name of its key in keys/. Whoever claims another is refused.
 """
 
 NODE = """\
@@ -95,5 +96,5 @@ The server's certificate ends after {days} days. Before that, or after a change 
 `fedveil deploy certificate authority server`, where both folders are, then restart the server. Nodes need nothing new.
 
 To add a node later, make its folder like another node's, with a key, a name and a `client` number of its own, add its
-public key to `server/keys/` as NAME.pub and restart the server.
+public key to `server/keys/` as NAME.pub and `NAME = NUMBER` to `[clients]` in `server.toml`, and restart the server.
 """
