@@ -250,7 +250,7 @@ def test_an_introduction_tells_what_is_declared(tmp_path: Path) -> None:
 
 
 NUMBERS = st.sampled_from(
-    [-1, 0, 1, 2, 3, 7, 0.0, 0.5, 1.0, 1e-3, 2.5, 1e6, 1e30, 1e300, float("inf")]
+    [-1, 0, 1, 2, 3, 7, 10**9, 10**30, 0.0, 0.5, 1.0, 1e-3, 2.5, 1e6, 1e30, 1e300, float("inf")]
 )
 WORDS = st.sampled_from(
     ["own", "all", "record", "client", "local", "central", "shared", "min", "max", "fixed", "cosine", "x"]

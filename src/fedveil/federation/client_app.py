@@ -14,6 +14,7 @@ from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from torch import Tensor
 
 from fedveil.data.client_data import Clients
 from fedveil.data.vocabulary import Vocabulary
@@ -27,6 +28,7 @@ from fedveil.federation.declared import Declared, fit, made_up
 from fedveil.federation.node import Node as OwnNode
 from fedveil.federation.node import NodeClients, open_node
 from fedveil.federation.policy import RefusedError
+from fedveil.federation.resources import require_affordable, require_counted
 from fedveil.federation.run_settings import RunSettings, parse_config, vocabulary_on_nodes
 from fedveil.messages import Message as Downlink
 from fedveil.methods.method import AnyMethod
@@ -76,23 +78,28 @@ def _deployed(settings: RunSettings, folder: str) -> Node:
     home = _opened(folder)
     config = settings.config
     classes = _agreed_classes(config, home.declared)
-    vocabulary = vocabulary_on_nodes(config)
+    vocabulary, text = vocabulary_on_nodes(config), config.task.text or TextSection()
+    size = _example_bytes(home.examples.x) if vocabulary is None else 0
+    require_affordable(
+        config, home.guard.policy, records=home.declared.records, classes=classes, example_bytes=size
+    )
     if vocabulary is None:
         held = home.examples
     else:
-        text = config.task.text or TextSection()
         held = home.tokens(vocabulary, length=text.length, too_long=text.too_long)
-    examples, labels = fit(held, home.declared.records, classes), home.declared.label_set(classes)
+    examples = fit(held, home.declared.records, classes)
     if unfit := int((held.y >= classes).sum()):  # only this log may say so
         log.warning("%d examples have no class among the run's %d and count as empty", unfit, classes)
     limit = home.guard.policy.maximum_message
     _require_room(config, examples.x.shape[1:], classes, vocabulary, limit)
     task, method = task_for(config, examples.x.shape[1:], classes, vocabulary), config.build_method()
 
+    labels = home.declared.label_set(classes)
     probe = NodeClients(home.client, made_up(held), labels)
 
     def admit(order: Order, down: Downlink) -> None:
         at = order.at
+        require_counted(at.plan, home.guard.policy)
         _require_fit(task, method, at.plan, probe, settings.seed)
         told = {"announced": int(down.scalars().get("cohort", 0)), "seed": settings.seed}
         try:
@@ -103,6 +110,10 @@ def _deployed(settings: RunSettings, folder: str) -> Node:
     clients = NodeClients(home.client, examples, labels)
     worker = ClientWorker(task, clients, method, settings.seed, home.noise)
     return Node(home.name, home.client, home.declared.records, worker, home.state / "clients", admit, limit)
+
+
+def _example_bytes(x: Tensor) -> int:
+    return x[0].numel() * x.element_size()
 
 
 def _opened(folder: str) -> OwnNode:

@@ -48,6 +48,21 @@ class At:
     exchange: int = 0
 
 
+@dataclass(frozen=True)
+class Demand:
+    """What one exchange asks of a client's machine.
+
+    Attributes:
+        steps: How many gradients it computes, one after another.
+        examples: How many examples it makes or keeps besides its own.
+        indices: How many positions of examples it keeps.
+    """
+
+    steps: int
+    examples: int = 0
+    indices: int = 0
+
+
 class Method(ABC, Generic[S, Down, Up]):
     """One way to learn from clients without collecting their data."""
 
@@ -68,6 +83,17 @@ class Method(ABC, Generic[S, Down, Up]):
         must not depend on its records.
         """
         return
+
+    def demand(self, plan: Plan, records: int, classes: int) -> Demand:
+        """What one exchange asks of a client with so many records; nodes refuse what is beyond their policy.
+
+        By default the steps of the local training. A method with loops of its own counts them.
+        """
+        local = self.local_training(At(plan, 1))
+        if local is None:
+            return Demand(1)
+        steps = local.count(records)
+        return Demand(steps, indices=0 if local.batch_size is None else steps * local.batch(records))
 
     @abstractmethod
     def init_server(self, params: Params, plan: Plan) -> S:

@@ -21,7 +21,7 @@ from fedveil.data.dataset import Dataset
 from fedveil.errors import require_free
 from fedveil.messages import Message, Record
 from fedveil.methods.disclosure import Adaptation, Earlier, LocalSteps, TrainingStart, UploadReading
-from fedveil.methods.method import AnyMethod, At, Method, S
+from fedveil.methods.method import AnyMethod, At, Demand, Method, S
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Batch, Task
@@ -101,6 +101,9 @@ class Around(Method[S, Message, Message]):
 
     def check_clients(self, task: Task, clients: Clients) -> None:
         self.inner.check_clients(task, clients)
+
+    def demand(self, plan: Plan, records: int, classes: int) -> Demand:
+        return self.inner.demand(plan, records, classes)
 
     def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
         return self.inner.init_client(task, data, rng)
