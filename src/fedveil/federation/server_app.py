@@ -154,8 +154,9 @@ def _agreed_plan(roster: Roster, settings: RunSettings) -> Plan:
     sizes = [who.size for client, who in roster.clients.items() if client < clients]
     needed = max(1, section.min_clients)
     if len(sizes) < needed:
+        refused = "".join(f"\n{name} is not let in: {why}" for name, why in roster.refusals.items())
         raise FedveilError(
-            f"{len(sizes)} of {clients} nodes are here, {needed} are needed. Start the others."
+            f"{len(sizes)} of {clients} nodes are here, {needed} are needed. Start the others.{refused}"
         )
     cohort = clients if section.cohort is None or section.sampler == "all" else section.cohort
     plan = Plan(clients, cohort, section.sampler, section.rounds, max(1, min(sizes)), max(1, max(sizes)))
