@@ -118,7 +118,7 @@ def checked_node(directory: Path | str) -> Node:
 def _declared(data: DataSection, folder: Path, held: int) -> Declared:
     classes = data.classes if isinstance(data.classes, int) else len(data.class_names) or None
     if data.form is not None:
-        classes = len(read_form(folder / data.form).classes)
+        classes = len(read_schema(folder / data.form).classes)
     return Declared(data.records or held, classes, data.labels)
 
 
