@@ -19,6 +19,7 @@ from fedveil.errors import InputError, require_free
 from fedveil.messages import Message, Record
 from fedveil.methods.disclosure import (
     Adaptation,
+    BoundedUpload,
     Earlier,
     LocalSteps,
     TrainingStart,
@@ -197,6 +198,19 @@ class Method(ABC, Generic[S, Down, Up]):
         if sent is None:
             return None
         return read_fields(sent, up, self.local_training(at), self.round_training(at))
+
+    def bounded_upload(self, at: At, down: Down, up: Up) -> BoundedUpload | None:
+        """What K clients clipped and perturbed before they sent it, so that a server can refuse what is too long.
+
+        Args:
+            at: The exchange of both messages.
+            down: What these clients were sent.
+            up: Their answers.
+
+        Returns:
+            None (the default) where uploads are not bounded as a whole.
+        """
+        return None
 
     def adaptation(self, at: At, dimension: int, examples: int) -> Adaptation:
         """How an attacker who knows the configuration adapts to what was done to an upload.

@@ -14,7 +14,7 @@ from flwr.app import Message as Envelope
 from flwr.serverapp import Grid
 
 from fedveil.engines.engine import Answers
-from fedveil.engines.flower.checks import UploadChecks
+from fedveil.engines.flower.checks import UploadChecks, require_explained
 from fedveil.engines.flower.roster import Roster, send_and_receive
 from fedveil.engines.flower.states import StateStore
 from fedveil.engines.flower.wire import (
@@ -161,6 +161,7 @@ class FlowerEngine:
             raise RefusalError("message", f"it answers for client {answer.client} of round {answer.round}")
         up = read_upload(self._method, answer.up)
         self._checks.require_fit(sent, up)
+        require_explained(self._method, at, sent, up)
         return up, answer.remembers
 
     def _lose(self, client: int, at: At, problem: str) -> None:

@@ -20,7 +20,14 @@ from fedveil.data.client_data import ClientData, Clients
 from fedveil.data.dataset import Dataset
 from fedveil.errors import require_free
 from fedveil.messages import Message, Record
-from fedveil.methods.disclosure import Adaptation, Earlier, LocalSteps, TrainingStart, UploadReading
+from fedveil.methods.disclosure import (
+    Adaptation,
+    BoundedUpload,
+    Earlier,
+    LocalSteps,
+    TrainingStart,
+    UploadReading,
+)
 from fedveil.methods.method import AnyMethod, At, Demand, Method, S
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
@@ -128,6 +135,9 @@ class Around(Method[S, Message, Message]):
 
     def read_upload(self, at: At, down: Message, up: Message) -> UploadReading | None:
         return self.inner.read_upload(at, down, up)
+
+    def bounded_upload(self, at: At, down: Message, up: Message) -> BoundedUpload | None:
+        return self.inner.bounded_upload(at, down, up)
 
     def adaptation(self, at: At, dimension: int, examples: int) -> Adaptation:
         return self.inner.adaptation(at, dimension, examples)
