@@ -10,7 +10,8 @@ SERVER = """\
 
 NODE = """\
 # This node, as its own operator wants it. The server neither sees nor changes this file.
-# [data] says where the examples are and how they are read: see docs/deploy.md.
+# [data] says where the examples are and how they are read: see docs/deploy.md. Its keys records, classes and labels
+# are public; without records, the number of examples is. `fedveil deploy check .` compares the data with them.
 """
 
 POLICY = """\
@@ -73,7 +74,8 @@ runs `rm node.key node.pub; ssh-keygen -t ecdsa -b 384 -N "" -f node.key` in the
 ## Each node's operator
 
 1. Install fedveil with its extra `flower`, the same version everywhere: `pip install ".[flower]"` in a clone of it.
-2. Put the data at `{data}`, or change `[data]` in `node.toml`.
+2. Put the data at `{data}`, or change `[data]` in `node.toml`. Declare there what may be known of it (`records`,
+   `classes`, `labels`) and compare: `fedveil deploy check .`
 3. Read `policy.toml` and change it until you can answer for it: methods, minimum cohort, limits on epsilon.
 4. `./start.sh` in the node's folder (or install the `.service` file). No port has to be opened: the node calls.
 5. `fedveil deploy status .` tells what has been spent of each limit.
