@@ -77,7 +77,7 @@ class ClientWorker:
 def _on(data: ClientData, device: torch.device) -> ClientData:
     if data.x.device == device:
         return data
-    return ClientData(data.x.to(device), data.y.to(device), data.sizes.to(device))
+    return ClientData(data.x.to(device), data.y.to(device), data.sizes.to(device), data.declared)
 
 
 @contextmanager

@@ -54,7 +54,10 @@ class Policy(Section):
     minimum_cohort: Annotated[int, Field(ge=1)] = 2
     """The fewest clients, this one included, among which the node's update may be."""
     maximum_message: Annotated[int, Field(ge=1)] = 256 << 20
-    """The largest message, in bytes, that the node reads, and the largest model that it builds."""
+    """The largest message, in bytes, that the node reads, the largest model that it builds, and the most memory that a
+    method's fields may ask for."""
+    maximum_steps: Annotated[int, Field(ge=1)] = 5_000_000
+    """The most training steps of one exchange, and the largest whole number that a configuration may hold."""
     limit: tuple[Limit, ...] = ()
 
     @field_validator("methods")

@@ -20,6 +20,7 @@ from fedveil.errors import FedveilError, InputError
 from fedveil.experiment.config import NO_DATASET
 from fedveil.experiment.prepare import facts_of, load_examples, prepare, run_options, task_for
 from fedveil.federation.client_app import STATES
+from fedveil.federation.members import registered_members
 from fedveil.federation.parent_watch import end_with_parent
 from fedveil.federation.run_settings import LOG, PROBLEM, RunSettings, vocabulary_on_nodes
 from fedveil.privacy.releases import Plan
@@ -116,7 +117,7 @@ def serve_deployed(grid: Grid, settings: RunSettings) -> Result:
         raise InputError("task.classes", classes, "the nodes are not told", "Submit the run with fedveil.")
     task = task_for(config, shape, classes, vocabulary_on_nodes(config), config.run.device)
     method = config.build_method()
-    roster = Roster(grid, fingerprint(task, method))
+    roster = Roster(grid, fingerprint(task, method), registered_members())
     plan = _agreed_plan(roster, settings)
 
     def engine_of(run: str) -> Engine:
@@ -153,8 +154,9 @@ def _agreed_plan(roster: Roster, settings: RunSettings) -> Plan:
     sizes = [who.size for client, who in roster.clients.items() if client < clients]
     needed = max(1, section.min_clients)
     if len(sizes) < needed:
+        refused = "".join(f"\n{name} is not let in: {why}" for name, why in roster.refusals.items())
         raise FedveilError(
-            f"{len(sizes)} of {clients} nodes are here, {needed} are needed. Start the others."
+            f"{len(sizes)} of {clients} nodes are here, {needed} are needed. Start the others.{refused}"
         )
     cohort = clients if section.cohort is None or section.sampler == "all" else section.cohort
     plan = Plan(clients, cohort, section.sampler, section.rounds, max(1, min(sizes)), max(1, max(sizes)))

@@ -143,6 +143,12 @@ class PrivacyGuard(Callback):
         """Every attempt at a round that was charged, where attempts draw fresh noise; else nothing."""
         return Counter() if self._replay_safe or self._ledger is None else self._ledger.rounds(self._run)
 
+    def released_in_words(self, rounds: int) -> str:
+        """What a run that ended early has released in the rounds it completed, a line or more."""
+        if rounds == 0:
+            return "No round was completed. Only the round that was begun is on the ledger.\n"
+        return f"After {rounds} completed rounds:\n{self.statement(rounds).in_words()}\n"
+
     def statement(self, rounds: int) -> PrivacyStatement:
         """The statement of the rounds that were run; with fresh noise, of every attempt at one that was charged."""
         delta = self._settings.delta

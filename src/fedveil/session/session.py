@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedveil.data.client_data import digest_of
 from fedveil.engines.engine import Engine
+from fedveil.errors import NobodyAnsweredError
 from fedveil.evaluation.accuracy import evaluate_clients, evaluate_personal
 from fedveil.messages import Record
 from fedveil.methods.method import AnyMethod
@@ -163,9 +164,12 @@ class Session:
                 min_clients=options.min_clients,
                 cohort_seed=options.seed if options.replay_safe else secrets.randbits(128),
             )
-        except BaseException:  # Ctrl-C and failures alike leave the last whole round behind
+        except BaseException as error:  # Ctrl-C and failures alike leave the last whole round behind
             if saver is not None:
                 saver.save()
+            if isinstance(error, NobodyAnsweredError):
+                released = self.guard.released_in_words(error.round - 1)
+                raise NobodyAnsweredError(error.round, error.reasons, released) from error
             raise
 
     def _own_callbacks(self, history: list[dict[str, Any]], saver: Checkpoints | None) -> list[Callback]:
