@@ -16,6 +16,7 @@ LAYERS = [
         "errors",
         "validation",
         "plugins",
+        "numerics",
         "streams",
         "tree",
         "messages",

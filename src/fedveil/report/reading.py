@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.errors import InputError, ResultError
+from fedveil.numerics import NUMERICS, numerics_of
 from fedveil.report.files import parse_json, parse_toml, read_bytes, read_json, read_text, why
 from fedveil.session.results import Result
 
@@ -138,6 +139,7 @@ class Run:
     partition: tuple[tuple[int, ...], ...] = ()
     plan: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    numerics: int = NUMERICS
     parameters: int | None = None
     paper: Paper | None = None
     history: tuple[Point, ...] = ()
@@ -164,7 +166,8 @@ def number(value: Any) -> float | None:
 def read_runs(results: Sequence[Path | str | Result]) -> list[Run]:
     """Every run in these folders (at any depth) and results, in the order given.
 
-    A path that does not exist is refused, and so is a collection without a single run.
+    A path that does not exist is refused, and so is a collection without a single run or with runs of different
+    numerics.
     """
     runs: list[Run] = []
     seen: set[Path] = set()
@@ -184,7 +187,23 @@ def read_runs(results: Sequence[Path | str | Result]) -> list[Run]:
     if not runs:
         given = ", ".join(str(item) for item in results) or "nothing"
         raise ResultError(f"no run in {given}. Give result folders, such as results/demo.")
+    _require_one_numerics(runs)
     return runs
+
+
+def _require_one_numerics(runs: Sequence[Run]) -> None:
+    """Refuse to show runs beside one another that differ in how they were computed."""
+    names: dict[int, list[str]] = {}
+    for run in runs:
+        names.setdefault(run.numerics, []).append(run.name)
+    if len(names) > 1:
+        listed = "; ".join(f"{version}: {', '.join(names[version])}" for version in sorted(names))
+        raise InputError(
+            "numerics",
+            sorted(names),
+            f"these runs were made by different numerics and are not comparable ({listed})",
+            "Give the folders of one version, or run the older ones again in another folder.",
+        )
 
 
 def run_folders(place: Path) -> list[Path]:
@@ -230,6 +249,7 @@ def read_folder(folder: Path) -> Run:
         config_text,
         audits,
         problems,
+        numerics=numerics_of(folder) or NUMERICS,
         attacks=attacks,
         synthetic=_pictures(folder / "synthetic", problems),
         figures=_pictures(folder / "figures", problems),
@@ -238,8 +258,9 @@ def read_folder(folder: Path) -> Run:
 
 def _from_memory(result: Result) -> Run:
     problems: list[str] = []
+    version = result.summary.get("numerics", NUMERICS)
     name = f"{result.summary.get('method', 'run')}, seed {result.summary.get('seed', '?')}"
-    return _build(name, result.summary, _points(result.history), {}, "", [], problems)
+    return _build(name, result.summary, _points(result.history), {}, "", [], problems, numerics=version)
 
 
 def _build(
@@ -250,7 +271,7 @@ def _build(
     config_text: str,
     audits: Sequence[Mapping[str, Any]],
     problems: list[str],
-    **pictures: Any,
+    **others: Any,
 ) -> Run:
     summary: Mapping[str, Any] = found or {}
     told = _Fields(summary, problems if found is not None else [])
@@ -302,7 +323,7 @@ def _build(
         config=config,
         config_text=config_text,
         problems=tuple(dict.fromkeys(problem for problem in problems if problem)),
-        **pictures,
+        **others,
     )
 
 

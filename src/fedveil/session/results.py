@@ -26,6 +26,7 @@ from fedveil.engines.engine import Engine
 from fedveil.errors import ResultError
 from fedveil.messages import Message, Record
 from fedveil.methods.method import At
+from fedveil.numerics import MARK, NUMERICS, numerics_of, require_numerics
 from fedveil.session.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedveil.session.loop import Callback, RoundEnd
 from fedveil.tree import Params
@@ -117,6 +118,10 @@ class ResultFolder:
                 "differ. Remove it or choose another folder."
             )
 
+    def require_numerics(self) -> None:
+        """Refuse a folder that other numerics made: neither its rounds nor its result fit new ones."""
+        require_numerics(self.path, numerics_of(self.path))
+
     def require_data(self, digest: str | None) -> None:
         """Refuse a folder begun on other data of the same form: its result is not theirs, and rounds replayed with the
         same noise on other data would show the difference bare."""
@@ -152,6 +157,7 @@ class ResultFolder:
             )
         if not mark.exists():
             write_atomically(stored, config.encode())
+            write_atomically(self.path / MARK, f"{NUMERICS}\n".encode())
             if data is not None:
                 write_atomically(self.path / ".data", data.encode())
             write_atomically(mark, identity.encode())  # last: it vouches for the configuration beside it

@@ -17,6 +17,7 @@ from fedveil.engines.engine import Engine
 from fedveil.evaluation.accuracy import evaluate_clients, evaluate_personal
 from fedveil.messages import Record
 from fedveil.methods.method import AnyMethod
+from fedveil.numerics import NUMERICS
 from fedveil.privacy.releases import Plan
 from fedveil.session.callbacks.evaluate import EvaluateOnTest
 from fedveil.session.checkpoint import Checkpoint
@@ -120,8 +121,9 @@ class Session:
         return "".join(f"{key} = {json.dumps(value)}\n" for key, value in facts.items())
 
     def require_same_run(self, folder: ResultFolder) -> str | None:
-        """Refuse a folder of another run or of other data; the digest of the data, where they are available."""
+        """Refuse a folder of another run, numerics or data; the digest of the data, where they are available."""
         folder.require(self.identity)
+        folder.require_numerics()
         digest = None if self.data.clients is None else digest_of(self.data.clients, self.test)
         folder.require_data(digest)
         return digest
@@ -235,5 +237,6 @@ class Session:
                 "largest_client": plan.largest_client,
             },
             "parameters": task.parameter_count,
+            "numerics": NUMERICS,
             "environment": environment(),
         } | {name: scored[name] for name in ("mcc", "perplexity") if name in scored}
