@@ -22,10 +22,10 @@ _UNREADABLE = 0
 def numerics_of(folder: Path) -> int | None:
     """The numerics that the run in this folder was made by; None where no run has begun."""
     mark, summary = folder / MARK, folder / "summary.json"
-    if mark.exists():
+    if mark.is_file():  # a pipe would never end
         text = mark.read_text(errors="replace").strip()
         return int(text) if text.isdecimal() else _UNREADABLE
-    if summary.exists():
+    if summary.is_file():
         return _told(summary)
     return _FIRST if (folder / ".identity").exists() else None
 

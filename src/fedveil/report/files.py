@@ -12,6 +12,14 @@ from typing import Any
 _LARGEST_TEXT = 256 << 20
 
 
+class Problems(list[str]):
+    """What is damaged or missing in a run's folder; `notes` tell what is no damage, such as an unfinished run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[str] = []
+
+
 def read_bytes(path: Path, most: int) -> bytes:
     """What a file holds: a pipe would never end, and neither would a device."""
     seen = path.stat()

@@ -14,7 +14,8 @@ from typing import Any
 
 from fedveil.errors import InputError, ResultError
 from fedveil.numerics import NUMERICS, numerics_of
-from fedveil.report.files import parse_json, parse_toml, read_bytes, read_json, read_text, why
+from fedveil.report.files import Problems, parse_json, parse_toml, read_bytes, read_json, read_text, why
+from fedveil.session.model_file import model_problems
 from fedveil.session.results import Result
 
 MARKS = ("summary.json", "rounds.jsonl", "config.toml")
@@ -132,6 +133,8 @@ class Run:
     proven: tuple[Proof, ...] = ()
     audits: tuple[Mapping[str, Any], ...] = ()
     words: str = ""
+    removable: bool = False
+    """Whether whoever knows the seed can remove the privacy noise."""
     classes: tuple[str, ...] = ()
     per_class: tuple[float | None, ...] = ()
     per_client: tuple[float | None, ...] = ()
@@ -149,6 +152,9 @@ class Run:
     synthetic: tuple[Picture, ...] = ()
     figures: tuple[Picture, ...] = ()
     problems: tuple[str, ...] = ()
+    """What is damaged or missing, file by file."""
+    notes: tuple[str, ...] = ()
+    folder: Path | None = None
 
     @property
     def budget(self) -> float | None:
@@ -222,7 +228,7 @@ def run_folders(place: Path) -> list[Path]:
 
 def read_folder(folder: Path) -> Run:
     """One run, whatever state its folder is in."""
-    problems: list[str] = []
+    problems = Problems()
     config_text = read_text(folder / "config.toml", problems) or ""
     config = parse_toml(config_text, problems)
     history = _history(folder / "rounds.jsonl", problems)
@@ -233,8 +239,9 @@ def read_folder(folder: Path) -> Run:
             summary = loaded
         elif loaded is not None:
             problems.append("summary.json is not an object")
+        problems.extend(model_problems(folder, summary or {}))
     else:
-        problems.append(_unfinished(history, config))
+        problems.notes.append(_unfinished(history, config))
     attacks = tuple(_attack(place, folder / "attacks", problems) for place in _attacks(folder / "attacks"))
     audits = [
         row
@@ -249,6 +256,7 @@ def read_folder(folder: Path) -> Run:
         config_text,
         audits,
         problems,
+        folder=folder,
         numerics=numerics_of(folder) or NUMERICS,
         attacks=attacks,
         synthetic=_pictures(folder / "synthetic", problems),
@@ -257,7 +265,7 @@ def read_folder(folder: Path) -> Run:
 
 
 def _from_memory(result: Result) -> Run:
-    problems: list[str] = []
+    problems = Problems()
     version = result.summary.get("numerics", NUMERICS)
     name = f"{result.summary.get('method', 'run')}, seed {result.summary.get('seed', '?')}"
     return _build(name, result.summary, _points(result.history), {}, "", [], problems, numerics=version)
@@ -270,7 +278,7 @@ def _build(
     config: Mapping[str, Any],
     config_text: str,
     audits: Sequence[Mapping[str, Any]],
-    problems: list[str],
+    problems: Problems,
     **others: Any,
 ) -> Run:
     summary: Mapping[str, Any] = found or {}
@@ -308,6 +316,7 @@ def _build(
         proven=_proofs(privacy, plan),
         audits=(*(_audit_rows(audit) if audit else []), *audits),
         words=told.text("privacy_in_words"),
+        removable=privacy.values.get("removable") is True,
         classes=tuple(str(item) for item in told.items("classes", required=False)),
         per_class=tuple(number(item) for item in told.items("per_class", required=False)),
         per_client=tuple(number(item) for item in told.items("per_client", required=False)),
@@ -323,6 +332,7 @@ def _build(
         config=config,
         config_text=config_text,
         problems=tuple(dict.fromkeys(problem for problem in problems if problem)),
+        notes=tuple(problems.notes),
         **others,
     )
 
@@ -477,7 +487,7 @@ def _attacks(place: Path) -> list[Path]:
     return sorted(found, key=_natural)
 
 
-def _attack(folder: Path, place: Path, problems: list[str]) -> Attack:
+def _attack(folder: Path, place: Path, problems: Problems) -> Attack:
     name, *target = folder.relative_to(place).parts
     within = "/".join(("attacks", name, *target, ""))
     found = read_json(folder / "finding.json", problems, within=within)
@@ -549,7 +559,7 @@ def _flat(values: Mapping[str, Any], within: str = "", depth: int = 0) -> Iterab
             yield name, ", ".join(f"{v:.4g}" for v in value)
 
 
-def _pictures(folder: Path, problems: list[str]) -> tuple[Picture, ...]:
+def _pictures(folder: Path, problems: Problems) -> tuple[Picture, ...]:
     if not folder.is_dir():
         return ()
     paths = sorted(folder.glob("*.png"), key=_natural)
@@ -565,7 +575,7 @@ def _pictures(folder: Path, problems: list[str]) -> tuple[Picture, ...]:
             continue
         pictures.append(Picture(path.stem, body))
     if len(paths) > _MOST_PICTURES:
-        problems.append(f"{folder.name}: the first {_MOST_PICTURES} of {len(paths)} pictures are shown")
+        problems.notes.append(f"{folder.name}: the first {_MOST_PICTURES} of {len(paths)} pictures are shown")
     return tuple(pictures)
 
 

@@ -190,7 +190,7 @@ class Session:
         summary = self._summary(outcome, history, model) | self._client_scores(engine, outcome, model)
         summary |= self.options.facts
         if self.folder is not None:
-            self.folder.finish(model, summary)
+            summary = self.folder.finish(model, summary)
         return Result(summary, history, model, None if self.folder is None else self.folder.path)
 
     def _client_scores(self, engine: Engine, outcome: Outcome, model: Params) -> dict[str, Any]:
