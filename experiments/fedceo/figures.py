@@ -45,6 +45,7 @@ def idea(out: Path) -> None:
         rounds=config.run.rounds,
         cohort=10,
         workers=1,
+        noise="seeded",
         callbacks=[watch],
     )
     test = prepared.dataset.test

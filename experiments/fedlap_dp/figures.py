@@ -37,6 +37,7 @@ def watched(config: Config, rounds: tuple[int, ...]) -> tuple[Task, dict[int, Se
         classes=prepared.dataset.num_classes,
         callbacks=[watch],
         workers=1,
+        noise="seeded",
     )
     found = {
         number: Sets(kept.up.images, kept.up.labels, kept.down.params) for number, kept in watch.found.items()

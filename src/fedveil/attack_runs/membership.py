@@ -24,7 +24,9 @@ from fedveil.attack_runs.transcript import (
     read_broadcast,
     read_exchange,
     read_upload,
+    recorded_cohort,
     recorded_rounds,
+    require_replayable,
 )
 from fedveil.attacks.membership import all as _known  # noqa: F401  (registers them)
 from fedveil.attacks.membership.score import MembershipFinding, judge, save
@@ -39,7 +41,6 @@ from fedveil.errors import InputError, ResultError
 from fedveil.experiment.config import build_method, load_config
 from fedveil.experiment.prepare import Prepared, prepare
 from fedveil.methods.method import At
-from fedveil.privacy.sampling import draw_cohort
 from fedveil.session.results import ResultFolder
 from fedveil.streams import ClientStreams, named_stream
 from fedveil.tree import Params, sub, with_axis
@@ -100,7 +101,7 @@ def attack_result(
     rng = named_stream(attack_seed, "membership", name, target)
     _require_classes(prepared, name)
     if target == "model":
-        seen = _final_model(run, result.model, rounds_seen, _took_part(prepared, result.summary))
+        seen = _final_model(run, result.model, rounds_seen, _took_part(run, int(result.summary["rounds"])))
     else:
         seen = _one_upload(run, round, client, exchange)
     train, test = prepared.dataset.train, prepared.dataset.test
@@ -137,13 +138,19 @@ def _short(settings: Mapping[str, Any], seed: int) -> str:
     return f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def _took_part(prepared: Prepared, summary: Mapping[str, Any]) -> dict[int, int]:
-    """In how many rounds each client was that was ever drawn; others are no members of anything."""
-    drawn = Counter(
-        client
-        for number in range(1, int(summary["rounds"]) + 1)
-        for client in draw_cohort(prepared.plan, int(summary["seed"]), number)
-    )
+def _took_part(run: RecordedRun, rounds: int) -> dict[int, int]:
+    """Number of rounds each sampled client participated in. Clients never sampled are not members."""
+    drawn: Counter[int] = Counter()
+    for number in range(1, rounds + 1):
+        cohort = recorded_cohort(run, number)
+        if cohort is None:
+            raise InputError(
+                "run.noise",
+                "entropy",
+                f"the cohort of round {number} was drawn from entropy and is not on record, so members are unknown",
+                "Run it again with --set run.transcript=true, or with --set run.noise=seeded.",
+            )
+        drawn.update(cohort)
     return dict(sorted(drawn.items()))
 
 
@@ -198,6 +205,7 @@ def _one_upload(run: RecordedRun, round: int | None, client: int | None, exchang
 
 def _behind(run: RecordedRun, at: At, part: Tensor, client: int) -> Tensor:
     """Which of a client's examples an upload depends on."""
+    require_replayable(run)
     numbers = ClientData(part.unsqueeze(0), part.unsqueeze(0), torch.tensor([len(part)]))
     streams = ClientStreams(run.seed, at.round, (client,), at.exchange)
     batches = run.prepared.method.batches_behind(at, numbers, streams)

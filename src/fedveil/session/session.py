@@ -78,7 +78,15 @@ def open_session(
     # On a shared ledger another run must not pass for this one resumed: it may have other data. One without a folder
     # cannot be resumed.
     name = f"{options.seed} {secrets.token_hex(6)}" if folder is None else folder.run()
-    guard = PrivacyGuard(method, plan, options.privacy, name, ledger, replay_safe=options.replay_safe)
+    guard = PrivacyGuard(
+        method,
+        plan,
+        options.privacy,
+        name,
+        ledger,
+        noise=options.noise_source,
+        deployed=options.deployed,
+    )
     return Session(task, method, plan, options, data, test, server, folder, name, guard)
 
 
@@ -118,6 +126,8 @@ class Session:
             "seed": str(self.options.seed),
             "model": repr(self.task.module),
         }
+        if not self.options.replay_safe:  # a folder begun with seeded noise is not resumed with fresh noise
+            facts["noise"] = self.options.noise_source
         return "".join(f"{key} = {json.dumps(value)}\n" for key, value in facts.items())
 
     def require_same_run(self, folder: ResultFolder) -> str | None:
@@ -163,7 +173,6 @@ class Session:
                 callbacks=[*self._own_callbacks(start.history, saver), *callbacks],
                 noise_source=options.noise_source,
                 min_clients=options.min_clients,
-                cohort_seed=options.seed if options.replay_safe else secrets.randbits(128),
             )
         except BaseException:  # Ctrl-C and failures alike leave the last whole round behind
             if saver is not None:
