@@ -11,12 +11,7 @@ from pathlib import Path
 
 from fedveil.experiment.config import load_config
 from fedveil.experiment.prepare import prepare
-from fedveil.figures.fedceo import (
-    accuracy_figure,
-    class_accuracy,
-    smoothness_figure,
-    spectrum_figure,
-)
+from fedveil.figures.fedceo import spectrum_figure
 from fedveil.figures.figure import save_figure
 from fedveil.methods.fedceo import FedCEO
 from fedveil.session.callbacks.keep import KeepRounds
@@ -25,6 +20,7 @@ from fedveil.session.run import run
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+from drawing import accuracy_figure, class_accuracy, smoothness_and_accuracy_figure  # noqa: E402
 from generate import NAMES, SIGMAS, TABLE_1  # noqa: E402
 from sweep import Case, fedceo, scores, table  # noqa: E402
 
@@ -53,7 +49,7 @@ def idea(out: Path) -> None:
     before, after = kept.up.params, kept.server.personal
     accuracies = tuple(class_accuracy(prepared.task, models, test.x, test.y, 8) for models in (before, after))
     last = list(before)[-1]
-    figure = smoothness_figure(before[last], after[last], accuracies, label="8")
+    figure = smoothness_and_accuracy_figure(before[last], after[last], accuracies, label="8")
     save_figure(figure, out / "methods" / "fedceo-smoothness.png")
     first = next(iter(before))
     threshold = method.threshold(kept.at.round, method.noise_std(kept.at), *before[first].shape)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from pathlib import Path
 
 import torch
@@ -21,7 +22,6 @@ from fedveil.attacks.view import ServerView, image_box
 from fedveil.data.client_data import ArrayClients
 from fedveil.data.digits import load_digits
 from fedveil.evaluation.image_quality import Brightness, psnr
-from fedveil.figures.fedceo import leakage_figure
 from fedveil.figures.figure import save_figure
 from fedveil.methods.fedceo import FedCEO
 from fedveil.models.registry import make_model
@@ -30,6 +30,10 @@ from fedveil.session.run import run
 from fedveil.streams import named_stream
 from fedveil.task import Task
 from fedveil.tree import Params, concatenate, expand, rows, scale, sub, with_axis
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from drawing import leakage_figure
 
 CLIENTS, ATTACKED = 10, 3
 SIGMAS = (0.0001, 0.001, 0.01, 1.0)

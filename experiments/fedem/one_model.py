@@ -16,7 +16,7 @@ from rows import ROWS
 from torch import Tensor
 
 from fedveil.attack_runs.inversion import Scored, score
-from fedveil.attack_runs.transcript import RecordedRun, Truth, read_exchange, server_view, truth
+from fedveil.attack_runs.transcript import StoredRun, Truth, read_exchange, server_view, truth
 from fedveil.attacks.view import Attack
 from fedveil.evaluation.image_quality import Brightness
 from fedveil.experiment.config import make_config
@@ -30,7 +30,7 @@ def method_of(row: str) -> AnyMethod:
     return make_config({"method": {"lr": 0.1, "batch_size": 8} | fields, "wrap": wrap}).build_method()
 
 
-def answer(run: RecordedRun, row: str, round: int) -> tuple[Params, Truth]:
+def answer(run: StoredRun, row: str, round: int) -> tuple[Params, Truth]:
     """What client 0 sends under this defence, and what it held."""
     method = method_of(row)
     exchange = read_exchange(run, round)
@@ -43,7 +43,7 @@ def answer(run: RecordedRun, row: str, round: int) -> tuple[Params, Truth]:
 
 
 def attack_rows(
-    run: RecordedRun,
+    run: StoredRun,
     names: Sequence[str],
     round: int,
     attack: Attack,
@@ -71,7 +71,7 @@ def attack_rows(
 
 
 def attack_answers(
-    run: RecordedRun, answers: Sequence[tuple[Params, Truth]], round: int, attack: Attack, *, seed: int = 0
+    run: StoredRun, answers: Sequence[tuple[Params, Truth]], round: int, attack: Attack, *, seed: int = 0
 ) -> list[Scored]:
     """The same batch inverted from each of these gradients as one stack, and scored."""
     held = answers[0][1]

@@ -21,13 +21,13 @@ from rows import ROWS, config_of, make_parser
 from tables import shown, trained
 from torch import Tensor
 
-from fedveil.attack_runs.transcript import RecordedRun, Truth, read_exchange, truth
+from fedveil.attack_runs.transcript import StoredRun, Truth, read_exchange, truth
 from fedveil.attacks.inversion.inverting_gradients import InvertingGradients
 from fedveil.attacks.inversion.labels import known_or_inferred
 from fedveil.attacks.inversion.matching import candidate_gradients, cosine_distance, total_variation
 from fedveil.attacks.inversion.optimise import stacked_adam
 from fedveil.attacks.inversion.restarts import Clock, best_images, make_rows
-from fedveil.attacks.view import Finding, ServerView, Watch
+from fedveil.attacks.view import Finding, ServerView, StepCallback
 from fedveil.experiment.run import run_seed
 from fedveil.methods.disclosure import LocalSteps
 from fedveil.methods.fedem import FedEM, Norm, project_to_shell
@@ -86,7 +86,7 @@ READINGS: dict[str, Reading | None] = {
 }
 
 
-def answer(run: RecordedRun, reading: Reading | None, round: int) -> tuple[Params, Truth]:
+def answer(run: StoredRun, reading: Reading | None, round: int) -> tuple[Params, Truth]:
     """What client 0 sends under this reading, and what it held."""
     exchange = read_exchange(run, round)
     held = replace(truth(run, exchange, [0]), delta=None)
@@ -116,7 +116,7 @@ def answer(run: RecordedRun, reading: Reading | None, round: int) -> tuple[Param
     return task.grad(at, task.perturbed(batch, delta)), replace(held, delta=delta)
 
 
-def _teacher(run: RecordedRun, reading: Reading, task: Task, theta: Params) -> tuple[Task, Params]:
+def _teacher(run: StoredRun, reading: Reading, task: Task, theta: Params) -> tuple[Task, Params]:
     """The network that delta is learnt on, and its start."""
     if reading.learnt_on == "theta":
         return task, theta
@@ -134,7 +134,9 @@ class Unrolled:
 
     plain: InvertingGradients
 
-    def __call__(self, view: ServerView, rng: np.random.Generator, watch: Watch | None = None) -> Finding:
+    def __call__(
+        self, view: ServerView, rng: np.random.Generator, callback: StepCallback | None = None
+    ) -> Finding:
         clock = Clock()
         labels, notes = known_or_inferred(view, rng)
         rows = make_rows(view, self.plain.restarts, labels)
@@ -156,7 +158,7 @@ class Unrolled:
             lr=self.plain.lr,
             signed=self.plain.signed,
             box=view.box,
-            watch=watch,
+            callback=callback,
         )
         return best_images(self.plain, rows, found, steps=self.plain.steps, clock=clock, notes=notes)
 

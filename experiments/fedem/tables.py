@@ -20,14 +20,14 @@ from rows import ROWS, config_of, make_parser
 
 from fedveil.atomic_files import write_atomically
 from fedveil.attack_runs.inversion import attack_settings
-from fedveil.attack_runs.transcript import RecordedRun, open_run
+from fedveil.attack_runs.transcript import StoredRun, open_run
 from fedveil.attacks.registry import make_attack
 from fedveil.experiment.run import run_seed
 
 SCORES = ("mse", "psnr", "ssim", "lpips", "kl", "psnr_to_trained_on", "distortion_psnr", "mean_image_psnr")
 
 
-def trained(seed: int, arguments: argparse.Namespace) -> RecordedRun:
+def trained(seed: int, arguments: argparse.Namespace) -> StoredRun:
     """The FedSGD run whose broadcast models are answered."""
     name = f"tables-{arguments.dataset}-{arguments.clients}"
     result = run_seed(
@@ -53,7 +53,7 @@ def scores_of(arguments: argparse.Namespace) -> dict[tuple[str, int], list[dict[
     attack = make_attack(arguments.attack, settings)
     found: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for seed in range(arguments.seeds):
-        run: RecordedRun | None = None
+        run: StoredRun | None = None
         for stage in arguments.stages:
             facts = [
                 arguments.dataset,

@@ -12,13 +12,13 @@ from fedveil.errors import ResultError
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A disk that is full or gone is an error the user can mend: what is there stays, and a run resumes."""
+    """A disk that is full or gone is an error the user can fix: what is there stays, and a run resumes."""
     try:
         yield
     except OSError as error:
         raise ResultError(
             f"cannot write {path}: {error.strerror}. What was written before is whole; "
-            "make room or mend the disk, then run it again: it goes on from the last checkpoint."
+            "make room or fix the disk, then run it again: it resumes from the last checkpoint."
         ) from error
 
 

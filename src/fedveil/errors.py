@@ -11,7 +11,7 @@ LARGEST_SEED = 2**63 - 1  # what torch's generators take
 
 
 class FedveilError(Exception):
-    """Anything the user can mend. The command line prints it without a traceback and exits with 2."""
+    """Anything the user can fix. The command line prints it without a traceback and exits with 2."""
 
 
 class InputError(FedveilError):

@@ -12,7 +12,6 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal, Protocol
 
 import numpy as np
@@ -138,21 +137,19 @@ class ServerStreams:
 
 
 def normal(streams: Sequence[Stream], shape: Sequence[int], like: Tensor) -> Tensor:
-    """Standard normal draws `[K, *shape]` in `like`'s type and place, row k from stream k."""
-    return _table([stream.standard_normal for stream in streams], shape, like)
+    """Standard normal draws `[K, *shape]` in `like`'s type and place, row k from stream k.
+
+    For randomness that protects nothing, such as the start of an optimisation. Privacy noise comes from a mechanism.
+    """
+    return table([stream.standard_normal for stream in streams], shape, like)
 
 
-def laplace(streams: Sequence[Stream], shape: Sequence[int], like: Tensor) -> Tensor:
-    """Laplace draws of scale 1, `[K, *shape]`, row k from stream k."""
-    return _table([partial(stream.laplace, 0.0, 1.0) for stream in streams], shape, like)
-
-
-def _table(
+def table(
     draws: Sequence[Callable[[int], npt.NDArray[np.float64]]], shape: Sequence[int], like: Tensor
 ) -> Tensor:
     """Row k from `draws[k]`, rounded to `like`'s type while it is still in the cache."""
     size = math.prod(shape)
-    table = like.new_empty((len(draws), size))
-    for row, draw in zip(table, draws, strict=True):
+    drawn = like.new_empty((len(draws), size))
+    for row, draw in zip(drawn, draws, strict=True):
         row.copy_(torch.from_numpy(draw(size)))
-    return table.reshape(len(draws), *shape)
+    return drawn.reshape(len(draws), *shape)

@@ -239,21 +239,9 @@ class Task:
         )
         return stacked
 
-    def per_example_grad(self, w: Params, batch: Batch) -> Params:
-        """The gradient of every example's own loss, `[K, B, ...]`, in evaluation mode."""
-
-        def example_loss(leaves: Params, x: Tensor, y: Tensor) -> Tensor:
-            return self.example_loss(self._call(leaves, x.unsqueeze(0), None), y.unsqueeze(0))[0]
-
-        over_examples = vmap(grad(example_loss), in_dims=(None, 0, 0))
-        gradients: Params = vmap(over_examples)(w, batch.x, batch.y)
-        if batch.mask is None:
-            return gradients
-        mask = batch.mask
-        return {
-            name: leaf * mask.reshape(*mask.shape, *([1] * (leaf.dim() - 2))).to(leaf.dtype)
-            for name, leaf in gradients.items()
-        }
+    @property
+    def has_dropout(self) -> bool:
+        return bool(self._dropouts)
 
     def dropout_masks(self, batch: Batch, rng: Sequence[np.random.Generator] | None) -> list[Tensor] | None:
         """Masks scaled to mean 1, `[K, B, ...]` per dropout layer, client k's from stream k.

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import fedveil.cli.privacy  # noqa: F401  its commands register themselves on the app
 from fedveil import METHODS, Plan
-from fedveil.attack_runs.transcript import RecordedRun, open_run, read_exchange, server_view
+from fedveil.attack_runs.transcript import StoredRun, open_run, read_exchange, server_view
 from fedveil.attacks.membership.threat_model import MembershipView
 from fedveil.attacks.view import ServerView
 from fedveil.cli import app
@@ -184,7 +184,7 @@ def holds_private(view: object, clients: ArrayClients) -> bool:
     """Whether the clients' examples, or a container of them, can be reached from an attack's view."""
     private = {clients.x.untyped_storage().data_ptr(), clients.y.untyped_storage().data_ptr()}
     for item in reachable(view):
-        if isinstance(item, (ArrayClients, LazyClients, ClientData, Dataset, Prepared, RecordedRun)):
+        if isinstance(item, (ArrayClients, LazyClients, ClientData, Dataset, Prepared, StoredRun)):
             return True
         if isinstance(item, torch.Tensor) and item.untyped_storage().data_ptr() in private:
             return True

@@ -48,10 +48,8 @@ def test_rays_simulation_gives_the_simulators_bits(
     assert left_behind(tmp_path) == []
 
 
-@pytest.mark.parametrize(("number", "patience"), [(signal.SIGTERM, 60), (signal.SIGKILL, 120)])
-def test_nothing_outlives_a_run_that_is_ended(
-    number: signal.Signals, patience: float, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("number", "timeout"), [(signal.SIGTERM, 60), (signal.SIGKILL, 120)])
+def test_nothing_outlives_a_run_that_is_ended(number: signal.Signals, timeout: float, tmp_path: Path) -> None:
     """Its SuperLink is gone at once, or soon if the run could not say farewell, and then what depends on it."""
     config = tmp_path / "test.toml"
     config.write_text(quick_config("fedavg", "flower-simulation", rounds=100_000).to_toml())
@@ -65,4 +63,4 @@ def test_nothing_outlives_a_run_that_is_ended(
     finally:
         process.send_signal(number)
         process.wait(60)
-    wait_until(lambda: not left_behind(tmp_path), patience)
+    wait_until(lambda: not left_behind(tmp_path), timeout)

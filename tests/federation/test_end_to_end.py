@@ -29,7 +29,7 @@ from fedveil.data.table import read_table
 from fedveil.errors import InputError
 from fedveil.federation.certificates import make_node_key
 from fedveil.federation.processes import CONNECTION, flower, free_port
-from fedveil.federation.schema import read_form
+from fedveil.federation.schema import read_schema
 from fedveil.models.registry import make_model
 from fedveil.task import Task
 
@@ -93,9 +93,9 @@ def write_rows(path: Path, first: int, last: int, step: int = 1) -> None:
             writer.writerow([*digits.data[row].astype(int), digits.target[row]])
 
 
-def accuracy(folder: Path, form: Path, table: Path) -> float:
+def accuracy(folder: Path, schema: Path, table: Path) -> float:
     """Of a run's model on rows that no node has."""
-    examples = read_form(form).examples(read_table(table))
+    examples = read_schema(schema).examples(read_table(table))
     task = Task(lambda: make_model("mlp-2", (64,), 10))
     model = {name: leaf[None] for name, leaf in load_file(folder / "model.safetensors").items()}
     found = task.outputs(model, examples.x[None])[0].argmax(-1)
@@ -119,7 +119,7 @@ class Federation:
     place: Path
     server: Path
     nodes: tuple[Path, Path]
-    form: Path
+    schema: Path
     port: str
 
     def log(self, name: str) -> str:
@@ -143,17 +143,17 @@ class Federation:
         return result
 
     def accuracy(self, result: dict[str, Any]) -> float:
-        return accuracy(Path(result["result"]), self.form, self.place / "test.csv")
+        return accuracy(Path(result["result"]), self.schema, self.place / "test.csv")
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     place = tmp_path_factory.mktemp("federation")
-    form, port = place / "form.toml", str(free_port())
+    schema, port = place / "form.toml", str(free_port())
     write_rows(place / "public.csv", 0, 200)
     write_rows(place / "test.csv", 1500, 1797)
     (place / "digits.toml").write_text(EXPERIMENT)
-    command("deploy", "form", place / "public.csv", "--label", "digit", "--out", form)
+    command("deploy", "form", place / "public.csv", "--label", "digit", "--out", schema)
     command(
         *(
             "deploy",
@@ -166,14 +166,14 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
             "--reader",
             "table",
             "--form",
-            form,
+            schema,
         ),
         *("--epsilon", "12"),
     )
     nodes = (place / "fed" / "nodes" / "node-0", place / "fed" / "nodes" / "node-1")
     for number, node in enumerate(nodes):
         write_rows(node / "data.csv", 200 + number, 1500, 2)
-    made = Federation(place, place / "fed" / "server", nodes, form, port)
+    made = Federation(place, place / "fed" / "server", nodes, schema, port)
     with pytest.raises(InputError, match="no server is running there"):
         made.submit()
     with program(place / "server.log", "deploy", "server", made.server):

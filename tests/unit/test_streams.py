@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.streams import ClientStreams, EntropyStream, ServerStreams, laplace, named_stream, normal
+from fedveil.streams import ClientStreams, EntropyStream, ServerStreams, named_stream, normal
 
 
 def test_a_name_decides_the_bits() -> None:
@@ -62,7 +62,6 @@ def test_tensors_of_noise_take_row_k_from_stream_k() -> None:
     both = normal(streams.noise(), (2, 3), like)
     assert both.shape == (2, 2, 3)
     assert torch.equal(both[1:], normal(streams.rows([1]).noise(), (2, 3), like))
-    assert torch.equal(laplace(streams.noise(), (), like), laplace(streams.noise(), (), like))
 
 
 def test_a_stream_is_philox_keyed_by_the_hash_of_its_name() -> None:

@@ -10,6 +10,7 @@ from fedveil.errors import InputError
 from fedveil.linear_network import LinearNetwork, cross_entropy_gradient, example_norms
 from fedveil.streams import ClientStreams
 from fedveil.tree import Params, norms
+from tests.unit.example_gradients import example_gradients
 
 
 def stack(task: Task, k: int) -> Params:
@@ -59,26 +60,13 @@ def _row(data: Batch, k: int) -> Batch:
     return Batch(data.x[k : k + 1], data.y[k : k + 1], None if data.mask is None else data.mask[k : k + 1])
 
 
-@pytest.mark.parametrize("make", [linear_net, conv_net])
-def test_per_example_gradients_average_to_the_gradient(make: object) -> None:
-    assert callable(make)
-    task = Task(make)
-    w, data = stack(task, 3), batch()
-    each, whole = task.per_example_grad(w, data), task.grad(w, data)
-    weights = data.weights(torch.float64)
-    for name in w:
-        assert torch.allclose(
-            torch.einsum("kb...,kb->k...", each[name], (weights > 0) * weights), whole[name]
-        )
-
-
 def test_example_norms_need_no_gradients() -> None:
     task = Task(linear_net)
     w, data = stack(task, 3), batch(masked=False)
     assert task.linear is not None
     scores, tape = task.linear.forward(w, data.x)
     factors = task.linear.backward(w, data.x, tape, cross_entropy_gradient(scores, data.y), None)
-    each = task.per_example_grad(w, data)
+    each = example_gradients(task, w, data)
     direct = norms({name: leaf.flatten(0, 1) for name, leaf in each.items()}).reshape(3, 5)
     assert torch.allclose(example_norms(factors), direct, atol=1e-12)
 

@@ -1,4 +1,4 @@
-"""Attack a recorded run: build the server's view, run the attack on it, then score it against the truth."""
+"""Attack the transcript of a run: build the server's view, run the attack on it, then score it against the truth."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedveil.atomic_files import write_atomically, writing
 from fedveil.attack_runs.texts import ScoredTexts, describe_texts, score_texts, texts_content
 from fedveil.attack_runs.transcript import (
     Exchange,
-    RecordedRun,
+    StoredRun,
     Truth,
     open_run,
     pixel_scale,
@@ -28,7 +28,7 @@ from fedveil.attack_runs.transcript import (
     truth,
 )
 from fedveil.attacks.registry import make_attack
-from fedveil.attacks.view import Attack, Finding, ServerView, Watch
+from fedveil.attacks.view import Attack, Finding, ServerView, StepCallback
 from fedveil.errors import InputError, ResultError
 from fedveil.evaluation.image_quality import Brightness, Quality, compare_images, match_images, psnr
 from fedveil.methods.disclosure import Adaptation
@@ -51,16 +51,16 @@ class Scored:
     against_x: Quality
     against_trained_on: Quality | None
     trivial_psnr: float
-    """What a guess without the uploads scores: an attack that does no better has found nothing."""
+    """The baseline: what a guess without the uploads scores."""
     distortion_psnr: float | None
     """How close the perturbed inputs are to the data: what a perfect inversion of a perturbed gradient would score."""
     classifier: str
     weaker: Scored | None = None
-    """The attacker that came less close: one that does not adapt to the defence, or one that does."""
+    """The attacker whose result is further from the data: one that does not adapt to the defence, or one that does."""
 
 
 def attack_exchange(
-    run: RecordedRun,
+    run: StoredRun,
     attack: Attack,
     *,
     round: int,
@@ -70,7 +70,7 @@ def attack_exchange(
     examples: int | None = None,
     adaptive: bool = True,
     seed: int = 0,
-    watch: Watch | None = None,
+    callback: StepCallback | None = None,
 ) -> tuple[Exchange, Scored | ScoredTexts]:
     """Attack what these clients sent. With `labels = "known"` the server is taken to know them, as papers do.
 
@@ -107,16 +107,16 @@ def attack_exchange(
     )
     if texts:
         rng = named_stream(seed, "attack", attack.name, round, exchange)
-        return recorded, score_texts(run, view, attack(view, rng, watch), held)
+        return recorded, score_texts(run, view, attack(view, rng, callback), held)
 
-    def carried_out(seen: ServerView, watching: Watch | None) -> Scored:
+    def carried_out(known: ServerView, on_step: StepCallback | None) -> Scored:
         rng = named_stream(seed, "attack", attack.name, round, exchange)
-        return score(run, seen, attack(seen, rng, watching), held)
+        return score(run, known, attack(known, rng, on_step), held)
 
     if view.adaptation.kind == "none":
-        return recorded, carried_out(view, watch)
-    adapting = carried_out(view, _half(watch, 0))
-    plain = carried_out(replace(view, adaptation=Adaptation()), _half(watch, 1))
+        return recorded, carried_out(view, callback)
+    adapting = carried_out(view, _half(callback, 0))
+    plain = carried_out(replace(view, adaptation=Adaptation()), _half(callback, 1))
     weaker, stronger = sorted((plain, adapting), key=_closeness)
     return recorded, replace(stronger, weaker=weaker)
 
@@ -127,11 +127,11 @@ def _closeness(scored: Scored) -> float:
     return -math.inf if value is None or math.isnan(value) else value
 
 
-def _half(watch: Watch | None, done: int) -> Watch | None:
+def _half(callback: StepCallback | None, done: int) -> StepCallback | None:
     """The progress of the first or second of two attacks of one length."""
-    if watch is None:
+    if callback is None:
         return None
-    return lambda step, steps, loss: watch(done * steps + step, 2 * steps, loss)
+    return lambda step, steps, loss: callback(done * steps + step, 2 * steps, loss)
 
 
 def attack_smallest(
@@ -140,9 +140,9 @@ def attack_smallest(
     settings: Mapping[str, Any],
     *,
     data_dir: Path | None = None,
-    watch: Watch | None = None,
+    callback: StepCallback | None = None,
 ) -> Path:
-    """Attack the most exposed upload of the first recorded round: that of the client with the fewest examples.
+    """Attack the most exposed upload of the first round of the transcript: that of the client with the fewest examples.
 
     An upload that does not tell how many examples it stands for is attacked as if the server knew. A finding that is
     there already is not made again.
@@ -158,17 +158,17 @@ def attack_smallest(
     taking_part = [client for client in read_exchange(run, first).clients if sizes[client]]
     chosen = [min(taking_part, key=lambda client: (sizes[client], client))]
     try:
-        recorded, scored = attack_exchange(run, attack, round=first, clients=chosen, watch=watch)
+        recorded, scored = attack_exchange(run, attack, round=first, clients=chosen, callback=callback)
     except InputError as error:
         if error.field != "examples":
             raise
         recorded, scored = attack_exchange(
-            run, attack, round=first, clients=chosen, examples=sizes[chosen[0]], watch=watch
+            run, attack, round=first, clients=chosen, examples=sizes[chosen[0]], callback=callback
         )
     return write_finding(run, attack, recorded, chosen, scored, labels="known", adaptive=True, seed=0)
 
 
-def score(run: RecordedRun, view: ServerView, finding: Finding, held: Truth) -> Scored:
+def score(run: StoredRun, view: ServerView, finding: Finding, held: Truth) -> Scored:
     """The finding against what the clients held; batches are matched image by image for least squared error."""
     dataset = run.prepared.dataset
     brightness = Brightness(*pixel_scale(dataset))
@@ -176,18 +176,18 @@ def score(run: RecordedRun, view: ServerView, finding: Finding, held: Truth) -> 
     found = torch.cat([images[o] for images, o in zip(finding.images, order, strict=True)])
     x = held.x.flatten(0, 1)
     classifier, name = _classifier(run)
-    seen, distortion = None, None
+    trained_on, distortion = None, None
     if held.delta is not None:
         perturbed = (held.x + held.delta).flatten(0, 1)
         distortion = float(psnr(brightness(x), brightness(perturbed)).clamp(max=200.0).mean())
-        seen = compare_images(perturbed, found, brightness, classifier)
+        trained_on = compare_images(perturbed, found, brightness, classifier)
     return Scored(
         finding,
         view,
         held,
         order,
         compare_images(x, found, brightness, classifier),
-        seen,
+        trained_on,
         _without_uploads(dataset.test.x, held.x, brightness),
         distortion,
         name,
@@ -197,7 +197,8 @@ def score(run: RecordedRun, view: ServerView, finding: Finding, held: Truth) -> 
 def _without_uploads(public: Tensor, held: Tensor, brightness: Brightness) -> float:
     """What guesses that look at no upload score: the mean of the public examples, or as many of them at random.
 
-    Those are matched as a finding is: of many examples with few features each has a like, which is no leak.
+    These are matched as a finding is. With few features every example has a near neighbour in the public data, so
+    matching one is not evidence of leakage.
     """
     rng, x = named_stream(0, "guess"), held.flatten(0, 1)
     mean = float(psnr(brightness(x), brightness(public.mean(0, keepdim=True).expand_as(x))).mean())
@@ -211,7 +212,7 @@ def _without_uploads(public: Tensor, held: Tensor, brightness: Brightness) -> fl
     return max(mean, sum(scores) / _GUESSES)
 
 
-def _classifier(run: RecordedRun) -> tuple[tuple[Task, Params] | None, str]:
+def _classifier(run: StoredRun) -> tuple[tuple[Task, Params] | None, str]:
     """The run's own final model tells classes; its name says so, for it is not the VGG-16 of papers."""
     path = run.folder / "model.safetensors"
     if not path.is_file():
@@ -236,7 +237,7 @@ def attack_settings(attack: Attack) -> dict[str, Any]:
 
 
 def describe(
-    run: RecordedRun,
+    run: StoredRun,
     attack: Attack,
     exchange: Exchange,
     clients: Sequence[int],
@@ -244,7 +245,7 @@ def describe(
     labels: LabelMode,
     seed: int,
 ) -> dict[str, Any]:
-    """The finding as JSON: what was attacked, with which knowledge, and what came of it."""
+    """The finding as JSON: what was attacked, with which knowledge, and the results."""
     finding, view = scored.finding, scored.view
     known = {
         "attack": attack.name,
@@ -292,7 +293,7 @@ def labels_right(found: Tensor, truth: Tensor) -> float:
 
 
 def write_finding(
-    run: RecordedRun,
+    run: StoredRun,
     attack: Attack,
     exchange: Exchange,
     clients: Sequence[int],
@@ -335,7 +336,7 @@ def write_finding(
     return folder
 
 
-def _figure(run: RecordedRun, attack: Attack, content: dict[str, Any], scored: Scored) -> Any:
+def _figure(run: StoredRun, attack: Attack, content: dict[str, Any], scored: Scored) -> Any:
     from fedveil.attacks.picture import Strip, reconstruction_figure
 
     dataset = run.prepared.dataset

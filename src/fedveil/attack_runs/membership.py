@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from fedveil.attack_runs.transcript import (
-    RecordedRun,
+    StoredRun,
     read_broadcast,
     read_exchange,
     read_upload,
     recorded_cohort,
-    recorded_rounds,
     require_replayable,
+    rounds_in_transcript,
 )
 from fedveil.attacks.membership import all as _known  # noqa: F401  (registers them)
 from fedveil.attacks.membership.score import MembershipFinding, judge, save
@@ -38,7 +38,7 @@ from fedveil.attacks.membership.threat_model import (
 )
 from fedveil.data.client_data import ArrayClients, ClientData
 from fedveil.errors import InputError, ResultError
-from fedveil.experiment.config import build_method, load_config
+from fedveil.experiment.config import load_config
 from fedveil.experiment.prepare import Prepared, prepare
 from fedveil.methods.method import At
 from fedveil.session.results import ResultFolder
@@ -50,7 +50,7 @@ _MOST_EPOCHS = 100  # shadows that imitate long runs stop here
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observed:
     """What is attacked: models `[R, ...]`, and for an upload the model it answers and the gradient sent."""
 
     words: str
@@ -63,7 +63,7 @@ class Seen:
     at: At | None = None
     """When an upload was made."""
     participations: int = 1
-    """In how many rounds a member was, on average."""
+    """Number of rounds a member participated in, on average."""
     together: int = 1
     """Of how many clients a round's model is the mean."""
 
@@ -86,8 +86,8 @@ def attack_result(
 
     It is named by the attack, the upload where one was attacked, and settings other than the default ones.
     Up to `examples` members and as many others are asked about; others have the members' labels, so that labels
-    say nothing. Of a transcript, the models of the last `rounds_seen` rounds are seen too. Members of a model are the
-    examples of the clients that took part, those of an upload are the examples behind it.
+    say nothing. Of a transcript, the models of the last `rounds_seen` rounds are observed too. Members of a model are
+    the examples of the clients that participated, those of an upload are the examples behind it.
     """
     attack = make_membership_attack(name, settings)
     if examples < 4:
@@ -96,16 +96,33 @@ def attack_result(
     seed = int(result.summary["seed"])
     config = load_config(folder / "config.toml")
     prepared = prepare(config, seed, data_dir)
-    run = RecordedRun(folder, seed, config, prepared)
+    run = StoredRun(folder, seed, config, prepared)
     ResultFolder(folder).require_data(prepared.digest)
     rng = named_stream(attack_seed, "membership", name, target)
     _require_classes(prepared, name)
     if target == "model":
-        seen = _final_model(run, result.model, rounds_seen, _took_part(run, int(result.summary["rounds"])))
+        participations = _participations(run, int(result.summary["rounds"]))
+        observed = _final_model(run, result.model, rounds_seen, participations)
     else:
-        seen = _one_upload(run, round, client, exchange)
-    train, test = prepared.dataset.train, prepared.dataset.test
-    picked = seen.members[torch.from_numpy(rng.permutation(len(seen.members))[:examples])]
+        observed = _one_upload(run, round, client, exchange)
+    view, is_member = _question(run, observed, examples, rng)
+    finding = judge(name, observed.words, attack(view, rng).numpy(), is_member, rng)
+    settled = {field.name: getattr(attack, field.name) for field in fields(cast(Any, attack))}
+    identity = (
+        "" if attack == make_membership_attack(name) and attack_seed == 0 else _short(settled, attack_seed)
+    )
+    asked_for = {"examples": examples, "rounds_seen": rounds_seen, "seed": attack_seed}
+    finding = replace(finding, settings=settled | asked_for)
+    save(finding, folder / "attacks" / f"{name}{observed.place}{identity}")
+    return finding
+
+
+def _question(
+    run: StoredRun, observed: Observed, examples: int, rng: np.random.Generator
+) -> tuple[MembershipView, np.ndarray]:
+    """The attacker's view, members and others mixed, and apart from it which of them are members."""
+    train, test = run.prepared.dataset.train, run.prepared.dataset.test
+    picked = observed.members[torch.from_numpy(rng.permutation(len(observed.members))[:examples])]
     picked, others = _same_labels(picked, train.y, test.y, rng)
     asked = Examples(train.x[picked], train.y[picked]) + Examples(test.x[others], test.y[others])
     is_member = np.arange(len(asked)) < len(picked)
@@ -113,23 +130,15 @@ def attack_result(
     left = torch.ones(len(test.y), dtype=torch.bool)
     left[others] = False
     view = MembershipView(
-        prepared.task,
-        seen.models,
+        run.prepared.task,
+        observed.models,
         asked.take(torch.from_numpy(order)),
         Examples(test.x[left], test.y[left]),
-        _recipe(run, seen),
-        seen.start,
-        seen.sent,
+        _recipe(run, observed),
+        observed.start,
+        observed.sent,
     )
-    finding = judge(name, seen.words, attack(view, rng).numpy(), is_member[order], rng)
-    settled = {field.name: getattr(attack, field.name) for field in fields(cast(Any, attack))}
-    identity = (
-        "" if attack == make_membership_attack(name) and attack_seed == 0 else _short(settled, attack_seed)
-    )
-    asked_for = {"examples": examples, "rounds_seen": rounds_seen, "seed": attack_seed}
-    finding = replace(finding, settings=settled | asked_for)
-    save(finding, folder / "attacks" / f"{name}{seen.place}{identity}")
-    return finding
+    return view, is_member[order]
 
 
 def _short(settings: Mapping[str, Any], seed: int) -> str:
@@ -138,7 +147,7 @@ def _short(settings: Mapping[str, Any], seed: int) -> str:
     return f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def _took_part(run: RecordedRun, rounds: int) -> dict[int, int]:
+def _participations(run: StoredRun, rounds: int) -> dict[int, int]:
     """Number of rounds each sampled client participated in. Clients never sampled are not members."""
     drawn: Counter[int] = Counter()
     for number in range(1, rounds + 1):
@@ -154,16 +163,14 @@ def _took_part(run: RecordedRun, rounds: int) -> dict[int, int]:
     return dict(sorted(drawn.items()))
 
 
-def _final_model(run: RecordedRun, model: Params, rounds_seen: int, drawn: Mapping[int, int]) -> Seen:
+def _final_model(run: StoredRun, model: Params, rounds_seen: int, drawn: Mapping[int, int]) -> Observed:
     clients = run.prepared.clients
     assert isinstance(clients, ArrayClients)
-    sent = [read_broadcast(run, number).tensors() for number in recorded_rounds(run.folder)[-rounds_seen:]]
-    named = [
-        {k.removeprefix("params/"): v for k, v in one.items() if k.startswith("params/")} for one in sent
-    ]
-    stack = [one for one in named if one.keys() == model.keys() and next(iter(one.values())).shape[0] == 1]
+    sent = [read_broadcast(run, number) for number in rounds_in_transcript(run.folder)[-rounds_seen:]]
+    models = [one for down in sent if (one := run.prepared.method.sent_model(down)) is not None]
+    stack = [one for one in models if one.keys() == model.keys() and next(iter(one.values())).shape[0] == 1]
     whole = [*stack, with_axis(model)]
-    return Seen(
+    return Observed(
         "the final model" + (f" and {len(stack)} model{'s' * (len(stack) > 1)} before it" if stack else ""),
         "",
         {name: torch.cat([one[name] for one in whole]) for name in model},
@@ -173,10 +180,10 @@ def _final_model(run: RecordedRun, model: Params, rounds_seen: int, drawn: Mappi
     )
 
 
-def _one_upload(run: RecordedRun, round: int | None, client: int | None, exchange: int) -> Seen:
+def _one_upload(run: StoredRun, round: int | None, client: int | None, exchange: int) -> Observed:
     clients = run.prepared.clients
     assert isinstance(clients, ArrayClients)
-    known = recorded_rounds(run.folder, exchange, answered=True)
+    known = rounds_in_transcript(run.folder, exchange, answered=True)
     if not known or (round is not None and round not in known):
         raise ResultError(
             f"{run.folder} has no transcript of such uploads to attack. Run it with --set run.transcript=true, or "
@@ -189,7 +196,7 @@ def _one_upload(run: RecordedRun, round: int | None, client: int | None, exchang
         client = max(cohort, key=lambda k: len(clients.parts[k]))
     if client not in cohort:
         raise InputError(
-            "client", client, f"did not take part in round {number}", f"Use one of {list(cohort)}."
+            "client", client, f"did not participate in round {number}", f"Use one of {list(cohort)}."
         )
     row = [cohort.index(client)]
     reading = read_upload(run, recorded.at, recorded.down.rows(row), recorded.up.rows(row))
@@ -200,10 +207,10 @@ def _one_upload(run: RecordedRun, round: int | None, client: int | None, exchang
         f"-upload-round-{number}-client-{client}" + (f"-exchange-{exchange}" if exchange else ""),
     )
     behind = _behind(run, recorded.at, clients.parts[client], client)
-    return Seen(words, place, reading.models, behind, reading.start, sent, at=recorded.at)
+    return Observed(words, place, reading.models, behind, reading.start, sent, at=recorded.at)
 
 
-def _behind(run: RecordedRun, at: At, part: Tensor, client: int) -> Tensor:
+def _behind(run: StoredRun, at: At, part: Tensor, client: int) -> Tensor:
     """Which of a client's examples an upload depends on."""
     require_replayable(run)
     numbers = ClientData(part.unsqueeze(0), part.unsqueeze(0), torch.tensor([len(part)]))
@@ -212,28 +219,26 @@ def _behind(run: RecordedRun, at: At, part: Tensor, client: int) -> Tensor:
     return torch.cat([batch.x[0] if batch.mask is None else batch.x[0, batch.mask[0]] for batch in batches])
 
 
-def _recipe(run: RecordedRun, seen: Seen) -> Recipe:
+def _recipe(run: StoredRun, observed: Observed) -> Recipe:
     """The public configuration of the target's training.
 
     The mean of the models that K clients trained moves as one that is trained in batches of K times the size.
     """
-    method, plan, examples = run.prepared.method, run.prepared.plan, len(seen.members)
+    method, plan, examples = run.prepared.method, run.prepared.plan, len(observed.members)
     records = max(1, round(fmean(run.prepared.clients.sizes)))
-    rounds = range(1, plan.rounds + 1) if seen.at is None else [seen.at.round]
+    rounds = range(1, plan.rounds + 1) if observed.at is None else [observed.at.round]
     known = [one for number in rounds if (one := method.round_training(At(plan, number))) is not None]
     if not known:
-        inside = build_method(run.config.method)
-        return Recipe(
-            float(getattr(inside, "lr", 0.1)), int(getattr(inside, "batch_size", 64) or 64), 20, examples
-        )
+        usual = method.shadow_training()
+        return Recipe(usual.lr, usual.batch_size or max(1, examples), usual.epochs, examples)
     steps = known[0]
     passes = steps.epochs if steps.steps is None else steps.passes(records)
-    one_gradient = seen.at is not None and method.local_training(seen.at) is None
+    one_gradient = observed.at is not None and method.local_training(observed.at) is None
     batch = max(1, examples) if one_gradient else steps.batch(records)
     return Recipe(
         fmean(one.lr for one in known) * steps.share,
-        batch * seen.together,
-        min(_MOST_EPOCHS, passes * seen.participations),
+        batch * observed.together,
+        min(_MOST_EPOCHS, passes * observed.participations),
         examples,
         momentum=steps.momentum,
         weight_decay=steps.weight_decay,

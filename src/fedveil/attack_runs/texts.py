@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedveil.attack_runs.transcript import RecordedRun, Truth
+from fedveil.attack_runs.transcript import StoredRun, Truth
 from fedveil.attacks.text.leak import LeakScore, score_leak
 from fedveil.attacks.view import UNKNOWN, Finding, ServerView
 from fedveil.data.text import NOT_QUOTED
@@ -31,7 +31,7 @@ class ScoredTexts:
     scores: tuple[Rouge, ...]
     leaks: tuple[LeakScore, ...]
     public: Rouge
-    """What a text that anybody has scores on average: an attack that does no better has found nothing."""
+    """The baseline: what a public text scores on average."""
     quotable: bool
 
     @property
@@ -39,7 +39,7 @@ class ScoredTexts:
         return mean_rouge(self.scores)
 
 
-def score_texts(run: RecordedRun, view: ServerView, finding: Finding, held: Truth) -> ScoredTexts:
+def score_texts(run: StoredRun, view: ServerView, finding: Finding, held: Truth) -> ScoredTexts:
     """The finding against what the clients held; texts of a batch are matched for the largest total overlap."""
     dataset = run.prepared.dataset
     assert dataset.tokens is not None

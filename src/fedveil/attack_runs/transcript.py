@@ -30,7 +30,7 @@ _WIDE = 10.0  # between black and white of pixels that are not normalised: store
 
 
 @dataclass(frozen=True)
-class RecordedRun:
+class StoredRun:
     """A run on disk, with everything its configuration leads to."""
 
     folder: Path
@@ -69,7 +69,7 @@ def run_folder(path: Path) -> Path:
     return seeds[0]
 
 
-def open_run(path: Path, data_dir: Path | None = None) -> RecordedRun:
+def open_run(path: Path, data_dir: Path | None = None) -> StoredRun:
     """The run in this folder (or in its only `seed-*` folder); its data are prepared again from its configuration."""
     folder = run_folder(path)
     number = re.fullmatch(r"seed-(\d+)", folder.name)
@@ -82,28 +82,28 @@ def open_run(path: Path, data_dir: Path | None = None) -> RecordedRun:
     config = load_config(folder / "config.toml")
     prepared = prepare(config, int(number[1]), data_dir)
     ResultFolder(folder).require_data(prepared.digest)  # else the attack would be scored against others
-    return RecordedRun(folder, int(number[1]), config, prepared)
+    return StoredRun(folder, int(number[1]), config, prepared)
 
 
-def recorded_rounds(folder: Path, exchange: int = 0, *, answered: bool = False) -> list[int]:
-    """The rounds in whose transcript this exchange is, in ascending order; `answered`: by anybody."""
+def rounds_in_transcript(folder: Path, exchange: int = 0, *, answered: bool = False) -> list[int]:
+    """The rounds whose transcript has this exchange, in ascending order; `answered`: only with an upload."""
     needed = "up.bin" if answered else "clients.json"
     places = folder.glob(f"transcript/round-{6 * '[0-9]'}/exchange-{exchange:04d}/{needed}")
     return sorted(int(place.parent.parent.name.removeprefix("round-")) for place in places)
 
 
-def read_broadcast(run: RecordedRun, round: int, exchange: int = 0) -> Message:
-    """What the cohort was sent in an exchange of `recorded_rounds`; refused where it is damaged."""
+def read_broadcast(run: StoredRun, round: int, exchange: int = 0) -> Message:
+    """What the cohort was sent in an exchange of `rounds_in_transcript`; refused where it is damaged."""
     return _read(_place_of(run.folder, round, exchange), "down.bin", run.prepared.method.down_type.from_bytes)
 
 
-def read_exchange(run: RecordedRun, round: int, exchange: int = 0) -> Exchange:
-    """One recorded exchange; a round or exchange that was not recorded is refused with those that were."""
+def read_exchange(run: StoredRun, round: int, exchange: int = 0) -> Exchange:
+    """One exchange of the transcript; the error for any other round or exchange names those it has."""
     place = _place_of(run.folder, round, exchange)
     if not place.parent.is_dir():
-        known = recorded_rounds(run.folder)
+        known = rounds_in_transcript(run.folder)
         have = f"rounds {known[0]} to {known[-1]}" if known else "no round"
-        raise InputError("round", round, f"the transcript holds {have}", "Choose a recorded round.")
+        raise InputError("round", round, f"the transcript holds {have}", "Choose a round of the transcript.")
     if not (place / "clients.json").is_file():
         count = len(list(place.parent.glob("exchange-*")))
         raise InputError(
@@ -119,7 +119,7 @@ def read_exchange(run: RecordedRun, round: int, exchange: int = 0) -> Exchange:
     return Exchange(At(run.prepared.plan, round, exchange), clients, down, up)
 
 
-def recorded_cohort(run: RecordedRun, round: int) -> tuple[int, ...] | None:
+def recorded_cohort(run: StoredRun, round: int) -> tuple[int, ...] | None:
     """Who participated in a round: drawn again from the seed, or as the transcript says; None if it does not."""
     plan = run.prepared.plan
     if run.prepared.noise == "seeded" or plan.sampler == "all":
@@ -130,7 +130,7 @@ def recorded_cohort(run: RecordedRun, round: int) -> tuple[int, ...] | None:
     return _read(place, "clients.json", lambda data: tuple(int(client) for client in json.loads(data)))
 
 
-def require_replayable(run: RecordedRun) -> None:
+def require_replayable(run: StoredRun) -> None:
     """Refuse to score an attack on records whose batches were drawn from entropy and are on no record."""
     prepared = run.prepared
     if prepared.noise == "entropy" and unit_of(prepared.method, prepared.plan) == "record":
@@ -159,7 +159,7 @@ def _place_of(folder: Path, round: int, exchange: int) -> Path:
 
 
 def server_view(
-    run: RecordedRun,
+    run: StoredRun,
     exchange: Exchange,
     clients: Sequence[int],
     *,
@@ -186,7 +186,7 @@ def server_view(
         raise InputError(
             "clients", list(clients), "they start from different models", "Attack them one after another."
         )
-    count = _examples(up, examples)
+    count = _examples(method.disclosed_sizes(up), examples)
     dataset = run.prepared.dataset
     image = len(dataset.input_shape) == 3
     mean, std = pixel_scale(dataset)
@@ -230,7 +230,7 @@ def pixel_scale(dataset: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]
     return (-least / (most - least),) * channels, (1 / (most - least),) * channels
 
 
-def read_upload(run: RecordedRun, at: At, down: Message, up: Message) -> UploadReading:
+def read_upload(run: StoredRun, at: At, down: Message, up: Message) -> UploadReading:
     """What uploads amount to; refused where they say nothing of a model, or the server lacks a part of it."""
     reading = run.prepared.method.read_upload(at, down, up)
     if reading is None:
@@ -246,7 +246,7 @@ def read_upload(run: RecordedRun, at: At, down: Message, up: Message) -> UploadR
     return reading
 
 
-def _nothing_to_invert(run: RecordedRun) -> InputError:
+def _nothing_to_invert(run: StoredRun) -> InputError:
     return InputError(
         "method",
         run.prepared.method.name,
@@ -258,7 +258,7 @@ def _nothing_to_invert(run: RecordedRun) -> InputError:
 class _Earlier:
     """Reads what each client was sent and answered in earlier rounds; `notes` say if some of it is not on record."""
 
-    def __init__(self, run: RecordedRun, exchange: Exchange, clients: Sequence[int]) -> None:
+    def __init__(self, run: StoredRun, exchange: Exchange, clients: Sequence[int]) -> None:
         self._run, self._exchange, self._clients = run, exchange, clients
         self.notes: tuple[str, ...] = ()
 
@@ -283,14 +283,14 @@ class _Earlier:
         return found
 
 
-def _unknown_dropout(run: RecordedRun) -> tuple[str, ...]:
+def _unknown_dropout(run: StoredRun) -> tuple[str, ...]:
     layers = run.prepared.task.module.modules()
     if any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in layers):
         return ("the client's dropout is unknown: candidates are compared without any",)
     return ()
 
 
-def _text_knowledge(run: RecordedRun, texts: Tensor) -> TextKnowledge:
+def _text_knowledge(run: StoredRun, texts: Tensor) -> TextKnowledge:
     """Padding from the lengths of the texts, and the special tokens that a classifier's vocabulary puts around them."""
     dataset = run.prepared.dataset
     assert dataset.tokens is not None
@@ -315,7 +315,7 @@ def _text_knowledge(run: RecordedRun, texts: Tensor) -> TextKnowledge:
     )
 
 
-def truth(run: RecordedRun, exchange: Exchange, clients: Sequence[int]) -> Truth:
+def truth(run: StoredRun, exchange: Exchange, clients: Sequence[int]) -> Truth:
     """The examples behind these clients' answers, each client replayed on its own. Never part of a view."""
     parts = [_client_truth(run, exchange, client) for client in clients]
     sizes = sorted({len(part.y) for part in parts})
@@ -334,7 +334,7 @@ def truth(run: RecordedRun, exchange: Exchange, clients: Sequence[int]) -> Truth
     )
 
 
-def _client_truth(run: RecordedRun, exchange: Exchange, client: int) -> Truth:
+def _client_truth(run: StoredRun, exchange: Exchange, client: int) -> Truth:
     _place(exchange, client)  # refuses one who did not answer
     require_replayable(run)
     at, data = exchange.at, run.prepared.clients.load([client])
@@ -356,7 +356,7 @@ def _client_truth(run: RecordedRun, exchange: Exchange, client: int) -> Truth:
     return Truth(batch.x[0, :count], batch.y[0, :count], None if delta is None else delta[0, :count])
 
 
-def _replayed_perturbation(run: RecordedRun, exchange: Exchange, client: int) -> Tensor | None:
+def _replayed_perturbation(run: StoredRun, exchange: Exchange, client: int) -> Tensor | None:
     """What the client added to its batch: it begins anew in each round, so the round is replayed."""
     method = run.prepared.method
     data = run.prepared.clients.load([client])
@@ -382,18 +382,17 @@ def _place(exchange: Exchange, client: int) -> int:
     return exchange.clients.index(client)
 
 
-def _examples(up: Message, given: int | None) -> int:
+def _examples(disclosed: Tensor | None, given: int | None) -> int:
     if given is not None:
         return given
-    size = getattr(up, "size", None)
-    if not isinstance(size, Tensor):
+    if disclosed is None:
         raise InputError(
             "examples",
             None,
             "the upload does not say how many examples it stands for",
             "Give --examples N.",
         )
-    counts = sorted(set(size.flatten().tolist()))
+    counts = sorted(set(disclosed.flatten().tolist()))
     if len(counts) > 1:
         raise InputError(
             "clients", counts, "their uploads stand for different numbers of examples", "Attack them apart."

@@ -1,4 +1,4 @@
-"""The picture of an attack: what the client had, what the attacker saw emerge, and how close it came."""
+"""The picture of an attack: what the client had, the steps of the search, and how close the result is."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from fedveil.methods.disclosure import Adaptation, LocalSteps
 from fedveil.task import Task
 from fedveil.tree import Params
 
-Watch = Callable[[int, int, float], None]
+StepCallback = Callable[[int, int, float], None]
 """Called with the step, the number of steps, and the smallest loss so far."""
 
 
@@ -140,4 +140,6 @@ class Attack(Protocol):
     summary: ClassVar[str]
     of_texts: ClassVar[bool]
 
-    def __call__(self, view: ServerView, rng: np.random.Generator, watch: Watch | None = None) -> Finding: ...
+    def __call__(
+        self, view: ServerView, rng: np.random.Generator, callback: StepCallback | None = None
+    ) -> Finding: ...

@@ -24,14 +24,14 @@ from fedveil.streams import ClientStreams, Stream
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 UploadRelease = Callable[[Tensor, Sequence[Stream]], Tensor]
-"""Updates `[n, d]` of n clients and their n noise streams to the uploads that are seen, `[n, d]`."""
+"""Updates `[n, d]` of n clients and their n noise streams to the uploads that are observed, `[n, d]`."""
 
 GDP_NOTE = "assumes that the noise is Gaussian; it can exceed the truth"
 _CHUNK_VALUES = 2**22
 
 
 def clopper_pearson_upper(events: int, trials: int, confidence: float) -> float:
-    """An upper bound on a probability of which `events` in `trials` were seen, one-sided."""
+    """An upper bound on a probability of which `events` in `trials` were observed, one-sided."""
     if trials <= 0:
         return 1.0
     return 1.0 if events >= trials else float(beta.ppf(confidence, events + 1, trials - events))

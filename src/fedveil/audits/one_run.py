@@ -1,8 +1,8 @@
 """Auditing with a single run (Steinke, Nasr, Jagielski 2023).
 
-m canaries are put in or left out by independent fair coins; an auditor who sees the result guesses r of the
+m canaries are included or not by independent fair coins; an auditor who sees the result guesses r of the
 coins and abstains on the rest. If the mechanism is (epsilon, delta)-DP, the number of right guesses is hardly
-ever above that of r coins of bias e^eps / (1 + e^eps). r is fixed before the scores are seen.
+ever above that of r coins of bias e^eps / (1 + e^eps). r is fixed before the scores are observed.
 """
 
 from __future__ import annotations

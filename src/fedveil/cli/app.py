@@ -18,7 +18,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    epilog="Exit codes: 0 done; 1 `audit` refuted something; 2 input to mend, or a run that failed; 130 interrupted.",
+    epilog="Exit codes: 0 done; 1 `audit` refuted something; 2 input to fix, or a run that failed; 130 interrupted.",
 )
 # What is printed is data, in which brackets and numbers mean nothing to the console.
 notes = TerminalConsole(stderr=True, markup=False, highlight=False)
@@ -79,7 +79,7 @@ def print_words(text: str) -> None:
 
 
 def main() -> None:
-    """The entry point: errors a user can mend are one line, exit code 2."""
+    """The entry point: errors a user can fix are one line, exit code 2."""
     write_plainly()
     try:
         app()

@@ -52,7 +52,7 @@ def init_command(
     reader: Annotated[
         Literal["npz", "table", "pictures", "texts"], typer.Option(help="How the nodes' data is read.")
     ] = "npz",
-    form: Annotated[Path | None, typer.Option(help="The form of the nodes' tables.")] = None,
+    form: Annotated[Path | None, typer.Option(help="The schema of the nodes' tables.")] = None,
     classes: Annotated[
         str | None, typer.Option(help="The classes of pictures or texts, separated by commas.")
     ] = None,
@@ -76,7 +76,7 @@ def init_command(
         delta=delta,
         minimum_cohort=minimum_cohort,
         reader=reader,
-        form=form,
+        schema=form,
         classes=tuple(part.strip() for part in classes.split(",")) if classes else (),
         insecure=insecure,
     )
@@ -85,18 +85,18 @@ def init_command(
 
 
 @deploy.command("form")
-def form_command(
+def schema_command(
     table: Annotated[Path, typer.Argument(help="A CSV or Parquet table of public or invented rows.")],
     label: Annotated[str, typer.Option(help="The column to predict.")],
-    output: Annotated[Path, typer.Option("--out", help="Where the form goes.")] = Path("form.toml"),
+    output: Annotated[Path, typer.Option("--out", help="Where the schema goes.")] = Path("form.toml"),
     categorical: Annotated[list[str] | None, typer.Option(help="One-hot even if it is a number.")] = None,
     drop: Annotated[list[str] | None, typer.Option(help="Leave this column out.")] = None,
 ) -> None:
-    """Write the form that the nodes' tables share: columns, means, deviations, categories, classes."""
-    from fedveil.federation.schema import form_of, write_form
+    """Write the schema that the nodes' tables share: columns, means, deviations, categories, classes."""
+    from fedveil.federation.schema import schema_of, write_schema
 
-    made = form_of(table, label, categorical=categorical or (), drop=drop or ())
-    write_form(made, output)
+    made = schema_of(table, label, categorical=categorical or (), drop=drop or ())
+    write_schema(made, output)
     out.print(f"{len(made.columns)} columns, {len(made.classes)} classes in {output}", soft_wrap=True)
     notes.print(f"for a server without data: input_shape = [{len(made.mean)}], classes = {len(made.classes)}")
 

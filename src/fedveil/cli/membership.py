@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from fedveil.attack_runs.membership import Target, attack_result
-from fedveil.attacks.membership.score import MembershipFinding
-from fedveil.cli.app import notes, out
+from fedveil.cli.app import out
+from fedveil.cli.findings import show_membership
 from fedveil.errors import InputError
 from fedveil.experiment.config import parse_value
 
@@ -46,8 +44,7 @@ def attack_membership(
     if as_json:
         print(json.dumps(finding.to_json()))
         return
-    out.print(_table(finding))
-    notes.print(_verdict(finding))
+    show_membership(finding)
     out.print(f"finding in {result / 'attacks'}", soft_wrap=True)
 
 
@@ -60,22 +57,3 @@ def parse_settings(changes: Sequence[str]) -> dict[str, Any]:
             raise InputError("--set", change, "is not a setting", "Write --set shadows=32.")
         found[key.strip()] = parse_value(text)
     return found
-
-
-def _table(finding: MembershipFinding) -> Table:
-    title = f"{finding.attack} on {finding.target}: {finding.members} members, {finding.others} others"
-    table = Table(title=title, title_justify="left")
-    table.add_column("measure")
-    table.add_column("value")
-    table.add_column("95 % interval")
-    found = {"AUC": finding.auc, "accuracy on held-out pairs": finding.accuracy}
-    for name, value in (found | finding.named_rates()).items():
-        table.add_row(name, f"{value.value:.3f}", f"{value.low:.3f} to {value.high:.3f}")
-    return table
-
-
-def _verdict(finding: MembershipFinding) -> str:
-    auc = finding.auc
-    if auc.low <= 0.5:
-        return "Not told from guessing (AUC 0.5). A failed attack proves nothing: a stronger one may succeed."
-    return "Better than guessing (AUC 0.5): the model gives away who was in its data."

@@ -109,7 +109,7 @@ def _run(cells: Sequence[Cell], results: Path, data: Path | None, jobs: int | No
             )
         except KeyboardInterrupt as stop:
             progress.stop()
-            print("fedveil: interrupted; the same command goes on from here.", file=sys.stderr)
+            print("fedveil: interrupted; the same command resumes from here.", file=sys.stderr)
             raise typer.Exit(130) from stop
 
 
@@ -133,7 +133,7 @@ def _attack(folders: Sequence[Path], attack: str, settings: Mapping[str, Any], d
         for folder in folders:
             told = ResultFolder(folder).read().summary
             steps = ShowSteps(progress, f"{attack} on {told['method']} seed {told['seed']}")
-            attack_smallest(folder, attack, settings, data_dir=data, watch=steps)
+            attack_smallest(folder, attack, settings, data_dir=data, callback=steps)
 
 
 def _show(

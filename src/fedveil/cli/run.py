@@ -101,7 +101,7 @@ def _run_all(
                     ),
                 )
         except KeyboardInterrupt as stop:
-            print("fedveil: interrupted; the same command goes on from here.", file=sys.stderr)
+            print("fedveil: interrupted; the same command resumes from here.", file=sys.stderr)
             raise typer.Exit(130) from stop
         if result.summary["stopped"]:
             notes.print(f"stopped after round {result.summary['rounds']}: {result.summary['stopped']}")

@@ -29,7 +29,7 @@ from fedveil.data.dataset import (
     stratified_split,
 )
 from fedveil.data.pictures import class_folders, given_folder, list_pictures, read_pictures
-from fedveil.data.table import RawTable, TableForm, class_names, fit_form, read_table
+from fedveil.data.table import RawTable, TableSchema, class_names, fit_schema, read_table
 from fedveil.errors import DataError, InputError
 
 Array = np.ndarray | Tensor
@@ -119,13 +119,13 @@ def clients_from_folder(
     label: str | None = None,
     categorical: Sequence[str] = (),
     drop: Sequence[str] = (),
-    form: TableForm | None = None,
+    schema: TableSchema | None = None,
     channels: int = 3,
 ) -> OwnData:
     """The clients in a folder, in rising order of their names; see this module for the layouts.
 
-    Tables need `label`. Without a `form` their columns are standardised over all clients' rows together,
-    which suits a simulation: real clients would have to agree on a form first. Pictures are normalised to
+    Tables need `label`. Without a `schema` their columns are standardised over all clients' rows together,
+    which suits a simulation: real clients would have to agree on a schema first. Pictures are normalised to
     -1..1.
     """
     root = Path(folder)
@@ -153,7 +153,7 @@ def clients_from_folder(
         return clients_from_arrays(arrays, test=read_npz(held_out[0]) if held_out else None, names=names)
     if label is None:
         raise InputError("label", None, "tables need it", "Name the column to predict.")
-    return _from_tables(clients, held_out, names, label, categorical, drop, form)
+    return _from_tables(clients, held_out, names, label, categorical, drop, schema)
 
 
 def load_client_folder(
@@ -242,24 +242,24 @@ def _from_tables(
     label: str,
     categorical: Sequence[str],
     drop: Sequence[str],
-    form: TableForm | None,
+    schema: TableSchema | None,
 ) -> OwnData:
     tables = [read_table(path) for path in clients]
     test = read_table(held_out[0]) if held_out else None
     for table in tables[1:]:
         if set(table.columns) != set(tables[0].columns):
             raise DataError(f"{table.path}: has other columns than {tables[0].path}.")
-    if form is None:
+    if schema is None:
         everything = RawTable(
             tables[0].path.parent,
             {name: [cell for table in tables for cell in table.columns[name]] for name in tables[0].columns},
             tuple(f"{table.path.name}, {table.place(row)}" for table in tables for row in range(len(table))),
         )
         classes = class_names([*tables, *([test] if test else [])], label)
-        form = fit_form(everything, label=label, classes=classes, categorical=categorical, drop=drop)
-    made = [form.examples(table) for table in tables]
-    own = _own(made, names, form.classes, None if test is None else form.examples(test))
-    return replace(own, mean=form.mean, std=form.std)
+        schema = fit_schema(everything, label=label, classes=classes, categorical=categorical, drop=drop)
+    made = [schema.examples(table) for table in tables]
+    own = _own(made, names, schema.classes, None if test is None else schema.examples(test))
+    return replace(own, mean=schema.mean, std=schema.std)
 
 
 def _own(

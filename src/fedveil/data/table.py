@@ -1,8 +1,8 @@
 """Tables of numbers and categories: CSV with a header line, or Parquet.
 
 Numeric columns are standardised and categories become one-hot columns. The means, deviations and categories
-(the `TableForm`) come from the training split alone, or are given: clients that each prepare their own table
-must agree on one form, and a form computed from private rows discloses something about them.
+(the `TableSchema`) come from the training split alone, or are given: clients that each prepare their own table
+must agree on one schema, and a schema computed from private rows discloses something about them.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Column:
 
 
 @dataclass(frozen=True)
-class TableForm:
-    """How a table becomes examples; the same form makes tables of different clients alike."""
+class TableSchema:
+    """How a table becomes examples; the same schema makes tables of different clients alike."""
 
     label: str
     classes: tuple[str, ...]
@@ -91,7 +91,7 @@ class TableForm:
         return tuple(value for c in self.columns for value in [c.std] * len(c.categories or [0]))
 
     def examples(self, table: RawTable, users: dict[str, int] | None = None) -> Examples:
-        """The table's rows as examples. A category that the form does not know gives zeros in its place."""
+        """The table's rows as examples. A category that the schema does not know gives zeros in its place."""
         features: list[np.ndarray] = []
         for column in self.columns:
             cells = table.column(column.name, "feature")
@@ -138,7 +138,7 @@ def load_table(
     user: str | None = None,
     categorical: Sequence[str] = (),
     drop: Sequence[str] = (),
-    form: TableForm | None = None,
+    schema: TableSchema | None = None,
     test_fraction: float = 0.2,
     seed: int = 0,
 ) -> Dataset:
@@ -146,13 +146,13 @@ def load_table(
 
     `label` names the column to predict, `user` the one that tells whose row it is; `categorical` columns are
     one-hot even if they look like numbers. Without `test_path` the rows are split here, stratified and fixed
-    by the seed. Without `form`, standardisation uses the training split's mean and std (a constant column
+    by the seed. Without `schema`, standardisation uses the training split's mean and std (a constant column
     becomes zeros) and classes are those of the whole table.
     """
     source = given_file("path", path, data_dir)
     check_fraction("test_fraction", test_fraction)
     table = read_table(source)
-    if form is None:
+    if schema is None:
         table.labels(label)  # refuses missing ones, counted before the rows are split
     if test_path is not None:
         train_table, test_table = table, read_table(given_file("test_path", test_path, data_dir))
@@ -160,8 +160,8 @@ def load_table(
         y = np.unique(np.array(table.column(label, "label")), return_inverse=True)[1]
         train, test = stratified_split(y, test_fraction, seed, "table")
         train_table, test_table = rows_of(table, train), rows_of(table, test)
-    if form is None:
-        form = fit_form(
+    if schema is None:
+        schema = fit_schema(
             train_table,
             label=label,
             user=user,
@@ -170,22 +170,22 @@ def load_table(
             classes=class_names([train_table, test_table], label),
         )
     users: dict[str, int] = {}
-    examples = form.examples(train_table, users)
+    examples = schema.examples(train_table, users)
     summary = f"{source.name}: {len(examples)} training rows, {examples.x.shape[1]} features"
-    test_examples = form.examples(test_table, users)
+    test_examples = schema.examples(test_table, users)
     return Dataset(
         f"table:{source.stem}",
         examples,
         test_examples,
-        form.classes,
-        form.mean,
-        form.std,
+        schema.classes,
+        schema.mean,
+        schema.std,
         summary,
         user_names=tuple(users),
     )
 
 
-def fit_form(
+def fit_schema(
     table: RawTable,
     *,
     label: str,
@@ -193,8 +193,8 @@ def fit_form(
     user: str | None = None,
     categorical: Sequence[str] = (),
     drop: Sequence[str] = (),
-) -> TableForm:
-    """The form that standardises this table: mean 0 and std 1 in every numeric column that varies."""
+) -> TableSchema:
+    """The schema that standardises this table: mean 0 and std 1 in every numeric column that varies."""
     for field, names in (("categorical", categorical), ("drop", drop)):
         if isinstance(names, str) or not isinstance(names, Sequence):
             raise InputError(field, names, "not a list of columns", "Give a list of column names.")
@@ -231,7 +231,7 @@ def fit_form(
         columns.append(Column(name, None, mean, std if std > 0 else 1.0))
     if not columns:
         raise DataError(f"{table.path}: beside the label there is no column to learn from.")
-    return TableForm(label, classes, tuple(columns), user)
+    return TableSchema(label, classes, tuple(columns), user)
 
 
 def class_names(tables: Sequence[RawTable], label: str) -> tuple[str, ...]:

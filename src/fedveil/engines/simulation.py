@@ -94,8 +94,8 @@ class Simulation:
     def own(self, record: R) -> R:
         if self._pool is None:
             return record
-        arena = self._pool.uploads
-        return record.map(lambda _, leaf: leaf.clone() if arena.holds(leaf) else leaf)
+        uploads = self._pool.uploads
+        return record.map(lambda _, leaf: leaf.clone() if uploads.holds(leaf) else leaf)
 
     def state(self) -> Mapping[int, State]:
         return self._states

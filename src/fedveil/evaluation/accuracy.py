@@ -87,8 +87,8 @@ def _evaluate_tokens(task: Task, params: Params, x: Tensor, y: Tensor, size: int
             total += float(token_losses(scores, by).double().sum())
             hits += int((scores.argmax(-1) == by).sum())
             count += int((by != IGNORED).sum())
-    mean = torch.tensor([total / max(1, count)], dtype=torch.float64)
-    return Score(hits / max(1, count), float(mean), [], perplexity=perplexity(mean))
+    mean = total / max(1, count)
+    return Score(hits / max(1, count), mean, [], perplexity=perplexity(mean))
 
 
 def evaluate_clients(task: Task, params: Params, clients: Clients, ids: Sequence[int]) -> list[float | None]:

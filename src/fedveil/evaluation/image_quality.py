@@ -48,13 +48,13 @@ def mse(a: Tensor, b: Tensor) -> Tensor:
     return (a.double() - b.double()).square().flatten(1).mean(1)
 
 
-def psnr(a: Tensor, b: Tensor, peak: float = 1.0) -> Tensor:
-    """`10 log10(peak^2 / MSE)` in dB; infinite for equal images."""
-    return 10 * torch.log10(peak**2 / mse(a, b))
+def psnr(a: Tensor, b: Tensor) -> Tensor:
+    """`10 log10(1 / MSE)` in dB of images from 0 to 1; infinite for equal images."""
+    return 10 * torch.log10(1 / mse(a, b))
 
 
-def ssim(a: Tensor, b: Tensor, peak: float = 1.0) -> Tensor:
-    """The structural similarity of each pair of images `[n, C, H, W]`, `[n]`.
+def ssim(a: Tensor, b: Tensor) -> Tensor:
+    """The structural similarity of each pair of images `[n, C, H, W]` from 0 to 1, `[n]`.
 
     Wang, Bovik, Sheikh, Simoncelli 2004: Gaussian window of 11 pixels and sigma 1.5, population statistics, mean
     over the positions where the window fits. Smaller images take the largest odd window that fits.
@@ -74,7 +74,7 @@ def ssim(a: Tensor, b: Tensor, peak: float = 1.0) -> Tensor:
     var_a = blur(a * a) - mean_a.square()
     var_b = blur(b * b) - mean_b.square()
     both = blur(a * b) - mean_a * mean_b
-    c1, c2 = (0.01 * peak) ** 2, (0.03 * peak) ** 2
+    c1, c2 = 0.01**2, 0.03**2
     luminance = (2 * mean_a * mean_b + c1) / (mean_a.square() + mean_b.square() + c1)
     structure = (2 * both + c2) / (var_a + var_b + c2)
     return (luminance * structure).flatten(1).mean(1)

@@ -1,8 +1,8 @@
 """How alike the clients' parameters are: the Laplacian smoothness of FedCEO's Figure 1.
 
 With a graph of weights A between clients and its Laplacian L, a stack W is smooth where
-`tr(W^T L W) = 1/2 sum_ij A_ij |W_i - W_j|^2` is small. Here every two clients are neighbours of weight 1/K unless
-a graph is given, and the sum is split over the clients and the rows (classes) it comes from.
+`tr(W^T L W) = 1/2 sum_ij A_ij |W_i - W_j|^2` is small. Here every two clients are neighbours of weight 1/K, and the
+sum is split over the clients and the rows (classes) it comes from.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from torch import Tensor
 from fedveil.errors import InputError
 
 
-def laplacian_smoothness(stack: Tensor, graph: Tensor | None = None) -> Tensor:
+def laplacian_smoothness(stack: Tensor) -> Tensor:
     """Client k's share of the roughness of each row, `[K, rows]`, of a stack `[K, rows, columns]`.
 
-    Smaller is smoother; equal clients give zeros. Its sum is `tr(W^T L W)`. `graph` `[K, K]` holds symmetric
-    weights that are not negative.
+    Smaller is smoother; equal clients give zeros. Its sum is `tr(W^T L W)`.
     """
     if stack.dim() != 3 or 0 in stack.shape:
         raise InputError(
@@ -27,16 +26,7 @@ def laplacian_smoothness(stack: Tensor, graph: Tensor | None = None) -> Tensor:
             "Give [K, rows, columns], such as a last layer.",
         )
     clients = stack.shape[0]
-    if graph is None:
-        graph = torch.full((clients, clients), 1 / clients, dtype=stack.dtype, device=stack.device)
-    if graph.shape != (clients, clients) or not torch.equal(graph, graph.T) or bool((graph < 0).any()):
-        raise InputError(
-            "graph",
-            tuple(graph.shape),
-            "is not a graph of the clients",
-            "Give symmetric weights from 0, [K, K].",
-        )
     rows = stack.transpose(0, 1)  # [rows, K, columns]
     distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square()  # [rows, K, K]
-    share: Tensor = 0.5 * (distances * graph.to(stack.dtype)).sum(2).T
+    share: Tensor = 0.5 * (distances * (1 / clients)).sum(2).T
     return share

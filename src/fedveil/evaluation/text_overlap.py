@@ -100,21 +100,6 @@ def matthews(y: Tensor, predicted: Tensor) -> float:
     return (right * n - float(held @ said)) / math.sqrt(spread) if spread > 0 else 0.0
 
 
-def perplexity(losses: Tensor, counts: Tensor | None = None) -> float:
-    """`exp` of the mean loss per token in nats; `counts` says how many tokens each loss is the mean of."""
-    if not losses.numel():
-        raise InputError("losses", [], "there is no loss", "Give the loss of at least one token.")
-    wide = losses.double().flatten()
-    if counts is None:
-        return _exp(float(wide.mean()))
-    weights = counts.double().flatten()
-    if weights.shape != wide.shape or bool((weights < 0).any()) or float(weights.sum()) == 0:
-        raise InputError(
-            "counts", list(counts.shape), "these are no numbers of tokens", "Give one count for each loss."
-        )
-    return _exp(float((wide * weights).sum() / weights.sum()))
-
-
-def _exp(mean: float) -> float:
-    """A model that is sure of the wrong token has no finite perplexity."""
-    return math.exp(mean) if mean < 700 else math.inf
+def perplexity(loss: float) -> float:
+    """`exp` of the mean loss per token in nats; infinite where a model is sure of the wrong token."""
+    return math.exp(loss) if loss < 700 else math.inf

@@ -1,6 +1,6 @@
 """Several methods and settings on the same task: which runs that takes, and running them over the cores.
 
-A cell is one configuration with one seed. Finished cells are not run again, unfinished ones go on where they
+A cell is one configuration with one seed. Finished cells are not run again, unfinished ones resume where they
 stopped: the same command can be given as often as one likes.
 """
 
@@ -110,7 +110,7 @@ def run_cells(
     except BrokenProcessPool as error:
         raise FedveilError(
             "the process of a run ended unexpectedly, perhaps for lack of memory, and the others with it. "
-            "Give the same command again with fewer --jobs: it goes on from here."
+            "Give the same command again with fewer --jobs: it resumes from here."
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)

@@ -33,7 +33,10 @@ _NEWER_KEYS = (
     ("method", "block", 1),
     ("method", "local_steps", None),
 )
-_CHANGE_NOTHING = ("seeds", "workers", "max_memory", "checkpoint_every", "federation")  # keys of `run`
+# Keys that leave the result as it is: runs that differ in nothing else are runs of one setting.
+WITHOUT_EFFECT = frozenset(
+    {"paper", "run.seeds", "run.workers", "run.max_memory", "run.checkpoint_every", "run.federation"}
+)
 _UNITS = {
     "": 1,
     "B": 1,
@@ -50,6 +53,9 @@ _DEEPEST_KEY = 8
 _SIZES = ("run.max_memory", "run.max_message")  # a number of bytes, or text with a unit
 
 
+Metric = Literal["accuracy", "personal", "mcc", "perplexity"]
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -62,7 +68,7 @@ class PaperSection(_Section):
     row: str = ""
     expected: float | None = None
     attack: dict[str, float] = Field(default_factory=dict)
-    metric: Literal["accuracy", "personal", "mcc", "perplexity"] = "accuracy"
+    metric: Metric = "accuracy"
     """"personal" is the clients' own models' mean accuracy on the common test examples."""
     tolerance: float | None = None
     scale: str = "full"
@@ -235,17 +241,9 @@ class Config(_Section):
         """A short hash of everything that changes the result; the seed stands beside it in a result's path.
 
         The number of workers changes no bit. `max_memory` groups the clients otherwise, which moves the last digits
-        of sums: a run that ran out of memory must be able to go on with less.
+        of sums: a run that ran out of memory must be able to resume with less.
         """
-        content = self.resolved()
-        for key in _CHANGE_NOTHING:
-            content["run"].pop(key)
-        content.pop("paper", None)
-        if self.task.dataset != NO_DATASET:  # which says both
-            content["task"].update(input_shape=None, classes=None)
-        for section, key, default in _NEWER_KEYS:
-            if content[section].get(key, default) == default:
-                content[section].pop(key, None)
+        content = distinguishing(self.resolved())
         text = json.dumps(content, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -264,6 +262,28 @@ class Config(_Section):
 
     def to_toml(self) -> str:
         return tomli_w.dumps(_without_none(self.resolved()))
+
+
+def distinguishing(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells a written-out configuration from others: no key without effect, and no newer key at its default.
+
+    The content may come from a damaged file: what is not a section stays as it is.
+    """
+    kept = {
+        name: {key: value for key, value in section.items() if f"{name}.{key}" not in WITHOUT_EFFECT}
+        if isinstance(section, Mapping)
+        else section
+        for name, section in content.items()
+        if name not in WITHOUT_EFFECT
+    }
+    task = kept.get("task")
+    if isinstance(task, dict) and task.get("dataset") != NO_DATASET:  # a dataset says both
+        task.update(input_shape=None, classes=None)
+    for name, key, default in _NEWER_KEYS:
+        section = kept.get(name)
+        if isinstance(section, dict) and section.get(key, default) == default:
+            section.pop(key, None)
+    return kept
 
 
 def build_rule(section: Mapping[str, Any]) -> Wrapper:

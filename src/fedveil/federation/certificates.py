@@ -35,8 +35,8 @@ def write_new(path: Path, data: bytes, mode: int = 0o644) -> None:
 
 def write_private(path: Path, key: PrivateKey, *, openssh: bool = False) -> None:
     """The private key, readable by its owner only (mode 0600)."""
-    form = serialization.PrivateFormat.OpenSSH if openssh else serialization.PrivateFormat.PKCS8
-    data = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+    kind = serialization.PrivateFormat.OpenSSH if openssh else serialization.PrivateFormat.PKCS8
+    data = key.private_bytes(serialization.Encoding.PEM, kind, serialization.NoEncryption())
     write_new(path, data, 0o600)
 
 

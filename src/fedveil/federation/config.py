@@ -31,7 +31,7 @@ class Section(BaseModel):
 class DataSection(Section):
     """Where a node's examples are and how they are read; paths are relative to the node's folder.
 
-    `npz`: arrays x and y. `pictures`: one folder per class. `table`: CSV or Parquet, with the `form` that all
+    `npz`: arrays x and y. `pictures`: one folder per class. `table`: CSV or Parquet, with the schema (`form`) that all
     nodes agreed on. `texts`: lines of a text, a tab and a label. `classes` fixes the order of the classes of pictures
     and texts, so that label 3 means the same everywhere.
     """
@@ -46,7 +46,10 @@ class DataSection(Section):
     def _complete(self) -> DataSection:
         if self.reader == "table" and self.form is None:
             raise InputError(
-                "data.form", None, "a table needs the form all nodes agreed on", "See `fedveil deploy form`."
+                "data.form",
+                None,
+                "a table needs the schema all nodes agreed on",
+                "See `fedveil deploy form`.",
             )
         if self.reader in ("pictures", "texts") and not self.classes:
             raise InputError(

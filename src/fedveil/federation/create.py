@@ -33,7 +33,7 @@ from fedveil.federation.config import (
     parse,
 )
 from fedveil.federation.policy import Policy
-from fedveil.federation.schema import read_form
+from fedveil.federation.schema import read_schema
 from fedveil.privacy.accounting import account
 from fedveil.privacy.releases import Adversary, Plan, Unit
 from fedveil.session.privacy_guard import unit_of
@@ -53,7 +53,7 @@ class Federation:
     delta: float = 1e-5
     minimum_cohort: int = 2
     reader: Reader = "npz"
-    form: Path | None = None
+    schema: Path | None = None
     classes: tuple[str, ...] = ()
     insecure: bool = False
 
@@ -130,8 +130,8 @@ def _check(folder: Path, federation: Federation) -> None:
             raise InputError(
                 "--server", name, "is neither a host name nor an IPv4 address", "Use such as fl.example.org."
             )
-    if federation.form is not None:
-        read_form(federation.form)
+    if federation.schema is not None:
+        read_schema(federation.schema)
 
 
 def _server(federation: Federation) -> dict[str, Any]:
@@ -167,8 +167,8 @@ def _write_node(
     public = make_node_key(own)
     write_new(folder / "server" / "keys" / f"{name}.pub", public + b"\n")
     shutil.copyfile(folder / "authority" / "ca.crt", own / "ca.crt")
-    if federation.form is not None:
-        shutil.copyfile(federation.form, own / "form.toml")
+    if federation.schema is not None:
+        shutil.copyfile(federation.schema, own / "form.toml")
     write_new(own / NODE_FILE, templates.NODE.encode() + tomli_w.dumps(content).encode())
     write_new(own / POLICY_FILE, templates.POLICY.encode() + tomli_w.dumps(policy).encode())
     _scripts(own, "node", f"fedveil-{name}")

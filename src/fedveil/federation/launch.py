@@ -198,17 +198,17 @@ def _simulating(link: ServerConfig, home: Path) -> Iterator[None]:
         stop(process)
 
 
-def stop(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
+def stop(process: subprocess.Popen[bytes], timeout: float = 10.0) -> None:
     """End a process that we started, and all that it started: Flower's simulation does not notice when it is alone."""
     started = family(process.pid)[1:]
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
-            process.wait(patience)
+            process.wait(timeout)
         process.kill()
     process.wait()
     for number in (signal.SIGTERM, signal.SIGKILL):
-        end = time.monotonic() + patience
+        end = time.monotonic() + timeout
         for one in started:
             with suppress(ProcessLookupError):
                 os.kill(one, number)

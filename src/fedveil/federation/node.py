@@ -20,7 +20,7 @@ from fedveil.data.vocabulary import Vocabulary
 from fedveil.errors import DataError, InputError
 from fedveil.federation.config import NODE_FILE, POLICY_FILE, DataSection, NodeConfig, read_toml
 from fedveil.federation.policy import Policy, PolicyGuard
-from fedveil.federation.schema import read_form
+from fedveil.federation.schema import read_schema
 from fedveil.streams import NoiseSource
 
 
@@ -119,4 +119,4 @@ def read_held(data: DataSection, folder: Path) -> Examples | TextExamples:
         pixels = read_pictures([picture for picture, _ in listed], data.channels)
         x, _, _ = images_from_bytes(pixels, half, half)
         return Examples(x, labels_from(np.array([label for _, label in listed])))
-    return read_form(folder / (data.form or "")).examples(read_table(path))
+    return read_schema(folder / (data.form or "")).examples(read_table(path))

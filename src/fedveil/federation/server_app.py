@@ -52,10 +52,10 @@ def main(grid: Grid, context: Context) -> None:
         with _logged(settings):
             serve(grid, settings)
     except FedveilError as error:
-        _leave(settings, str(error))
+        _write_problem(settings, str(error))
         raise
     except Exception:
-        _leave(settings, traceback.format_exc())
+        _write_problem(settings, traceback.format_exc())
         raise
 
 
@@ -74,7 +74,7 @@ def _logged(settings: RunSettings) -> Iterator[None]:
         handler.close()
 
 
-def _leave(settings: RunSettings, problem: str) -> None:
+def _write_problem(settings: RunSettings, problem: str) -> None:
     settings.folder.mkdir(parents=True, exist_ok=True)
     write_atomically(settings.folder / PROBLEM, problem.encode())
 
@@ -149,7 +149,7 @@ def _limits(settings: RunSettings) -> Limits:
 
 
 def _agreed_plan(roster: Roster, settings: RunSettings) -> Plan:
-    """The plan of this run: made from the nodes that are there when it begins, and kept when it goes on."""
+    """The plan of this run: made from the nodes that are there when it begins, and kept when it resumes."""
     path = settings.folder / FEDERATION
     section = settings.config.run
     clients = settings.config.partition.clients or 1

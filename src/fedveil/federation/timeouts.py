@@ -16,7 +16,7 @@ BEAT_SECONDS = 180.0  # afterwards, between two signs of life
 def wait_longer(*states: ModuleType) -> None:
     """Make Flower's stores of tasks (the modules that define them) wait so long; to be called before they are used.
 
-    They let a process start within the interval, and beat within patience times the interval.
+    A process must start within the interval, and then beat within `HEARTBEAT_PATIENCE` times the interval.
     """
     for state in states:
         names = vars(state)

@@ -24,10 +24,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass as record
-from functools import lru_cache
+from dataclasses import replace
 from typing import Annotated, Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -41,8 +40,8 @@ from fedveil.methods.fields import STRICT, LocalTraining
 from fedveil.methods.method import At, register
 from fedveil.methods.shared_model import Model, Server, SharedModel
 from fedveil.privacy.clipping import clip_rows
-from fedveil.privacy.integers import centred_binomial
-from fedveil.privacy.mechanisms import Binomial, Grid, least_trials
+from fedveil.privacy.integer_mechanisms import BinomialShare, CalibratedBinomial
+from fedveil.privacy.private_sum import private_sum
 from fedveil.privacy.releases import ADVERSARIES, ApproximateDP, Plan, Release, Unprotected
 from fedveil.streams import ClientStreams, ServerStreams, named_stream
 from fedveil.task import Task
@@ -82,25 +81,6 @@ def rotate_back(rows: Tensor, round: int, size: int) -> Tensor:
     return (hadamard(rows) * signs(rows.shape[1], round))[:, :size]
 
 
-@lru_cache(maxsize=64)
-def least_binomial(clip: float, spacing: float, dimension: int, epsilon: float, delta: float) -> Binomial:
-    """The mechanism of fewest trials, in multiples of 8, whose proven epsilon does not exceed `epsilon`."""
-
-    def made(eighths: int) -> Binomial:
-        return Binomial(clip, 8 * eighths, spacing, dimension, delta)
-
-    low = least_trials(Grid(clip, spacing, dimension), delta) // 8
-    if made(low).epsilon <= epsilon:
-        return made(low)
-    high = 2 * low
-    while made(high).epsilon > epsilon:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if made(middle).epsilon <= epsilon else (middle, high)
-    return made(high)
-
-
 @register(
     "cpsgd",
     "rotation, few levels and binomial noise: private integers leave the client",
@@ -116,44 +96,34 @@ class CpSGD(LocalTraining, SharedModel[Levels]):
     levels: Annotated[int, Field(ge=2)] = 16
     noise_scope: Literal["shared", "local"] = "shared"
 
+    def mechanism(self) -> CalibratedBinomial:
+        """What the sum (shared) or each upload (local) is protected by."""
+        return CalibratedBinomial(self.clip, self.levels, self.epsilon, self.mechanism_delta)
+
     def spacing(self, dimension: int) -> float:
         """The distance of two levels."""
-        reach = self.clip * math.sqrt(2 * math.log(4 * dimension) / dimension)
-        return 2 * reach / (self.levels - 1)
+        return self.mechanism().spacing(dimension)
 
-    def mechanism(self, dimension: int) -> Binomial:
-        """What the sum (shared) or each upload (local) is protected by."""
-        return least_binomial(
-            self.clip, self.spacing(dimension), dimension, self.epsilon, self.mechanism_delta
-        )
-
-    def client_trials(self, dimension: int, plan: Plan) -> int:
-        """The trials that one client adds, a multiple of 8.
+    def share(self, dimension: int, plan: Plan) -> BinomialShare:
+        """What one client adds, a multiple of 8 trials.
 
         Shared: a client of the cohort knows its own, so those of the others alone must meet Theorem 1's condition.
         """
-        priced = self.mechanism(dimension)
+        priced = self.mechanism().of(dimension)
         if self.noise_scope == "local":
-            return priced.trials
-        others = max(1, plan.cohort - 1)
-        return 8 * max(
-            math.ceil(priced.trials / (8 * plan.cohort)), math.ceil(priced.least_trials / (8 * others))
-        )
+            return priced.share(priced.trials)
+        own = math.ceil(priced.trials / (8 * plan.cohort))
+        least = math.ceil(priced.least_trials / (8 * max(1, plan.cohort - 1)))
+        return priced.share(8 * max(own, least))
 
     def client_update(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[Levels, State]:
         update = sub(self.train(task, at, down.params, data, rng).params, down.params)
         turned = rotate(flatten(clip_rows(update, self.clip)), at.round)
-        bounded = clip_rows({"turned": turned}, self.clip)["turned"].numpy()
-        dimension = bounded.shape[1]
-        grid, trials = self.mechanism(dimension).grid, self.client_trials(dimension, at.plan)
-        rows = [
-            grid.round(row, stream) + centred_binomial(trials, dimension, stream)
-            for row, stream in zip(bounded, rng.noise(), strict=True)
-        ]
-        kind = torch.int16 if trials / 2 + grid.linf < 2**15 else torch.int32
-        return Levels(torch.from_numpy(np.stack(rows)).to(kind)), state
+        share = self.share(turned.shape[1], at.plan)
+        kind = torch.int16 if share.largest < 2**15 else torch.int32
+        return Levels(share.levels({"turned": turned}, rng.noise()).to(kind)), state
 
     def server_update(
         self,
@@ -166,22 +136,20 @@ class CpSGD(LocalTraining, SharedModel[Levels]):
     ) -> Server:
         if up is None:
             return server
-        dimension, present, plan = up.levels.shape[1], len(clients), at.plan
-        total = up.levels.to(torch.int64).sum(0)
-        absent = max(0, plan.cohort - present)
-        if absent and self.noise_scope == "shared":
-            trials = absent * self.client_trials(dimension, plan)
-            total = total + torch.from_numpy(centred_binomial(trials, dimension, rng.noise("absent")))
-        turned = total.double().unsqueeze(0) * self.spacing(dimension)
-        divisor = plan.cohort if plan.sampler == "poisson" else present
-        like = with_axis(server.params)
+        dimension, present = up.levels.shape[1], len(clients)
+        share = self.share(dimension, at.plan)
+        absent = max(0, at.plan.cohort - present) if self.noise_scope == "shared" else 0
+        levels = {"levels": up.levels.to(torch.int64)}
+        like, owed = {"levels": up.levels[0]}, share.times(absent)
+        summed = private_sum(levels, like, present, at.plan, owed, rng.noise("absent"))
+        turned = summed.total["levels"].double() * self.spacing(dimension)
         size = sum(leaf.numel() for leaf in server.params.values())
-        mean = rotate_back(turned, at.round, size) / divisor
         first = next(iter(server.params.values()))
-        return Server(add(server.params, without_axis(unflatten(mean.to(first.dtype), like))))
+        mean = (rotate_back(turned, at.round, size) / summed.cohort).to(first.dtype)
+        return Server(add(server.params, without_axis(unflatten(mean, with_axis(server.params)))))
 
     def releases(self, plan: Plan) -> Sequence[Release]:
-        price = ApproximateDP(self.epsilon, self.mechanism_delta)
+        price = self.mechanism().protection()
         if self.noise_scope == "local":
             return (Release("each client's noisy levels", "client", ADVERSARIES, price),)
         alone = "one upload has only its share of the noise; the proof needs secure aggregation"
@@ -203,7 +171,8 @@ class CpSGD(LocalTraining, SharedModel[Levels]):
         """
         if plan.cohort == 1:
             return None
-        return ApproximateDP(self.epsilon * plan.cohort / (plan.cohort - 1), self.mechanism_delta)
+        whole = self.mechanism().protection()
+        return replace(whole, epsilon=whole.epsilon * plan.cohort / (plan.cohort - 1))
 
     def local_training(self, at: At) -> LocalSteps:
         return super().local_training(at).clipped(self.clip)

@@ -132,15 +132,19 @@ def _as_gradient(change: Params, local: LocalSteps | None) -> Params | None:
 
 
 def read_fields(
-    down: Message, up: Message, local: LocalSteps | None, steps: LocalSteps | None
+    sent: Params, up: Message, local: LocalSteps | None, steps: LocalSteps | None
 ) -> UploadReading | None:
-    """The reading of messages whose fields say what they hold; None where they hold no model.
+    """The reading of uploads whose fields say what they hold: `gradient`, `update` (a change of the model) or `params`.
 
-    The broadcast has `params`, the upload `gradient`, `update` (a change of the model) or `params`.
+    Args:
+        sent: The models that the clients were sent.
+        up: Their answers.
+        local: The local training behind a model or its change.
+        steps: The training that gives a gradient its step size.
+
+    Returns:
+        None where the uploads have none of these fields.
     """
-    sent: Params | None = getattr(down, "params", None)
-    if sent is None:
-        return None
     if (gradient := getattr(up, "gradient", None)) is not None:
         return UploadReading.of_gradient(sent, gradient, 1.0 if steps is None else steps.lr)
     if (update := getattr(up, "update", None)) is not None:

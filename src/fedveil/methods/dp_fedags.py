@@ -27,7 +27,6 @@ from dataclasses import dataclass as record
 from dataclasses import replace
 from typing import Annotated, Literal
 
-import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
@@ -40,12 +39,12 @@ from fedveil.methods.fields import STRICT, LocalTraining
 from fedveil.methods.method import At, register, unprotected
 from fedveil.methods.shared_model import AggregatedModel, Model, Server, averaging_weights
 from fedveil.privacy.clipping import clip_rows
+from fedveil.privacy.distortions import Additive, NoiseKind, NoisyComparison
 from fedveil.privacy.releases import Plan, Release
-from fedveil.streams import ClientStreams, Stream, laplace, normal
+from fedveil.streams import ClientStreams, Stream
 from fedveil.task import Task
 from fedveil.tree import Params, State, add, flatten, scale, sub, unflatten, weighted_sum
 
-NoiseKind = Literal["laplace", "gaussian"]
 Compare = Literal["signed", "magnitude"]
 LossWeight = Literal["proportional", "inverse", "none"]
 
@@ -87,11 +86,7 @@ def significant(
 ) -> Tensor:
     """Line 25: which coordinates of `value` `[K, d]` pass the noisy comparison; scales (0, 0) compare exactly."""
     threshold = value.kthvalue(place, dim=1, keepdim=True).values  # lambda_t
-    if scales == (0.0, 0.0):
-        return value >= threshold
-    alpha = scales[0] * laplace(streams, value.shape[1:], value)
-    beta = scales[1] * laplace(streams, value.shape[1:], value)
-    return value + alpha >= threshold + beta
+    return NoisyComparison(scales)(value, threshold, streams)
 
 
 def aggregation_weights(sizes: Tensor, losses: Tensor, loss_weight: LossWeight) -> Tensor:
@@ -178,9 +173,7 @@ class DPFedAGS(LocalTraining, AggregatedModel[Gradient]):
         compared = clipped.abs() if self.compare == "magnitude" else clipped
         place = threshold_place(at.round, at.plan.rounds, clipped.shape[1])
         chosen = significant(compared, place, self.selection_scales, rng.noise("selection"))
-        draw = laplace if self.noise_kind == "laplace" else normal
-        noise = self.noise_scale * draw(rng.noise(), clipped.shape[1:], clipped)
-        return torch.where(chosen, clipped + noise, clipped)
+        return Additive(self.noise_kind, self.noise_scale).where(chosen, clipped, rng.noise())
 
     def aggregate(self, task: Task, at: At, w: Params, up: Gradient) -> Params:
         gamma = aggregation_weights(up.size, up.loss, self.loss_weight)  # line 10

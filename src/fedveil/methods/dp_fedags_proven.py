@@ -41,9 +41,9 @@ from fedveil.methods.disclosure import Adaptation, LocalSteps, UploadReading
 from fedveil.methods.dp_fedags import Share, accumulated_gradient
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, Method, register
-from fedveil.methods.user_level import clip_and_noise, missing_noise, upload_and_mean
-from fedveil.privacy.mechanisms import Gaussian, GumbelTopK, SparseVector, TopKGaussian
-from fedveil.privacy.releases import ADVERSARIES, Plan, PureDP, Release
+from fedveil.privacy.mechanisms import SparseVector, SumMechanism, TopKGaussian, Unnoised
+from fedveil.privacy.private_sum import CohortNoise, private_sum
+from fedveil.privacy.releases import ADVERSARIES, Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams, named_stream
 from fedveil.task import Task
 from fedveil.tree import Params, State, add, flatten, unflatten, with_axis, without_axis
@@ -172,8 +172,12 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
             return self._above_threshold(gradient, rng), state
         if down.mask:
             gradient = gradient.index_select(1, down.mask["places"][0].long())
-        noisy = clip_and_noise({"values": gradient}, self.clip, self.noise_multiplier, rng.noise())
+        noisy = self._noise(at.plan).upload(down.cohort)({"values": gradient}, rng.noise())
         return Selected(noisy["values"], {}, down.cohort), state
+
+    def _noise(self, plan: Plan) -> CohortNoise:
+        """V0's and V1's noise: what clients and server add, and what `releases` charges."""
+        return CohortNoise(self.clip, self.noise_multiplier, "local", plan)
 
     def _top_k(self, count: int) -> TopKGaussian:
         """V2's mechanism: both parts together cost 1 / (2 sigma^2) zCDP."""
@@ -184,12 +188,9 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
         )
 
     def _own_largest(self, gradient: Tensor, rng: ClientStreams) -> Selected:
-        priced = self._top_k(self.count(gradient.shape[1]))
-        choose = GumbelTopK(priced.clip, priced.count, priced.selection_epsilon)
-        chosen = choose.chosen({"values": gradient}, rng.noise("selection"))
-        places = chosen.nonzero()[:, 1].reshape(len(gradient), priced.count)
-        noisy = Gaussian(priced.clip, priced.multiplier)({"values": gradient.gather(1, places)}, rng.noise())
-        return Selected(noisy["values"], {"places": places.to(torch.int32)})
+        mechanism = self._top_k(self.count(gradient.shape[1]))
+        values, places = mechanism.select(gradient, rng.noise("selection"), rng.noise())
+        return Selected(values, {"places": places.to(torch.int32)})
 
     def _sparse_vector(self, count: int) -> SparseVector:
         """V3's mechanism; threshold and questions share half of the budget as 1 : (2c)^(2/3), answers get the rest."""
@@ -214,31 +215,20 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
         up: Selected | None,
         rng: ServerStreams,
     ) -> Server:
-        size = len(server.seen)
-        places = self.broadcast(at, server, clients).mask.get("places")
-        if self.variant == "everywhere":
-            places = torch.arange(size).unsqueeze(0)
-        present = len(clients)
-        if places is None:  # V2, V3: each client has chosen its own
+        size, present = len(server.seen), len(clients)
+        everywhere = torch.arange(size).unsqueeze(0)
+        places = self.broadcast(at, server, clients).mask.get("places", everywhere)
+        uploads = None if up is None else {"values": up.values}
+        owed: SumMechanism = self._noise(at.plan).top_up(present, 0 if up is None else up.cohort)
+        if self.variant not in _PUBLIC:  # V2, V3: each client has chosen its own, and their noise is complete
             if up is None:
                 return server
-            mean = scattered(up.values, up.own["places"], size).sum(0) / self._divisor(at, present)
-            return self._moved(at, server, mean, mean)
-        like = next(iter(server.params.values()))
-        total = like.new_zeros(1, places.shape[1]) if up is None else up.values.sum(0, keepdim=True)
-        asked = 0 if up is None else up.cohort
-        missing = missing_noise(self.noise_multiplier, "local", at.plan, present, asked)
-        if missing > 0 and math.isfinite(self.clip):
-            total = Gaussian(self.clip, missing).perturb({"values": total}, [rng.noise("top-up")])["values"]
-        total = total / self._divisor(at, present)
-        mean = scattered(total, places, size)[0]
+            uploads, owed = {"values": scattered(up.values, up.own["places"], size)}, Unnoised()
+        like = {"values": next(iter(server.params.values())).new_zeros(places.shape[1])}
+        mean = private_sum(uploads, like, present, at.plan, owed, rng.noise("top-up")).mean()["values"]
         seen = server.seen.clone()
-        seen[places[0].long()] = total[0].to(seen)
-        return self._moved(at, server, mean, seen)
-
-    @staticmethod
-    def _divisor(at: At, present: int) -> int:
-        return at.plan.cohort if at.plan.sampler == "poisson" or present == 0 else present
+        seen[places[0].long()] = mean.to(seen)
+        return self._moved(at, server, scattered(mean.unsqueeze(0), places, size)[0], seen)
 
     def _moved(self, at: At, server: Server, mean: Tensor, seen: Tensor) -> Server:
         gradient = without_axis(unflatten(mean.unsqueeze(0), with_axis(server.params)))
@@ -250,11 +240,10 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
     def releases(self, plan: Plan) -> Sequence[Release]:
         what = f"each client's selected coordinates ({self.variant})"
         if self.variant == "sparse-vector":
-            assert self.upload_epsilon is not None
-            return (Release(what, "client", ADVERSARIES, PureDP(self.upload_epsilon)),)
+            return (Release(what, "client", ADVERSARIES, self._sparse_vector(1).protection()),)
         if self.variant == "top-k":
             return (Release(what, "client", ADVERSARIES, self._top_k(1).protection()),)
-        upload, averaged = upload_and_mean(self.noise_multiplier, "local", self.clip, plan)
+        upload, averaged = self._noise(plan).releases()
         return replace(upload, what=what), replace(averaged, what="the mean of the selected coordinates")
 
     def local_training(self, at: At) -> LocalSteps:

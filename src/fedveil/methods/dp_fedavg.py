@@ -27,8 +27,6 @@ from dataclasses import dataclass as record
 from dataclasses import replace
 from typing import Annotated, Literal
 
-import numpy as np
-import torch
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
@@ -39,19 +37,14 @@ from fedveil.methods.disclosure import Adaptation, LocalSteps
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, Method, register
 from fedveil.methods.shared_model import Server
-from fedveil.methods.user_level import (
-    CohortModel,
-    clip_and_noise,
-    gaussian_or_nothing,
-    missing_noise,
-    upload_and_mean,
-)
-from fedveil.privacy.mechanisms import Gaussian, add_noise
-from fedveil.privacy.releases import ADVERSARIES, Plan, Release, Unprotected
+from fedveil.methods.user_level import CohortModel
+from fedveil.privacy.mechanisms import SumMechanism, Unnoised, gaussian
+from fedveil.privacy.private_sum import CohortNoise, private_sum
+from fedveil.privacy.releases import ADVERSARIES, Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
-from fedveil.training.per_example import clipped_gradient_sum
-from fedveil.tree import Params, State, add, scale, sub, with_axis, without_axis, zeros_like
+from fedveil.training.private_sgd import PoissonBatches, StepStreams, dropout_streams, private_sgd
+from fedveil.tree import Params, State, expand, sub, with_axis
 
 
 @record(frozen=True)
@@ -93,6 +86,14 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
         """Noisy steps of one participation, `unit = "record"`."""
         return max(1, round(self.epochs / self.record_rate))
 
+    def noise(self, plan: Plan) -> CohortNoise:
+        """What clients and server add, and what `releases` charges, `unit = "client"`."""
+        return CohortNoise(self.clip, self.noise_multiplier, self.noise_scope, plan)
+
+    def step_mechanism(self) -> SumMechanism:
+        """What perturbs every private step, and what `releases` charges, `unit = "record"`."""
+        return gaussian(self.clip, self.noise_multiplier)
+
     def init_server(self, params: Params, plan: Plan) -> Server:
         return Server(params)
 
@@ -109,33 +110,22 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
         if self.unit == "record":
             return Update(sub(self._dp_sgd(task, at, down.params, data, rng), down.params)), state
         update = sub(self.train(task, at, down.params, data, rng).params, down.params)
-        own = self.noise_multiplier if self.noise_scope == "local" else 0.0
-        return Update(clip_and_noise(update, self.clip, own, rng.noise()), down.cohort), state
+        upload = self.noise(at.plan).upload(down.cohort)
+        return Update(upload(update, rng.noise()), down.cohort), state
 
     def _dp_sgd(self, task: Task, at: At, start: Params, data: ClientData, rng: ClientStreams) -> Params:
         """Each client's model after `steps()` noisy steps; a client without examples adds noise only."""
-        lr = self.lr_at(at)
-        trained = []
-        # Who is in a batch must stay secret for sampling to amplify privacy: it is drawn like noise. So must dropout's
-        # masks, which go by place in the batch: one record less moves those of the others.
-        batches, noise = rng.noise("sampling"), rng.noise()
-        dropout = rng.unknown_to_server(rng.of_round("dropout"))
-        for row, size in enumerate(data.sizes.tolist()):
-            w = {name: leaf[row if leaf.shape[0] > 1 else 0] for name, leaf in start.items()}
-            for _ in range(self.steps()):
-                drawn = torch.from_numpy(np.flatnonzero(batches[row].random(size) < self.record_rate))
-                total = zeros_like(w)
-                if len(drawn):
-                    x, y = data.x[row].index_select(0, drawn), data.y[row].index_select(0, drawn)
-                    total, _ = clipped_gradient_sum(
-                        task.module, w, x, y, self.clip, loss=task.example_loss, dropout=dropout[row]
-                    )
-                if self.noise_multiplier > 0 and math.isfinite(self.clip):
-                    std = self.noise_multiplier * self.clip
-                    total = without_axis(add_noise(with_axis(total), std, [noise[row]]))
-                w = add(w, total, scale=-lr / max(1.0, self.record_rate * size))
-            trained.append(w)
-        return {name: torch.stack([w[name] for w in trained]) for name in start}
+        return private_sgd(
+            task,
+            expand(start, data.count),
+            data,
+            # Who is in a batch must stay secret for sampling to amplify privacy: it is drawn like noise.
+            StepStreams(rng.noise("sampling"), rng.noise(), dropout_streams(rng)),
+            PoissonBatches.of_rate(data.sizes.tolist(), self.record_rate, self.steps()),
+            self.step_mechanism(),
+            lr=self.lr_at(at),
+            closed_form=not task.has_dropout,  # every network draws its masks alike
+        )
 
     def server_update(
         self,
@@ -146,25 +136,21 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
         up: Update | None,
         rng: ServerStreams,
     ) -> Server:
-        present = len(clients)
         if up is None and self.unit == "record":
             return server
-        divisor = at.plan.cohort if at.plan.sampler == "poisson" or present == 0 else present
-        total = with_axis(zeros_like(server.params))
-        if up is not None:
-            total = {name: leaf.sum(0, keepdim=True) for name, leaf in up.update.items()}
-        missing = self._missing(at.plan, present, 0 if up is None else up.cohort)
-        if missing > 0 and math.isfinite(self.clip):
-            total = Gaussian(self.clip, missing).perturb(total, [rng.noise("sum")])
-        return Server(add(server.params, scale(without_axis(total), 1 / divisor)))
+        summed = private_sum(
+            None if up is None else up.update,
+            server.params,
+            len(clients),
+            at.plan,
+            self._top_up(at.plan, len(clients), 0 if up is None else up.cohort),
+            rng.noise("sum"),
+        )
+        return Server(summed.added_to(server.params))
 
-    def _missing(self, plan: Plan, present: int, cohort: int) -> float:
-        """The noise that the server owes to the sum, in units of the clip."""
-        if self.unit == "record":
-            return 0.0
-        if self.noise_scope == "central":
-            return self.noise_multiplier
-        return missing_noise(self.noise_multiplier, "local", plan, present, cohort)
+    def _top_up(self, plan: Plan, present: int, cohort: int) -> SumMechanism:
+        """The noise that the server owes to the sum."""
+        return Unnoised() if self.unit == "record" else self.noise(plan).top_up(present, cohort)
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         if self.unit == "record":
@@ -173,29 +159,13 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
                     "the noisy gradients behind each client's update",
                     "record",
                     ADVERSARIES,
-                    gaussian_or_nothing(self.noise_multiplier, self.clip),
+                    self.step_mechanism().protection(),
                     accesses=self.steps(),
                     rate=self.record_rate,
                 ),
             )
-        if self.noise_scope == "local":
-            upload, averaged = upload_and_mean(self.noise_multiplier, "local", self.clip, plan)
-            return replace(upload, what="each client's clipped update"), averaged
-        return (
-            Release(
-                "each client's clipped update",
-                "client",
-                ("server",),
-                Unprotected('the server adds the noise (noise_scope = "central")'),
-            ),
-            Release(
-                "the averaged model",
-                "client",
-                ("observer", "client"),
-                gaussian_or_nothing(self.noise_multiplier, self.clip),
-                participation="hidden",
-            ),
-        )
+        upload, averaged = self.noise(plan).releases()
+        return replace(upload, what="each client's clipped update"), averaged
 
     def local_training(self, at: At) -> LocalSteps:
         if self.unit == "record":
@@ -203,7 +173,7 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
         return super().local_training(at).clipped(self.clip)
 
     def adaptation(self, at: At, dimension: int, examples: int) -> Adaptation:
-        if self.unit == "client" or math.isinf(self.clip):
+        if self.unit == "client":
             return super().adaptation(at, dimension, examples)
-        std = self.noise_multiplier * self.clip * math.sqrt(self.steps())
+        std = self.step_mechanism().std * math.sqrt(self.steps())
         return Adaptation.to_noise(std / max(1.0, self.record_rate * examples))

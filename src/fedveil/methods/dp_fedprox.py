@@ -14,7 +14,6 @@ Deviations:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from pydantic.dataclasses import dataclass
@@ -23,13 +22,14 @@ from fedveil.data.client_data import ClientData
 from fedveil.methods.disclosure import Adaptation, LocalSteps
 from fedveil.methods.fields import STRICT, BatchSize, Clip, Epochs, LearningRate, NoiseMultiplier, NonNegative
 from fedveil.methods.method import At, register
+from fedveil.methods.record_level import RecordLevel
 from fedveil.methods.shared_model import AggregatedModel, Model, Server
-from fedveil.methods.user_level import NoisyModel, gaussian_or_nothing
+from fedveil.methods.user_level import NoisyModel
+from fedveil.privacy.mechanisms import gaussian
 from fedveil.privacy.releases import ADVERSARIES, Plan, PostProcessing, Release
 from fedveil.streams import ClientStreams
 from fedveil.task import Task
 from fedveil.training.local_sgd import Schedule, scheduled_lr
-from fedveil.training.private_sgd import accumulated_noise, private_sgd, private_steps
 from fedveil.tree import Params, State, expand, mean
 
 
@@ -50,40 +50,29 @@ class DPFedProx(AggregatedModel[NoisyModel]):
     clip: Clip = 0.2
     noise_multiplier: NoiseMultiplier = 1.0
 
-    def client_update(
-        self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
-    ) -> tuple[NoisyModel, State]:
-        trained = private_sgd(
-            task,
-            expand(down.params, data.count),
-            data,
-            rng,
-            lr=scheduled_lr(self.lr, self.lr_schedule, at.round, at.plan.rounds),
-            batch_size=self.batch_size,
-            epochs=self.epochs,
-            clip=self.clip,
-            multiplier=self.noise_multiplier,
+    def records(self) -> RecordLevel:
+        """What trains the clients, and what `releases` charges."""
+        return RecordLevel(
+            gaussian(self.clip, self.noise_multiplier),
+            self.batch_size,
+            self.epochs,
             proximal=self.proximal,
             dropout=False,
         )
+
+    def client_update(
+        self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[NoisyModel, State]:
+        start = expand(down.params, data.count)
+        trained = self.records().train(task, start, data, rng, self.local_training(at).lr)
         return NoisyModel(trained), state
 
     def aggregate(self, task: Task, at: At, w: Params, up: NoisyModel) -> Params:
         return mean(up.params)
 
     def releases(self, plan: Plan) -> Sequence[Release]:
-        steps, rate = private_steps(
-            plan.records_per_client, plan.largest_client, self.batch_size, self.epochs
-        )
         return (
-            Release(
-                "the noisy gradients behind each client's model",
-                "record",
-                ADVERSARIES,
-                gaussian_or_nothing(self.noise_multiplier, self.clip),
-                accesses=steps,
-                rate=rate,
-            ),
+            self.records().release("the noisy gradients behind each client's model", plan),
             Release("the averaged model", "record", ADVERSARIES, PostProcessing("a mean of the uploads")),
         )
 
@@ -92,8 +81,4 @@ class DPFedProx(AggregatedModel[NoisyModel]):
         return LocalSteps(lr, self.batch_size, self.epochs, proximal=self.proximal)
 
     def adaptation(self, at: At, dimension: int, examples: int) -> Adaptation:
-        if math.isinf(self.clip):
-            return Adaptation()
-        lr = self.local_training(at).lr
-        noise = accumulated_noise(lr, self.batch_size, self.epochs, 0.0, examples) / lr
-        return Adaptation.to_noise(self.noise_multiplier * self.clip * noise)
+        return self.records().adaptation(self.local_training(at).lr, examples)

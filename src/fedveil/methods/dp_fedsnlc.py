@@ -36,8 +36,9 @@ from fedveil.methods.fields import STRICT, LocalTraining
 from fedveil.methods.method import At, register, unprotected
 from fedveil.methods.shared_model import AggregatedModel, Model, Server, averaging_weights
 from fedveil.privacy.clipping import clip_rows
+from fedveil.privacy.distortions import Additive
 from fedveil.privacy.releases import Plan, Release
-from fedveil.streams import ClientStreams, normal
+from fedveil.streams import ClientStreams
 from fedveil.task import Task
 from fedveil.tree import Params, State, add, expand, flatten, unflatten, weighted_sum
 
@@ -83,7 +84,7 @@ class DPFedSNLC(LocalTraining, AggregatedModel[SizedGradient]):
         """Noise where the product of `clipped` and `slope` says that the loss changes."""
         chosen = explaining((clipped * slope).abs(), self.explained)
         std = printed_sigma(self.epsilon, self.sensitivity) * self.clip
-        return torch.where(chosen, clipped + std * normal(rng.noise(), clipped.shape[1:], clipped), clipped)
+        return Additive("gaussian", std).where(chosen, clipped, rng.noise())
 
     def aggregate(self, task: Task, at: At, w: Params, up: SizedGradient) -> Params:
         weights = averaging_weights(up.size, "size")

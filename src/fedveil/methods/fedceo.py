@@ -14,12 +14,12 @@ Deviations:
   where cohorts are whole and of one size.
 - `personal = false`: every client goes on from the mean of the smoothed models. That mean is the shrunken mean of
   the uploads, so no single upload leaves the server, and others see no more than of UDP-FedAvg.
-- `unit = "record"`: DP-SGD inside each client and no noise on its update, as the authors' code does.
+- `unit = "record"`: DP-SGD inside each client and no noise on its update, as the authors' code does; see
+  fedceo_record.py.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as record
 from dataclasses import replace
@@ -34,21 +34,15 @@ from fedveil.data.client_data import ClientData
 from fedveil.data.dataset import Dataset
 from fedveil.messages import Message, Record
 from fedveil.methods.disclosure import Adaptation, LocalSteps
+from fedveil.methods.fedceo_record import RecordUnit
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, Method, register
 from fedveil.methods.smoothing import Smoothing
-from fedveil.methods.user_level import (
-    NoiseScope,
-    clip_and_noise,
-    gaussian_or_nothing,
-    private_mean,
-    upload_and_mean,
-    upload_multiplier,
-)
-from fedveil.privacy.releases import ADVERSARIES, Plan, PostProcessing, Release
+from fedveil.privacy.mechanisms import SumMechanism, gaussian
+from fedveil.privacy.private_sum import CohortNoise, NoiseScope, private_sum
+from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
-from fedveil.training.private_sgd import accumulated_noise, private_sgd, private_steps
 from fedveil.tree import (
     Params,
     State,
@@ -113,6 +107,12 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
             self.refuse_local_steps()
         return self
 
+    def protection(self) -> ClientUnit | RecordUnit:
+        """What protects the updates, and what `releases` charges."""
+        if self.unit == "record":
+            return RecordUnit(self, gaussian(self.clip, self.noise_multiplier))
+        return ClientUnit(self)
+
     def init_server(self, params: Params, plan: Plan) -> Server:
         self.smoothed_layers(params)  # refuses unknown names before anything starts
         return Server(params, {})
@@ -129,25 +129,8 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
     ) -> tuple[NoisyModel, State]:
         start = expand(down.params, data.count)
         slot = down.slot.expand(data.count)
-        if self.unit == "record":
-            trained = private_sgd(
-                task,
-                start,
-                data,
-                rng,
-                lr=self.lr_at(at),
-                batch_size=self.batch_size,
-                epochs=self.epochs,
-                momentum=self.momentum,
-                weight_decay=self.weight_decay,
-                clip=self.clip,
-                multiplier=self.noise_multiplier,
-            )
-            return NoisyModel(add(start, sub(trained, start), scale=self.server_lr), slot, down.cohort), state
-        delta = sub(self.train(task, at, start, data, rng).params, start)
-        multiplier = upload_multiplier(self.noise_multiplier, self.noise_scope, at.plan, down.cohort)
-        noisy = clip_and_noise(delta, self.clip, multiplier, rng.noise())  # Algorithm 1, lines 8-10
-        return NoisyModel(add(start, noisy, scale=self.server_lr), slot, down.cohort), state
+        update = self.protection().update(task, at, start, data, rng, down.cohort)
+        return NoisyModel(add(start, update, scale=self.server_lr), slot, down.cohort), state
 
     def server_update(
         self,
@@ -167,18 +150,17 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
         relative = None
         if up is not None:
             relative = add(sub(up.params, _starts(server, up.slot)), with_axis(server.params))
-        shared = private_mean(  # line 17
-            server.params,
+        summed = private_sum(
             relative,
+            server.params,
             len(clients),
-            at,
-            clip=self.clip,
-            sigma=self.noise_multiplier if self.unit == "client" else 0.0,
-            scope=self.noise_scope,
-            server_lr=self.server_lr,
-            rng=rng,
-            cohort=0 if up is None else up.cohort,
+            at.plan,
+            self.protection().top_up(at.plan, len(clients), 0 if up is None else up.cohort),
+            rng.noise("top-up"),
+            start=server.params,
+            lr=self.server_lr,
         )
+        shared = summed.added_to(server.params, self.server_lr)  # line 17
         if smoothing:
             shared = without_axis(
                 self.smooth(with_axis(shared), at.round, self.noise_std(at), of=at.plan.cohort)
@@ -187,15 +169,7 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
 
     def noise_std(self, at: At, cohort: int = 0) -> float:
         """The standard deviation of the noise in each entry of one upload, in a cohort of this announced size."""
-        if self.unit == "client":
-            if math.isinf(self.clip):
-                return 0.0
-            multiplier = upload_multiplier(self.noise_multiplier, self.noise_scope, at.plan, cohort)
-            return self.server_lr * multiplier * self.clip
-        noise = accumulated_noise(
-            self.lr_at(at), self.batch_size, self.epochs, self.momentum, at.plan.records_per_client
-        )
-        return self.server_lr * noise * self.noise_multiplier * self.clip if math.isfinite(self.clip) else 0.0
+        return self.server_lr * self.protection().std(at, cohort)
 
     def with_model(self, server: Server, params: Params) -> Server:
         moved = sub(params, server.params)
@@ -205,26 +179,10 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
         return server.params
 
     def releases(self, plan: Plan) -> Sequence[Release]:
-        if self.unit == "record":
-            sizes = (plan.records_per_client, plan.largest_client)
-            steps, rate = private_steps(*sizes, self.batch_size, self.epochs)
-            return (
-                Release(
-                    "each client's noisy model",
-                    "record",
-                    ADVERSARIES,
-                    gaussian_or_nothing(self.noise_multiplier, self.clip),
-                    accesses=steps,
-                    rate=rate,
-                ),
-                Release(
-                    "the smoothed and averaged models",
-                    "record",
-                    ADVERSARIES,
-                    PostProcessing("computed from the noisy models"),
-                ),
-            )
-        upload, averaged = upload_and_mean(self.noise_multiplier, self.noise_scope, self.clip, plan)
+        unit = self.protection()
+        if isinstance(unit, RecordUnit):
+            return unit.releases(plan)
+        upload, averaged = unit.noise(plan).releases()
         if not self.personal:
             return upload, averaged
         smoothed = replace(
@@ -252,11 +210,10 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
         return local.clipped(self.clip * self.server_lr) if self.unit == "client" else local
 
     def adaptation(self, at: At, dimension: int, examples: int) -> Adaptation:
-        if self.unit == "client" or math.isinf(self.clip):
-            return super().adaptation(at, dimension, examples)
-        lr = self.lr_at(at)
-        noise = accumulated_noise(lr, self.batch_size, self.epochs, self.momentum, examples) / lr
-        return Adaptation.to_noise(self.noise_multiplier * self.clip * noise)
+        unit = self.protection()
+        if isinstance(unit, RecordUnit):
+            return unit.adaptation(at, examples)
+        return super().adaptation(at, dimension, examples)
 
     def pictures(self, at: At, up: NoisyModel, dataset: Dataset) -> Mapping[str, Figure]:
         """The last smoothed layer before and after, in the first and the last smoothing round."""
@@ -275,6 +232,32 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
             stack, threshold, title=f"{matrices[-1]}, round {at.round}", classes=dataset.classes
         )
         return {f"figures/{kind}-round-{at.round}": figure for kind, figure in figures.items()}
+
+
+@record(frozen=True)
+class ClientUnit:
+    """Algorithm 1, lines 8-10: a client's whole update is clipped and noised."""
+
+    method: FedCEO
+
+    def noise(self, plan: Plan) -> CohortNoise:
+        own = self.method
+        return CohortNoise(own.clip, own.noise_multiplier, own.noise_scope, plan)
+
+    def update(
+        self, task: Task, at: At, start: Params, data: ClientData, rng: ClientStreams, cohort: int
+    ) -> Params:
+        """The clipped and noisy change of each client's model `[K, ...]`."""
+        delta = sub(self.method.train(task, at, start, data, rng).params, start)
+        return self.noise(at.plan).upload(cohort)(delta, rng.noise())
+
+    def top_up(self, plan: Plan, present: int, cohort: int) -> SumMechanism:
+        """The noise that the server owes to the sum of `present` updates."""
+        return self.noise(plan).top_up(present, cohort)
+
+    def std(self, at: At, cohort: int) -> float:
+        """The standard deviation of the noise in each entry of an update."""
+        return self.noise(at.plan).upload(cohort).std
 
 
 def _slots(personal: Params) -> int:

@@ -120,6 +120,11 @@ class Method(ABC, Generic[S, Down, Up]):
     # What attacks, audits and reports ask. Defaults fit a method that sends models, their changes or gradients under
     # the names `params`, `update` or `gradient`; a method that is special answers for itself, in its own file.
 
+    def sent_model(self, down: Down) -> Params | None:
+        """The models `[1 or K, ...]` in a broadcast, by default its `params`; None where it holds none."""
+        params: Params | None = getattr(down, "params", None)
+        return params
+
     def local_training(self, at: At) -> LocalSteps | None:
         """How clients train between a broadcast and their upload; None (the default) if they do not.
 
@@ -135,6 +140,18 @@ class Method(ABC, Generic[S, Down, Up]):
         """
         return self.local_training(at)
 
+    def shadow_training(self) -> LocalSteps:
+        """The training of shadow models where `round_training` knows of none.
+
+        By default 20 epochs with the fields `lr` and `batch_size`, or with usual values where there are no such fields.
+        """
+        return LocalSteps(float(getattr(self, "lr", 0.1)), int(getattr(self, "batch_size", 64) or 64), 20)
+
+    def disclosed_sizes(self, up: Up) -> Tensor | None:
+        """The numbers of examples `[K, ...]` in uploads, by default their `size`; None where they do not tell."""
+        size = getattr(up, "size", None)
+        return size if isinstance(size, Tensor) else None
+
     def read_upload(self, at: At, down: Down, up: Up) -> UploadReading | None:
         """What the uploads of K clients amount to: models and gradients.
 
@@ -144,9 +161,12 @@ class Method(ABC, Generic[S, Down, Up]):
             up: Their answers.
 
         Returns:
-            By default what the messages' field names say (see `read_fields`); None where they hold no model.
+            By default what the field names of the upload say (see `read_fields`); None where there is no model.
         """
-        return read_fields(down, up, self.local_training(at), self.round_training(at))
+        sent = self.sent_model(down)
+        if sent is None:
+            return None
+        return read_fields(sent, up, self.local_training(at), self.round_training(at))
 
     def adaptation(self, at: At, dimension: int, examples: int) -> Adaptation:
         """How an attacker who knows the configuration adapts to what was done to an upload.
@@ -187,7 +207,9 @@ class Method(ABC, Generic[S, Down, Up]):
         Returns:
             By default the models that were sent.
         """
-        return TrainingStart(cast(Any, down).params)
+        sent = self.sent_model(down)
+        assert sent is not None, f"{self.name} sends no model to start from"
+        return TrainingStart(sent)
 
     def noisy_gradients(
         self, task: Task, at: At, data: ClientData, rng: ClientStreams, accesses: int | None = None

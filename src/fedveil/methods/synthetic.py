@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass as record
 from dataclasses import replace
@@ -27,7 +26,7 @@ from fedveil.methods.fields import (
     NonNegative,
 )
 from fedveil.methods.method import At
-from fedveil.methods.user_level import gaussian_or_nothing
+from fedveil.privacy.mechanisms import SumMechanism, gaussian
 from fedveil.privacy.releases import ADVERSARIES, Plan, PostProcessing, Release
 from fedveil.streams import ClientStreams
 from fedveil.task import Task
@@ -185,7 +184,7 @@ class SyntheticImages:
             return {}
         from fedveil.figures.fedlap import Sets, some_images_figure
 
-        sets = Sets(up.images.cpu(), up.labels.cpu(), {})
+        sets = Sets(up.images.cpu(), up.labels.cpu())
         figure = some_images_figure(at.round, sets, dataset.classes, mean=dataset.mean, std=dataset.std)
         return {} if figure is None else {f"synthetic/round-{at.round}": figure}
 
@@ -210,7 +209,7 @@ class Matching(SyntheticImages):
     def lr_at(self, at: At) -> float:
         return scheduled_lr(self.lr, self.lr_schedule, at.round, at.plan.rounds, self.lr_floor)
 
-    def loops(self, at: At, radius: float, *, clip: float = math.inf, noise_multiplier: float = 0.0) -> Loops:
+    def loops(self, at: At, radius: float) -> Loops:
         return Loops(
             trajectories=self.trajectories,
             max_steps=self.max_steps,
@@ -224,8 +223,6 @@ class Matching(SyntheticImages):
             image_momentum=self.image_momentum,
             distance=Distance(self.squared_weight, self.reduce, self.include_vectors),
             augment=self.augment,
-            clip=clip,
-            noise_multiplier=noise_multiplier,
         )
 
 
@@ -236,8 +233,12 @@ class PrivateMatching(Matching):
     clip: Clip = 1.0
     noise_multiplier: NoiseMultiplier = 1.0
 
+    def mechanism(self) -> SumMechanism:
+        """What perturbs every real gradient, and what `releases` charges."""
+        return gaussian(self.clip, self.noise_multiplier)
+
     def private_loops(self, at: At, radius: float) -> Loops:
-        return self.loops(at, radius, clip=self.clip, noise_multiplier=self.noise_multiplier)
+        return replace(self.loops(at, radius), mechanism=self.mechanism())
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         """The price of a private synthetic set: every real batch that may be read, whether or not it is.
@@ -249,7 +250,7 @@ class PrivateMatching(Matching):
                 "the noisy gradients behind each client's synthetic images",
                 "record",
                 ADVERSARIES,
-                gaussian_or_nothing(self.noise_multiplier, self.clip),
+                self.mechanism().protection(),
                 accesses=self.trajectories * self.max_steps * self.real_batches,
                 rate=min(1.0, self.batch_size / plan.records_per_client),
             ),

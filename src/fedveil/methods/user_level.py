@@ -1,17 +1,14 @@
-"""User-level noise that the clients add: its size, its price, and the server half of methods that use it.
+"""Averaging under user-level noise that the clients add: both halves of the methods that use it.
 
-Symbols as in `udp_fedavg`: C `clip`, sigma `noise_multiplier`, K the size of the cohort (of Poisson cohorts p N is its
-expectation, `plan.cohort`).
+Symbols as in `udp_fedavg`: C `clip`, sigma `noise_multiplier`. The noise itself is in `privacy/private_sum.py`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass as record
 from dataclasses import replace
-from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -21,22 +18,11 @@ from fedveil.methods.disclosure import LocalSteps
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, Method
 from fedveil.methods.shared_model import Server
-from fedveil.privacy.mechanisms import Gaussian, clip_rows
-from fedveil.privacy.releases import (
-    GaussianNoise,
-    Plan,
-    Protection,
-    RandomGaussianNoise,
-    Release,
-    Unprotected,
-)
-from fedveil.privacy.sampling import cohort_sizes
-from fedveil.streams import ClientStreams, ServerStreams, Stream
+from fedveil.privacy.private_sum import CohortNoise, NoiseScope, private_sum
+from fedveil.privacy.releases import Plan, Release
+from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
-from fedveil.tree import Params, add, expand, scale, with_axis, without_axis
-
-NoiseScope = Literal["shared", "local"]
-_MOST_DRAWS = 48
+from fedveil.tree import Params, add, expand, with_axis
 
 
 @record(frozen=True)
@@ -53,127 +39,6 @@ class NoisyModel(Message):
     """Among how many the client shared the noise, if that was announced to it."""
 
 
-def sharers(plan: Plan, cohort: int = 0) -> int:
-    """Among how many the noise of a sum is divided: the announced cohort, but never fewer than planned."""
-    return max(cohort, plan.clients if plan.sampler == "all" else plan.cohort)
-
-
-def upload_multiplier(sigma: float, scope: NoiseScope, plan: Plan, cohort: int = 0) -> float:
-    """The noise of one upload in units of the clip, in a cohort of this announced size."""
-    return sigma / math.sqrt(sharers(plan, cohort)) if scope == "shared" else sigma
-
-
-def sum_multiplier(sigma: float, scope: NoiseScope, plan: Plan, cohort: int = 0) -> float:
-    """The noise of the sum in units of the clip: of the uploads and what the server adds for those who are missing."""
-    return sigma if scope == "shared" else sigma * math.sqrt(sharers(plan, cohort))
-
-
-def missing_noise(sigma: float, scope: NoiseScope, plan: Plan, present: int, cohort: int = 0) -> float:
-    """What the server must add to a sum of `present` uploads, in units of the clip, to reach `sum_multiplier`."""
-    absent = max(0, sharers(plan, cohort) - present)
-    return upload_multiplier(sigma, scope, plan, cohort) * math.sqrt(absent)
-
-
-def clip_and_noise(update: Params, clip: float, multiplier: float, streams: Sequence[Stream]) -> Params:
-    """Each client's update clipped to `clip`, plus Gaussian noise of `multiplier * clip` unless switched off."""
-    if multiplier > 0 and math.isfinite(clip):
-        return Gaussian(clip, multiplier)(update, streams)
-    return clip_rows(update, clip) if math.isfinite(clip) else update
-
-
-def gaussian_or_nothing(multiplier: float, clip: float) -> Protection:
-    """The protection of clipping and Gaussian noise; none if either is switched off."""
-    if multiplier == 0:
-        return Unprotected("no noise is added (noise_multiplier = 0)")
-    if math.isinf(clip):
-        return Unprotected("contributions are not clipped (clip = inf)")
-    return GaussianNoise(multiplier)
-
-
-def noise_of_cohort(
-    multiplier: Callable[[int], float], clip: float, plan: Plan, *, present: int = 1
-) -> Protection:
-    """Clipping and Gaussian noise of `multiplier(K)`, K the size of a cohort in which `present` given clients are.
-
-    The size of a Poisson cohort is random, independent of the data and known to those who are told it.
-    """
-    if plan.sampler != "poisson":
-        return gaussian_or_nothing(multiplier(sharers(plan)), clip)
-    weights: dict[float, float] = {}
-    for size, weight in cohort_sizes(plan, min(present, plan.clients)):
-        weights[multiplier(size)] = weights.get(multiplier(size), 0.0) + weight
-    least = gaussian_or_nothing(min(weights), clip)
-    if len(weights) == 1 or isinstance(least, Unprotected):
-        return least
-    drawn = list(weights.items())
-    group = math.ceil(len(drawn) / _MOST_DRAWS)  # neighbours count as the one with the least noise
-    groups = [drawn[i : i + group] for i in range(0, len(drawn), group)]
-    return RandomGaussianNoise(
-        tuple(min(value for value, _ in part) for part in groups),
-        tuple(math.fsum(weight for _, weight in part) for part in groups),
-    )
-
-
-def private_mean(
-    start: Params,
-    up: Params | None,
-    present: int,
-    at: At,
-    *,
-    clip: float,
-    sigma: float,
-    scope: NoiseScope,
-    server_lr: float,
-    rng: ServerStreams,
-    cohort: int = 0,
-) -> Params:
-    """`start` plus the summed updates over the planned cohort, with the declared noise whoever came.
-
-    `cohort` is the size that was announced to the clients, if it was. A fixed cohort that lost clients is divided
-    by those who came; the noise is topped up all the same.
-    """
-    divisor = at.plan.cohort if at.plan.sampler == "poisson" or present == 0 else present
-    total = {name: leaf * 0 for name, leaf in with_axis(start).items()}
-    if up is not None:
-        total = {name: leaf.sum(0, keepdim=True) - present * start[name] for name, leaf in up.items()}
-        total = scale(total, 1 / server_lr)
-    missing = missing_noise(sigma, scope, at.plan, present, cohort)
-    if missing > 0 and math.isfinite(clip):
-        total = Gaussian(clip, missing).perturb(total, [rng.noise("top-up")])
-    return add(start, without_axis(total), scale=server_lr / divisor)
-
-
-def _noise_of_others(sigma: float, scope: NoiseScope, plan: Plan, cohort: int) -> float:
-    """What is left of a sum's noise to a client who knows the share it added itself."""
-    share = upload_multiplier(sigma, scope, plan, cohort)
-    return share * math.sqrt(sharers(plan, cohort) - 1)
-
-
-def upload_and_mean(sigma: float, scope: NoiseScope, clip: float, plan: Plan) -> tuple[Release, Release]:
-    """What a run discloses: each noisy upload to the server, their mean to everybody else.
-
-    A client that was in the cohort knows its own share of the mean's noise: 1 / max(K, p N) of its variance. Where
-    the cohort has one client only, nobody else's data is in the sum.
-    """
-    upload = noise_of_cohort(partial(upload_multiplier, sigma, scope, plan), clip, plan)
-    total = noise_of_cohort(partial(sum_multiplier, sigma, scope, plan), clip, plan)
-    insider = None
-    if plan.clients > 1 and (plan.sampler == "poisson" or sharers(plan) > 1):
-        insider = noise_of_cohort(partial(_noise_of_others, sigma, scope, plan), clip, plan, present=2)
-    betrayed = isinstance(total, RandomGaussianNoise)  # the noise's size shows how many came
-    return (
-        Release("each client's noisy model", "client", ("server",), upload),
-        Release(
-            "the averaged model",
-            "client",
-            ("observer", "client"),
-            total,
-            participation="seen" if betrayed else "hidden",
-            insider=insider,
-        ),
-    )
-
-
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class UserLevelAveraging(LocalTraining, Method[Server, CohortModel, NoisyModel]):
     """Clients send models with a clipped and noisy update, the server averages them and completes the noise."""
@@ -186,6 +51,10 @@ class UserLevelAveraging(LocalTraining, Method[Server, CohortModel, NoisyModel])
     noise_scope: NoiseScope = "shared"
     server_lr: Annotated[float, Field(gt=0)] = 1.0
 
+    def noise(self, plan: Plan) -> CohortNoise:
+        """What clients and server add, and what `releases` charges."""
+        return CohortNoise(self.clip, self.noise_multiplier, self.noise_scope, plan)
+
     def init_server(self, params: Params, plan: Plan) -> Server:
         return Server(params)
 
@@ -194,8 +63,7 @@ class UserLevelAveraging(LocalTraining, Method[Server, CohortModel, NoisyModel])
 
     def noisy_model(self, at: At, down: CohortModel, update: Params, rng: ClientStreams) -> NoisyModel:
         """What K clients send: the model they were sent plus their clipped and noisy `update [K, ...]`."""
-        multiplier = upload_multiplier(self.noise_multiplier, self.noise_scope, at.plan, down.cohort)
-        noisy = clip_and_noise(update, self.clip, multiplier, rng.noise())
+        noisy = self.noise(at.plan).upload(down.cohort)(update, rng.noise())
         start = expand(down.params, len(rng.clients))
         return NoisyModel(add(start, noisy, scale=self.server_lr), down.cohort)
 
@@ -203,18 +71,18 @@ class UserLevelAveraging(LocalTraining, Method[Server, CohortModel, NoisyModel])
         self, at: At, start: Params, clients: Sequence[int], up: NoisyModel | None, rng: ServerStreams
     ) -> Params:
         """The model after a cohort that was sent `start`."""
-        return private_mean(
-            start,
+        asked = 0 if up is None else up.cohort
+        summed = private_sum(
             None if up is None else up.params,
+            start,
             len(clients),
-            at,
-            clip=self.clip,
-            sigma=self.noise_multiplier,
-            scope=self.noise_scope,
-            server_lr=self.server_lr,
-            rng=rng,
-            cohort=0 if up is None else up.cohort,
+            at.plan,
+            self.noise(at.plan).top_up(len(clients), asked),
+            rng.noise("top-up"),
+            start=start,
+            lr=self.server_lr,
         )
+        return summed.added_to(start, self.server_lr)
 
     def server_update(
         self,
@@ -231,7 +99,7 @@ class UserLevelAveraging(LocalTraining, Method[Server, CohortModel, NoisyModel])
         return server.params
 
     def releases(self, plan: Plan) -> Sequence[Release]:
-        upload, averaged = upload_and_mean(self.noise_multiplier, self.noise_scope, self.clip, plan)
+        upload, averaged = self.noise(plan).releases()
         if self.remembers and plan.sampler == "fixed":
             # Later rounds tell of earlier cohorts, and of one of known size the others give the last member away.
             averaged = replace(averaged, participation="seen")

@@ -22,6 +22,7 @@ _BUBBLES_UP_TO = 30  # more clients than this are easier to read as a heat map
 _COLUMNS_UP_TO = 12
 _TERMINAL = 80
 _LONGEST_NAME = 20
+_MOST_CLIENTS = 40  # rows of the table
 _INK = "#1f3b57"
 _SOFT = "#8c959f"
 _SHADES = LinearSegmentedColormap.from_list("ink", ["#ffffff", "#9fb3c8", _INK, "#0b1622"])
@@ -31,11 +32,8 @@ def counts_table(
     counts: Tensor,
     classes: Sequence[str] | None = None,
     clients: Sequence[str] | None = None,
-    *,
-    title: str = "Examples per client and class",
-    max_clients: int = 40,
 ) -> Table:
-    """A table with a row per client, the first `max_clients` of them, and a sum over all.
+    """A table with a row per client, at most 40 of them, and a sum over all.
 
     Up to twelve classes have a column each if that fits 80 characters, where a count above half the largest
     is bold and zero is a dot; otherwise it tells how many classes a client holds and which is its largest.
@@ -43,12 +41,14 @@ def counts_table(
     names = _class_names(counts, classes)
     least = len(str(int(counts.sum(0).max())))
     total_width = len(str(int(counts.sum())))
-    shown = (list(map(str, range(len(counts)))) if clients is None else list(clients))[:max_clients]
+    shown = (list(map(str, range(len(counts)))) if clients is None else list(clients))[:_MOST_CLIENTS]
     first = min(max([6, *map(len, shown)]), _LONGEST_NAME)
     wide = len(names) > _COLUMNS_UP_TO or first + 3 + len(names) * (least + 1) + total_width > _TERMINAL
     heads = ["classes", "largest class"] if wide else names
     gap = 1 if first + 4 + len(heads) * (least + 2) + total_width <= _TERMINAL else 0
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 0, 0, gap), pad_edge=False)
+    table = Table(
+        title="Examples per client and class", box=box.SIMPLE_HEAD, padding=(0, 0, 0, gap), pad_edge=False
+    )
     table.add_column(
         "client", justify="right", min_width=6, max_width=first, overflow="ellipsis", no_wrap=True
     )
@@ -70,8 +70,8 @@ def counts_table(
     for client, row in zip(shown, rows, strict=False):
         cells = _summary(row, names) if wide else [_cell(count, most) for count in row]
         table.add_row(Text(client), *cells, str(sum(row)))
-    if len(rows) > max_clients:
-        table.caption = f"{len(rows) - max_clients} more clients are not shown"
+    if len(rows) > _MOST_CLIENTS:
+        table.caption = f"{len(rows) - _MOST_CLIENTS} more clients are not shown"
     table.add_section()
     total = counts.sum(0).tolist()
     table.add_row(
@@ -80,9 +80,7 @@ def counts_table(
     return table
 
 
-def counts_figure(
-    counts: Tensor, classes: Sequence[str] | None = None, *, title: str | None = None
-) -> Figure:
+def counts_figure(counts: Tensor, classes: Sequence[str] | None = None) -> Figure:
     """Classes by clients as bubbles whose area is the count, or as a heat map for more than 30 clients.
 
     Above it are the clients' sizes. One ink from light to dark: it reads the same in grey.
@@ -118,19 +116,15 @@ def counts_figure(
         for spine in axes.spines.values():
             spine.set_color(_SOFT)
             spine.set_linewidth(0.6)
-    if title:
-        top.set_title(title, fontsize=11, loc="left")
     return figure
 
 
-def save_picture(
-    counts: Tensor, path: str | Path, classes: Sequence[str] | None = None, *, title: str | None = None
-) -> Path:
+def save_picture(counts: Tensor, path: str | Path, classes: Sequence[str] | None = None) -> Path:
     """Write the figure as PNG, PDF or SVG, as the path's ending says."""
     target = Path(path)
     if target.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise InputError("path", str(path), "no such kind of picture", "Use .png, .pdf or .svg.")
-    figure = counts_figure(counts, classes, title=title)
+    figure = counts_figure(counts, classes)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(target)

@@ -6,13 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fedveil.errors import DivergedError, InputError
-from fedveil.privacy.releases import GaussianNoise, Release
 from fedveil.streams import Stream
 from fedveil.tree import Params, flat_rows
 
@@ -65,6 +63,17 @@ def check_clip(clip: float) -> float:
     return clip
 
 
+def check_level(field: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise InputError(field, value, "is not a noise level", "Use a positive finite number.")
+
+
+def check_streams(value: Params, streams: Sequence[Stream]) -> None:
+    rows = next(iter(value.values())).shape[0]
+    if len(streams) != rows:
+        raise InputError("streams", len(streams), f"there are {rows} clients", "Give one stream per client.")
+
+
 def row_norms(leaves: Sequence[Tensor]) -> Tensor:
     """The L2 norm of each row of all leaves together, in float64.
 
@@ -110,68 +119,3 @@ def clip_rows_l1(params: Params, clip: float) -> Params:
     if not bool(torch.isfinite(norm).all()):
         raise DivergedError("a client's update is not finite: it cannot be clipped, so it is not released")
     return {name: _shrink(leaf, norm, check_clip(clip)) for name, leaf in params.items()}
-
-
-@dataclass(frozen=True)
-class AdaptiveClip:
-    """A clip that follows a quantile of the clients' norms (Andrew et al. 2021), with its cost charged.
-
-    Each client also sends whether its norm is within the clip, as +-1/2, so a client moves the sum by 1/2;
-    the sum of the cohort gets noise of `bit_std`. The clip is then multiplied by
-    exp(-`step` * (noisy fraction within - `quantile`)).
-    """
-
-    clip: float
-    bit_std: float
-    quantile: float = 0.5
-    step: float = 0.2
-
-    def __post_init__(self) -> None:
-        check_clip(self.clip)
-        if not 0 < self.quantile < 1:
-            raise InputError("quantile", self.quantile, "is not between 0 and 1", "Use 0.5 for the median.")
-        if not self.bit_std > 0:
-            raise InputError("bit_std", self.bit_std, "gives no protection", "Use a twentieth of the cohort.")
-
-    def bits(self, params: Params) -> Tensor:
-        """+1/2 for the clients within the clip, -1/2 for the others, `[K]`."""
-        return (row_norms(list(params.values())) <= self.clip).double() - 0.5
-
-    def updated(self, bits: Tensor, expected_cohort: float, stream: Stream) -> AdaptiveClip:
-        """The clip of the next round, from the noisy sum of the bits over the expected cohort."""
-        noisy = float(bits.sum()) + self.bit_std * float(stream.standard_normal(1)[0])
-        fraction = noisy / expected_cohort + 0.5
-        return replace(self, clip=self.clip * math.exp(-self.step * (fraction - self.quantile)))
-
-    def release(self) -> Release:
-        """The disclosure of the bits, to be declared beside the update's own."""
-        return Release(
-            "the noisy count of clients within the clip",
-            "client",
-            ("observer", "client"),
-            GaussianNoise(self.bit_std / 0.5),
-            participation="hidden",
-        )
-
-    def update_multiplier(self, total: float) -> float:
-        """The update's multiplier for which update and bits together cost as one Gaussian of `total`."""
-        left = total**-2 - (self.bit_std / 0.5) ** -2
-        if left <= 0:
-            raise InputError(
-                "bit_std",
-                self.bit_std,
-                "the bits alone cost more than the total",
-                f"Use above {total / 2:g}.",
-            )
-        return 1 / math.sqrt(left)
-
-
-def add_rows(params: Params, noise: Tensor) -> Params:
-    """`params` plus the rows `[K, d]` of flat noise, leaf by leaf."""
-    out: Params = {}
-    start = 0
-    for name, leaf in params.items():
-        size = leaf[0].numel()
-        out[name] = leaf + noise[:, start : start + size].reshape(leaf.shape).to(leaf)
-        start += size
-    return out

@@ -1,11 +1,11 @@
 """Mechanisms: each bounds a value, perturbs it and knows its price.
 
-The clip states the sensitivity and the noise derives from it; no mechanism takes both numbers. Noise comes
-from the streams it is given, one per client: `ClientStreams.noise()`, which on a deployed node is the
-system's entropy.
+The clip states the sensitivity and the noise derives from it; no mechanism takes both numbers. A release is priced
+by the `protection()` of the very object that adds its noise. Noise comes from the streams it is given, one per
+client: `ClientStreams.noise()`, which on a deployed node is the system's entropy.
 
-Continuous noise is drawn in double precision. Like every floating-point sampler it only approximates its
-distribution in the last bits; `DiscreteGaussian` and `Binomial` are exact, for those to whom that matters.
+There are two ways in. `mechanism(value, streams)` clips each row and perturbs it. `mechanism.perturb(total, streams)`
+perturbs a sum of contributions that were clipped to `mechanism.clip` one by one.
 """
 
 from __future__ import annotations
@@ -13,52 +13,43 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedveil.errors import InputError
-from fedveil.privacy import integers
-from fedveil.privacy.clipping import (
-    AdaptiveClip,
-    add_rows,
-    check_clip,
-    clip_rows,
-    clip_rows_l1,
-)
+from fedveil.privacy import noise
+from fedveil.privacy.clipping import check_clip, check_level, check_streams, clip_rows, clip_rows_l1
+from fedveil.privacy.integer_mechanisms import Binomial, DiscreteGaussian, Grid
 from fedveil.privacy.releases import (
-    ApproximateDP,
     GaussianNoise,
     LaplaceNoise,
     Protection,
     PureDP,
+    Unprotected,
     ZeroConcentratedDP,
 )
-from fedveil.streams import Stream, laplace, normal
+from fedveil.streams import Stream
 from fedveil.tree import Params, flatten, unflatten
 
-if TYPE_CHECKING:
-    import dp_accounting
-
 __all__ = [
-    "AdaptiveClip",
     "Binomial",
     "DiscreteGaussian",
     "Gaussian",
+    "Grid",
     "GumbelTopK",
     "Laplace",
     "Mechanism",
     "SparseVector",
+    "SumMechanism",
     "TopKGaussian",
-    "add_noise",
+    "Unnoised",
     "clip_rows",
     "clip_rows_l1",
+    "gaussian",
 ]
-
-
-Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Mechanism(Protocol):
@@ -66,27 +57,22 @@ class Mechanism(Protocol):
 
     def __call__(self, value: Params, streams: Sequence[Stream]) -> Params: ...
 
-    def event(self) -> dp_accounting.DpEvent | None:
-        """The price of one use on one client under zero-out; None: dp-accounting has no event for it."""
-
     def protection(self) -> Protection:
-        """The same price in the words of a `Release`."""
+        """The price of one use on one client under zero-out, in the words of a `Release`."""
 
 
-def _check_multiplier(field: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise InputError(field, value, "is not a noise level", "Use a positive finite number.")
+class SumMechanism(Mechanism, Protocol):
+    """A mechanism that also perturbs sums `[K, ...]` whose every term was clipped to an L2 norm of `clip`."""
 
+    @property
+    def clip(self) -> float: ...
 
-def add_noise(params: Params, std: float, streams: Sequence[Stream]) -> Params:
-    """Normal noise of `std` on the clients' values `[K, ...]`, row k from stream k."""
-    return {name: leaf + std * normal(streams, leaf.shape[1:], leaf) for name, leaf in params.items()}
+    @property
+    def std(self) -> float:
+        """The standard deviation of the noise in each entry."""
 
-
-def _check_streams(value: Params, streams: Sequence[Stream]) -> None:
-    rows = next(iter(value.values())).shape[0]
-    if len(streams) != rows:
-        raise InputError("streams", len(streams), f"there are {rows} clients", "Give one stream per client.")
+    def perturb(self, total: Params, streams: Sequence[Stream]) -> Params:
+        """Noise on a sum of contributions that were bounded one by one, row k from stream k."""
 
 
 @dataclass(frozen=True)
@@ -98,27 +84,51 @@ class Gaussian:
 
     def __post_init__(self) -> None:
         check_clip(self.clip)
-        _check_multiplier("multiplier", self.multiplier)
+        check_level("multiplier", self.multiplier)
 
     @property
     def std(self) -> float:
         return self.clip * self.multiplier
 
     def __call__(self, value: Params, streams: Sequence[Stream]) -> Params:
-        _check_streams(value, streams)
         return self.perturb(clip_rows(value, self.clip), streams)
 
-    def perturb(self, clipped: Params, streams: Sequence[Stream]) -> Params:
-        """Noise on what was bounded already, such as a sum of clipped examples `[K, ...]`."""
-        return add_noise(clipped, self.std, streams)
-
-    def event(self) -> dp_accounting.DpEvent:
-        import dp_accounting
-
-        return dp_accounting.GaussianDpEvent(self.multiplier)
+    def perturb(self, total: Params, streams: Sequence[Stream]) -> Params:
+        check_streams(total, streams)
+        return noise.add_gaussian(total, self.std, streams)
 
     def protection(self) -> GaussianNoise:
         return GaussianNoise(self.multiplier)
+
+
+@dataclass(frozen=True)
+class Unnoised:
+    """Clip to an L2 norm of `clip`, which may be infinite, and add nothing: what a `Gaussian` is without its noise."""
+
+    clip: float = math.inf
+    reason: str = "no noise is added"
+
+    @property
+    def std(self) -> float:
+        return 0.0
+
+    def __call__(self, value: Params, streams: Sequence[Stream]) -> Params:
+        return clip_rows(value, self.clip) if math.isfinite(self.clip) else value
+
+    def perturb(self, total: Params, streams: Sequence[Stream]) -> Params:
+        return total
+
+    def protection(self) -> Unprotected:
+        return Unprotected(self.reason)
+
+
+def gaussian(clip: float, multiplier: float) -> Gaussian | Unnoised:
+    """The mechanism of these two numbers; one without noise, and without a price, where either switches it off."""
+    if multiplier == 0:
+        return Unnoised(clip, "no noise is added (noise_multiplier = 0)")
+    if math.isinf(clip):
+        return Unnoised(clip, "contributions are not clipped (clip = inf)")
+    return Gaussian(clip, multiplier)
 
 
 @dataclass(frozen=True)
@@ -130,192 +140,23 @@ class Laplace:
 
     def __post_init__(self) -> None:
         check_clip(self.clip)
-        _check_multiplier("epsilon", self.epsilon)
+        check_level("epsilon", self.epsilon)
 
     @property
     def scale(self) -> float:
         return self.clip / self.epsilon
 
     def __call__(self, value: Params, streams: Sequence[Stream]) -> Params:
-        _check_streams(value, streams)
-        bounded = clip_rows_l1(value, self.clip)
-        return {
-            name: leaf + self.scale * laplace(streams, leaf.shape[1:], leaf) for name, leaf in bounded.items()
-        }
-
-    def event(self) -> dp_accounting.DpEvent:
-        import dp_accounting
-
-        return dp_accounting.LaplaceDpEvent(1 / self.epsilon)
+        check_streams(value, streams)
+        return noise.add_laplace(clip_rows_l1(value, self.clip), self.scale, streams)
 
     def protection(self) -> LaplaceNoise:
         return LaplaceNoise(self.epsilon)
 
 
-@dataclass(frozen=True)
-class Grid:
-    """Unbiased rounding of clipped vectors to multiples of `spacing`, with a bound on the rounded norm.
-
-    Rounding up or down at random can lengthen a vector. Draws longer than `l2` are drawn again (conditional
-    rounding, Kairouz, Liu, Steinke 2021), so `l2`, `l1` and `linf` hold always; they count grid steps, and
-    zero rounds to zero, so they are the sensitivities under zero-out.
-    """
-
-    clip: float
-    spacing: float
-    dimension: int
-
-    def __post_init__(self) -> None:
-        check_clip(self.clip)
-        check_clip(self.spacing)
-        if self.dimension < 1:
-            raise InputError("dimension", self.dimension, "is not a length", "Use the number of parameters.")
-
-    @property
-    def l2(self) -> float:
-        steps, root = self.clip / self.spacing, math.sqrt(self.dimension)
-        likely = steps**2 + self.dimension / 4 + steps + root / 2  # exceeded in at most e^(-1/2) of draws
-        return math.sqrt(min((steps + root) ** 2, likely))
-
-    @property
-    def l1(self) -> float:
-        return min(self.l2**2, math.sqrt(self.dimension) * self.l2)  # integers: |x| <= x^2
-
-    @property
-    def linf(self) -> float:
-        return float(math.ceil(self.clip / self.spacing))
-
-    def round(self, row: Floats, stream: Stream) -> integers.Ints:
-        """`row` (float64, clipped) in grid steps, rounded at random without bias but for the rejections."""
-        steps = row / self.spacing
-        low = np.floor(steps)
-        for _ in range(1000):
-            rounded: integers.Ints = (low + (stream.random(len(low)) < steps - low)).astype(np.int64)
-            if float(np.square(rounded, dtype=np.float64).sum()) <= self.l2**2:
-                return rounded
-        return np.trunc(steps).astype(np.int64)  # towards zero: never longer than the clip
-
-
-def _to_grid(value: Params, grid: Grid, streams: Sequence[Stream]) -> list[integers.Ints]:
-    _check_streams(value, streams)
-    flat = flatten(clip_rows(value, grid.clip)).double().numpy()
-    if flat.shape[1] != grid.dimension:
-        raise InputError("dimension", grid.dimension, f"the update has {flat.shape[1]} values", "Use that.")
-    return [grid.round(row, stream) for row, stream in zip(flat, streams, strict=True)]
-
-
-def _from_grid(rows: Sequence[integers.Ints], spacing: float, like: Params) -> Params:
-    flat = torch.from_numpy(np.stack(rows)).double() * spacing
-    first = next(iter(like.values()))
-    return unflatten(flat.to(first.dtype), like)
-
-
-@dataclass(frozen=True)
-class DiscreteGaussian:
-    """Clip, round to a grid, add exact discrete Gaussian noise: integers times `spacing` leave the client.
-
-    Noise has `multiplier` times the L2 sensitivity after rounding. Per client it is 1/(2 multiplier^2)-zCDP
-    (Canonne, Kamath, Steinke 2020, Theorem 14), with nothing lost to floating point.
-    """
-
-    clip: float
-    multiplier: float
-    spacing: float
-    dimension: int
-
-    def __post_init__(self) -> None:
-        _check_multiplier("multiplier", self.multiplier)
-        integers.rational_variance(self.multiplier * self.grid.l2)
-
-    @property
-    def grid(self) -> Grid:
-        return Grid(self.clip, self.spacing, self.dimension)
-
-    @property
-    def std(self) -> float:
-        return self.multiplier * self.grid.l2 * self.spacing
-
-    def __call__(self, value: Params, streams: Sequence[Stream]) -> Params:
-        std = self.multiplier * self.grid.l2
-        noisy = [
-            row + integers.discrete_gaussian(std, len(row), stream)
-            for row, stream in zip(_to_grid(value, self.grid, streams), streams, strict=True)
-        ]
-        return _from_grid(noisy, self.spacing, value)
-
-    def event(self) -> dp_accounting.DpEvent:
-        import dp_accounting
-
-        return dp_accounting.ZCDpEvent(self.protection().rho)
-
-    def protection(self) -> ZeroConcentratedDP:
-        return ZeroConcentratedDP(0.5 / self.multiplier**2)
-
-
-def least_trials(grid: Grid, delta: float) -> int:
-    """The fewest trials, a multiple of 8, that meet the condition of cpSGD's Theorem 1 at p = 1/2."""
-    return 8 * math.ceil(max(23 * math.log(10 * grid.dimension / delta), 2 * grid.linf) / 2)
-
-
-@dataclass(frozen=True)
-class Binomial:
-    """Clip, round to a grid, add Binomial(`trials`, 1/2) - `trials`/2 to each coordinate (cpSGD).
-
-    (epsilon, `delta`)-DP by Theorem 1 of Agarwal et al. 2018 with p = 1/2; refused where its condition on
-    the number of trials does not hold.
-    """
-
-    clip: float
-    trials: int
-    spacing: float
-    dimension: int
-    delta: float
-
-    def __post_init__(self) -> None:
-        if self.trials < 8 or self.trials % 8:
-            raise InputError("trials", self.trials, "is not a multiple of 8", "Use 8, 16, 24, ...")
-        if not 0 < self.delta < 1:
-            raise InputError("delta", self.delta, "is not a probability", "Use a number in (0, 1).")
-        if self.trials < self.least_trials:
-            raise InputError(
-                "trials", self.trials, "too few for the theorem", f"Use at least {self.least_trials}."
-            )
-
-    @property
-    def grid(self) -> Grid:
-        return Grid(self.clip, self.spacing, self.dimension)
-
-    @property
-    def least_trials(self) -> int:
-        return least_trials(self.grid, self.delta)
-
-    @property
-    def std(self) -> float:
-        return math.sqrt(self.trials) / 2 * self.spacing
-
-    @property
-    def epsilon(self) -> float:
-        variance = self.trials / 4
-        log_125, log_10 = math.log(1.25 / self.delta), math.log(10 / self.delta)
-        b, c, d = 1 / 3, math.sqrt(2) * 7 / 4, 2 / 3  # b_p, c_p, d_p of the theorem at p = 1/2
-        grid = self.grid
-        first = grid.l2 * math.sqrt(2 * log_125) / math.sqrt(variance)
-        second = (grid.l2 * c * math.sqrt(log_10) + grid.l1 * b) / (variance * (1 - self.delta / 10))
-        tails = 2 / 3 * log_125 + d * math.log(20 * self.dimension / self.delta) * log_10
-        return first + second + grid.linf * tails / variance
-
-    def __call__(self, value: Params, streams: Sequence[Stream]) -> Params:
-        noisy = [
-            row + integers.centred_binomial(self.trials, len(row), stream)
-            for row, stream in zip(_to_grid(value, self.grid, streams), streams, strict=True)
-        ]
-        return _from_grid(noisy, self.spacing, value)
-
-    def event(self) -> dp_accounting.DpEvent | None:
-        return None
-
-    def protection(self) -> ApproximateDP:
-        return ApproximateDP(self.epsilon, self.delta)
+def _laplace(values: Tensor, scale: float, stream: Stream) -> Tensor:
+    """`values` `[d]` with Laplace noise."""
+    return noise.add_laplace({"values": values.unsqueeze(0)}, scale, [stream])["values"][0]
 
 
 @dataclass(frozen=True)
@@ -337,27 +178,23 @@ class SparseVector:
     def __post_init__(self) -> None:
         check_clip(self.clip)
         for field in ("epsilon_threshold", "epsilon_questions", "epsilon_answers"):
-            _check_multiplier(field, getattr(self, field))
+            check_level(field, getattr(self, field))
         if self.releases < 1:
             raise InputError("releases", self.releases, "nothing would be released", "Use at least 1.")
 
     def __call__(self, value: Params, streams: Sequence[Stream]) -> Params:
-        _check_streams(value, streams)
-        flat = flatten(clip_rows(value, self.clip)).double().numpy()
-        out = np.zeros_like(flat)
-        c = self.releases
+        check_streams(value, streams)
+        flat = flatten(clip_rows(value, self.clip)).double()
+        out = torch.zeros_like(flat)
         for row, (values, stream) in enumerate(zip(flat, streams, strict=True)):
-            order = np.argsort(stream.random(len(values)))
-            bar = self.threshold + stream.laplace(0.0, self.clip / self.epsilon_threshold, 1)[0]
-            asked = stream.laplace(0.0, 2 * c * self.clip / self.epsilon_questions, len(values))
-            answers = stream.laplace(0.0, c * self.clip / self.epsilon_answers, len(values))
-            above = order[np.abs(values[order]) + asked[order] >= bar][:c]
-            out[row, above] = values[above] + answers[above]
+            order = torch.from_numpy(np.argsort(stream.random(len(values))))
+            bar = _laplace(values.new_tensor([self.threshold]), self.clip / self.epsilon_threshold, stream)
+            asked = _laplace(values.abs(), 2 * self.releases * self.clip / self.epsilon_questions, stream)
+            answers = _laplace(values, self.releases * self.clip / self.epsilon_answers, stream)
+            above = order[(asked >= bar)[order]][: self.releases]
+            out[row, above] = answers[above]
         first = next(iter(value.values()))
-        return unflatten(torch.from_numpy(out).to(first.dtype), value)
-
-    def event(self) -> dp_accounting.DpEvent | None:
-        return None
+        return unflatten(out.to(first.dtype), value)
 
     def protection(self) -> PureDP:
         return PureDP(self.epsilon_threshold + self.epsilon_questions + self.epsilon_answers)
@@ -378,30 +215,24 @@ class GumbelTopK:
 
     def __post_init__(self) -> None:
         check_clip(self.clip)
-        _check_multiplier("epsilon", self.epsilon)
+        check_level("epsilon", self.epsilon)
         if self.count < 1:
             raise InputError("count", self.count, "nothing would be chosen", "Use at least 1.")
 
     def chosen(self, value: Params, streams: Sequence[Stream]) -> Tensor:
         """Which coordinates were chosen, `[K, d]`, `count` in each row."""
-        _check_streams(value, streams)
+        check_streams(value, streams)
         magnitude = flatten(clip_rows(value, self.clip)).double().abs()
         if magnitude.shape[1] < self.count:
             raise InputError("count", self.count, f"there are {magnitude.shape[1]} coordinates", "Use fewer.")
-        scale = 2 * self.clip / self.epsilon
-        noise = np.stack([stream.gumbel(0.0, scale, magnitude.shape[1]) for stream in streams])
-        index = (magnitude + torch.from_numpy(noise)).topk(self.count, dim=1).indices
+        noisy = noise.add_gumbel(magnitude, 2 * self.clip / self.epsilon, streams)
+        index = noisy.topk(self.count, dim=1).indices
         return torch.zeros_like(magnitude, dtype=torch.bool).scatter_(1, index, True)
 
     def __call__(self, value: Params, streams: Sequence[Stream]) -> Params:
         """1 where a coordinate was chosen, else 0."""
         first = next(iter(value.values()))
         return unflatten(self.chosen(value, streams).to(first.dtype), value)
-
-    def event(self) -> dp_accounting.DpEvent:
-        import dp_accounting
-
-        return dp_accounting.ZCDpEvent(self.protection().rho)
 
     def protection(self) -> ZeroConcentratedDP:
         return ZeroConcentratedDP(self.count * self.epsilon**2 / 8)
@@ -420,19 +251,30 @@ class TopKGaussian:
         GumbelTopK(self.clip, self.count, self.selection_epsilon)
         Gaussian(self.clip, self.multiplier)
 
+    @property
+    def choice(self) -> GumbelTopK:
+        return GumbelTopK(self.clip, self.count, self.selection_epsilon)
+
+    @property
+    def values(self) -> Gaussian:
+        return Gaussian(self.clip, self.multiplier)
+
+    def select(
+        self, flat: Tensor, choosing: Sequence[Stream], streams: Sequence[Stream]
+    ) -> tuple[Tensor, Tensor]:
+        """The noisy values and the places, ascending, of the chosen coordinates of `flat` `[K, d]`, both `[K, count]`.
+
+        The choice is drawn from `choosing`, the noise of the values from `streams`.
+        """
+        chosen = self.choice.chosen({"flat": flat}, choosing)
+        places = chosen.nonzero()[:, 1].reshape(len(flat), self.count)
+        return self.values({"values": flat.gather(1, places)}, streams)["values"], places
+
     def __call__(self, value: Params, streams: Sequence[Stream]) -> Params:
-        choose = GumbelTopK(self.clip, self.count, self.selection_epsilon)
-        mask = choose.chosen(value, streams)
-        kept = unflatten(flatten(clip_rows(value, self.clip)) * mask, value)
-        noise = self.clip * self.multiplier * normal(streams, (mask.shape[1],), flatten(kept))
-        return add_rows(clip_rows(kept, self.clip), noise * mask)
-
-    def event(self) -> dp_accounting.DpEvent:
-        import dp_accounting
-
-        return dp_accounting.ZCDpEvent(self.protection().rho)
+        flat = flatten(value)
+        noisy, places = self.select(flat, streams, streams)
+        return unflatten(torch.zeros_like(flat).scatter(1, places, noisy), value)
 
     def protection(self) -> ZeroConcentratedDP:
         """rho = k eps0^2 / 8 + 1 / (2 multiplier^2)."""
-        choice = self.count * self.selection_epsilon**2 / 8
-        return ZeroConcentratedDP(choice + 0.5 / self.multiplier**2)
+        return ZeroConcentratedDP(self.choice.protection().rho + 0.5 / self.values.multiplier**2)

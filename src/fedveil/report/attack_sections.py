@@ -10,10 +10,12 @@ from html import escape
 from itertools import groupby, pairwise
 
 from fedveil.report import charts
+from fedveil.report.attack_files import Attack, TextPair
 from fedveil.report.charts import Curve
 from fedveil.report.groups import Setting
 from fedveil.report.markup import named, picture, section
-from fedveil.report.reading import Attack, Run, TextPair
+from fedveil.report.reading import Run
+from fedveil.report.svg import swatch
 
 _WIDE_PICTURE = 400  # pixels; a whole figure, not one image
 _SCORE = re.compile(
@@ -57,7 +59,7 @@ def _roc(name: str, curves: Sequence[Curve]) -> str:
         rates=True,
     )
     items = "".join(
-        f"<li>{charts.swatch(c.look)}<span>{escape(c.name)} <small>area {_area(c.x, c.y):.3f}</small></span></li>"
+        f"<li>{swatch(c.look)}<span>{escape(c.name)} <small>area {_area(c.x, c.y):.3f}</small></span></li>"
         for c in curves
     )
     caption = f"<figcaption>{escape(name)}</figcaption>"
@@ -87,36 +89,14 @@ def _attack(setting: Setting, run: Run, attack: Attack) -> str:
     )
     shown = f"<div class=tiles>{shown}</div>" if shown else _texts(attack.texts)
     where = f", {_in_words(attack.target)}" if attack.target else ""
+    said = "" if attack.verdict is None else f"<p>{escape(attack.verdict.text)}</p>"
     more = f"<details><summary>All facts</summary>{_facts(rest)}</details>" if rest else ""
     return (
         f'<article class="card{" broad" if wide or attack.texts else ""}"><h4>{named(setting)}</h4>'
         f'<p class="note">seed {run.seed}{escape(where)}</p>'
-        f"{shown}<div>{_meaning(attack)}{_facts([(_spelt(name), value) for name, value in scores])}{more}</div>"
+        f"{shown}<div>{said}{_facts([(_spelt(name), value) for name, value in scores])}{more}</div>"
         "</article>"
     )
-
-
-def _meaning(attack: Attack) -> str:
-    """Whether the pictures say more than the mean of all images does, which anybody could answer."""
-    facts = dict(attack.facts)
-    try:
-        found, anyway = (float(facts[key]) for key in ("psnr (against x)", "mean image psnr"))
-    except (KeyError, ValueError):
-        return ""
-    numbers = f"{found:.1f} dB against {anyway:.1f} dB"
-    if found > anyway:
-        text = f"On average closer to the originals than the mean image or public ones are ({numbers}): "
-        text += "it shows something of them."
-        return f"<p>{text}</p>"
-    text = f"On average no closer to the originals than the mean image or public ones are ({numbers})"
-    closer = [value for value in attack.psnrs if value > anyway]
-    if closer:
-        text += f", but {len(closer)} of {len(attack.psnrs)} are closer, the best at {max(closer):.1f} dB."
-    elif attack.psnrs:
-        text += ", nor is any single one: by this measure it shows nothing of them."
-    else:
-        text += "."
-    return f"<p>{text}</p>"
 
 
 def _spelt(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 import tomllib
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 _LARGEST_TEXT = 256 << 20
+_LARGEST_NUMBER = 1e100  # beyond anything measured, and far from where sums overflow
 
 
 class Problems(list[str]):
@@ -78,3 +80,16 @@ def why(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"cannot be read: {error.strerror or 'unknown reason'}"
     return "cannot be read: not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+
+
+def number(value: Any) -> float | None:
+    """A finite number that charts can work with, or None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST_NUMBER:
+        return None
+    return float(value)
+
+
+def natural(path: Path | str) -> list[tuple[int, int, str]]:
+    """Sort seed-2 before seed-10."""
+    parts = re.split(r"(\d{1,300})", str(path))
+    return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in parts]

@@ -6,14 +6,14 @@ import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
+from fedveil.experiment.config import WITHOUT_EFFECT, Metric, distinguishing
 from fedveil.report.reading import Proof, Run
 
 ADVERSARIES = ("observer", "server", "client")
 WHO = {"observer": "published results", "server": "the server", "client": "another participant"}
 WHOM = {"client": "one client's whole data", "record": "a single record"}
-_NOT_THE_SETTING = {"seeds", "workers", "max_memory", "checkpoint_every"}
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,9 @@ class Setting:
     def measured(self, metric: str) -> Spread | None:
         """Of the finished runs: accuracy, that of the clients' own models (personal), or what texts are measured by
         (mcc, perplexity); None for anything else."""
-        known = {"accuracy", "personal", "mcc", "perplexity"}
-        return Spread.of([getattr(r, metric) for r in self.runs if r.finished]) if metric in known else None
+        if metric not in get_args(Metric):
+            return None
+        return Spread.of([getattr(run, metric) for run in self.runs if run.finished])
 
     def proofs(self) -> list[Proof]:
         """Per adversary and unit the weakest over the seeds: nothing proven for one is nothing proven."""
@@ -130,11 +131,7 @@ def mixed(settings: Sequence[Setting]) -> list[str]:
 def _identity(run: Run) -> str:
     if not run.config:
         return json.dumps([run.experiment, run.method, run.dataset, run.model, dict(run.plan)])
-    content = {key: value for key, value in run.config.items() if key != "paper"}
-    section = content.get("run")
-    if isinstance(section, Mapping):
-        content["run"] = {key: value for key, value in section.items() if key not in _NOT_THE_SETTING}
-    return json.dumps([run.experiment, content], sort_keys=True, default=str)
+    return json.dumps([run.experiment, distinguishing(run.config)], sort_keys=True, default=str)
 
 
 def _names(members: Sequence[Sequence[Run]]) -> list[str]:
@@ -163,7 +160,7 @@ def _names(members: Sequence[Sequence[Run]]) -> list[str]:
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     flat: dict[str, str] = {}
     for key, value in config.items():
-        if key == "paper" or key in _NOT_THE_SETTING:
+        if f"{prefix}{key}" in WITHOUT_EFFECT:
             continue
         if isinstance(value, Mapping):
             flat |= _flat(value, f"{prefix}{key}.")

@@ -36,11 +36,11 @@ class Followed:
 class LiveView:
     """Serves the page while it is open: `with LiveView() as live: print(live.url)`."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self) -> None:
         self._token = secrets.token_urlsafe(24)
         self._run: Followed | None = None
         self._folder: Path | None = None
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, name="live view", daemon=True)
 

@@ -6,9 +6,9 @@ import base64
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from fedveil.report import charts
+from fedveil.report.attack_files import Picture
 from fedveil.report.groups import Setting
-from fedveil.report.reading import Picture
+from fedveil.report.svg import swatch
 
 NOTHING = "&ndash;"
 Cell = str | tuple[str, float | None]
@@ -66,7 +66,7 @@ def table(
 
 def named(setting: Setting) -> str:
     """A setting's mark and name, kept together."""
-    return f'<span class="named">{charts.swatch(setting.look)}<span>{escape(setting.name)}</span></span>'
+    return f'<span class="named">{swatch(setting.look)}<span>{escape(setting.name)}</span></span>'
 
 
 def legend(settings: Sequence[Setting]) -> str:

@@ -14,15 +14,12 @@ from typing import Any
 
 from fedveil.errors import InputError, ResultError
 from fedveil.numerics import NUMERICS, numerics_of
-from fedveil.report.files import Problems, parse_json, parse_toml, read_bytes, read_json, read_text, why
+from fedveil.report.attack_files import Attack, Picture, read_attacks, read_pictures
+from fedveil.report.files import Problems, natural, number, parse_json, parse_toml, read_json, read_text
 from fedveil.session.model_file import model_problems
 from fedveil.session.results import Result
 
 MARKS = ("summary.json", "rounds.jsonl", "config.toml")
-_PNG = b"\x89PNG\r\n\x1a\n"
-_LARGEST_PICTURE = 4 << 20
-_MOST_PICTURES = 48
-_LARGEST_NUMBER = 1e100  # beyond anything measured, and far from where sums overflow
 
 
 @dataclass(frozen=True)
@@ -71,39 +68,6 @@ class Paper:
         if self.metric not in ("accuracy", "personal"):
             return f"{self.expected:g} ({self.metric})"
         return f"{self.expected if self.expected > 1 else 100 * self.expected:.2f} %"
-
-
-@dataclass(frozen=True)
-class Picture:
-    name: str
-    png: bytes
-
-    @property
-    def width(self) -> int:
-        """In pixels, as its header says."""
-        return int.from_bytes(self.png[16:20], "big")
-
-
-@dataclass(frozen=True)
-class TextPair:
-    """A client's text beside what an attack made of it."""
-
-    original: str
-    found: str
-    rouge: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Attack:
-    """What one attack left behind: facts, pictures or texts and, of a membership attack, its ROC curve."""
-
-    name: str
-    target: str
-    facts: tuple[tuple[str, str], ...]
-    pictures: tuple[Picture, ...]
-    roc: tuple[tuple[float, ...], tuple[float, ...]] | None
-    texts: tuple[TextPair, ...] = ()
-    psnrs: tuple[float, ...] = ()  # of the single images that an inversion made
 
 
 @dataclass(frozen=True)
@@ -162,13 +126,6 @@ class Run:
         return number(section.get("budget")) if isinstance(section, Mapping) else None
 
 
-def number(value: Any) -> float | None:
-    """A finite number that charts can work with, or None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST_NUMBER:
-        return None
-    return float(value)
-
-
 def read_runs(results: Sequence[Path | str | Result]) -> list[Run]:
     """Every run in these folders (at any depth) and results, in the order given.
 
@@ -188,7 +145,7 @@ def read_runs(results: Sequence[Path | str | Result]) -> list[Run]:
         found = [read_folder(folder) for folder in folders]
         # Folders below one another are named by hashes: order them by what they are.
         runs += sorted(
-            found, key=lambda run: _natural(f"{run.experiment} {run.method} {run.config_text}{run.name}")
+            found, key=lambda run: natural(f"{run.experiment} {run.method} {run.config_text}{run.name}")
         )
     if not runs:
         given = ", ".join(str(item) for item in results) or "nothing"
@@ -223,7 +180,7 @@ def run_folders(place: Path) -> list[Path]:
     if any((place / mark).exists() for mark in MARKS):
         return [place]
     found = {path.parent for mark in MARKS for path in place.rglob(mark)}
-    return sorted(found, key=_natural)
+    return sorted(found, key=natural)
 
 
 def read_folder(folder: Path) -> Run:
@@ -242,10 +199,10 @@ def read_folder(folder: Path) -> Run:
         problems.extend(model_problems(folder, summary or {}))
     else:
         problems.notes.append(_unfinished(history, config))
-    attacks = tuple(_attack(place, folder / "attacks", problems) for place in _attacks(folder / "attacks"))
+    attacks = read_attacks(folder / "attacks", problems)
     audits = [
         row
-        for path in sorted((folder / "audits").glob("**/*.json"), key=_natural)
+        for path in sorted((folder / "audits").glob("**/*.json"), key=natural)
         for row in _audit_rows(read_json(path, problems))
     ]
     return _build(
@@ -259,8 +216,8 @@ def read_folder(folder: Path) -> Run:
         folder=folder,
         numerics=numerics_of(folder) or NUMERICS,
         attacks=attacks,
-        synthetic=_pictures(folder / "synthetic", problems),
-        figures=_pictures(folder / "figures", problems),
+        synthetic=read_pictures(folder / "synthetic", problems),
+        figures=read_pictures(folder / "figures", problems),
     )
 
 
@@ -281,13 +238,11 @@ def _build(
     problems: Problems,
     **others: Any,
 ) -> Run:
-    summary: Mapping[str, Any] = found or {}
-    told = _Fields(summary, problems if found is not None else [])
+    told = _Fields(found or {}, problems if found is not None else [])
     privacy = _Fields(told.mapping("privacy"), told.problems, "privacy.")
     audit = privacy.mapping("audit", required=False)
-    method, plan, run = (_section(config, key) for key in ("method", "plan", "run"))
     plan = told.mapping("plan", required=False)
-    last = history[-1] if history else None
+    task, run = _section(config, "task"), _section(config, "run")
     seed = told.number("seed", required=False)
     match = re.search(r"seed-(\d+)$", name)
     # <experiment>/<config>/seed-N, or a folder of the caller's own choice (fedveil.run)
@@ -296,45 +251,46 @@ def _build(
         name=name,
         finished=found is not None,
         experiment=told.text("experiment", required=False) or place,
-        method=told.text("method") or str(method.get("name", "unknown method")),
+        method=told.text("method") or str(_section(config, "method").get("name", "unknown method")),
         seed=int(seed) if seed is not None else int(match[1]) if match else None,
-        dataset=told.text("dataset", required=False) or str(_section(config, "task").get("dataset", "")),
+        dataset=told.text("dataset", required=False) or str(task.get("dataset", "")),
         data=told.text("data", required=False),
-        model=told.text("model", required=False) or str(_section(config, "task").get("model", "")),
-        accuracy=told.number("accuracy", required=False),
-        loss=told.number("loss", required=False),
-        mcc=told.number("mcc", required=False),
-        perplexity=told.number("perplexity", required=False),
-        personal=number((told.mapping("personal", required=False) or {}).get("test_accuracy")),
-        rounds=int(told.number("rounds") or (last.round if last else 0)),
+        model=told.text("model", required=False) or str(task.get("model", "")),
+        rounds=int(told.number("rounds") or (history[-1].round if history else 0)),
         planned=_whole(plan.get("rounds")) or _whole(run.get("rounds")),
-        seconds=told.number("seconds", required=False),
-        bytes_up=told.number("bytes_up", required=False),
-        bytes_down=told.number("bytes_down", required=False),
         stopped=told.text("stopped", required=False),
         claim=_claim(privacy.values.get("paper_claim")),
         proven=_proofs(privacy, plan),
         audits=(*(_audit_rows(audit) if audit else []), *audits),
         words=told.text("privacy_in_words"),
         removable=privacy.values.get("removable") is True,
-        classes=tuple(str(item) for item in told.items("classes", required=False)),
-        per_class=tuple(number(item) for item in told.items("per_class", required=False)),
-        per_client=tuple(number(item) for item in told.items("per_client", required=False)),
-        per_client_on=told.text("per_client_on", required=False),
-        partition=_counts(told),
         plan={str(key): str(value) for key, value in plan.items()},
         environment={
             str(key): str(value) for key, value in told.mapping("environment", required=False).items()
         },
-        parameters=_whole(summary.get("parameters")),
         paper=_paper(told.mapping("paper", required=False) or _section(config, "paper")),
         history=history,
         config=config,
         config_text=config_text,
+        **_measured(told),
+        **others,
         problems=tuple(dict.fromkeys(problem for problem in problems if problem)),
         notes=tuple(problems.notes),
-        **others,
     )
+
+
+def _measured(told: _Fields) -> dict[str, Any]:
+    """The numbers of a finished run; none of them is required."""
+    names = ("accuracy", "loss", "mcc", "perplexity", "seconds", "bytes_up", "bytes_down")
+    return {name: told.number(name, required=False) for name in names} | {
+        "personal": number(told.mapping("personal", required=False).get("test_accuracy")),
+        "classes": tuple(str(item) for item in told.items("classes", required=False)),
+        "per_class": tuple(number(item) for item in told.items("per_class", required=False)),
+        "per_client": tuple(number(item) for item in told.items("per_client", required=False)),
+        "per_client_on": told.text("per_client_on", required=False),
+        "partition": _counts(told),
+        "parameters": _whole(told.values.get("parameters")),
+    }
 
 
 class _Fields:
@@ -441,7 +397,7 @@ def _unfinished(history: Sequence[Point], config: Mapping[str, Any]) -> str:
     of = f" of {planned}" if planned else ""
     return (
         f"not finished: {done}{of} rounds are on record, summary.json is missing; "
-        "the same command goes on from there"
+        "the same command resumes from there"
     )
 
 
@@ -478,114 +434,3 @@ def _audit_rows(found: Any) -> list[Mapping[str, Any]]:
         return _audit_rows(found["audit"])
     listed = found.get("all")
     return [row for row in listed if isinstance(row, Mapping)] if isinstance(listed, list) else [found]
-
-
-def _attacks(place: Path) -> list[Path]:
-    """The folders of attacks: those with a finding or a curve, and those that should have one."""
-    found = {path.parent for name in ("finding.json", "roc.json") for path in place.rglob(name)}
-    found |= {folder for folder in _subfolders(place) if not any(folder in (f, *f.parents) for f in found)}
-    return sorted(found, key=_natural)
-
-
-def _attack(folder: Path, place: Path, problems: Problems) -> Attack:
-    name, *target = folder.relative_to(place).parts
-    within = "/".join(("attacks", name, *target, ""))
-    found = read_json(folder / "finding.json", problems, within=within)
-    facts = tuple(_flat(found)) if isinstance(found, Mapping) else ()
-    roc = None
-    if (folder / "roc.json").exists():
-        roc = _roc(read_json(folder / "roc.json", problems, within=within))
-        if roc is None:
-            problems.append(f"{within}roc.json holds no curve")
-    pictures = tuple(p for p in _pictures(folder, problems) if roc is None or p.name != "roc")
-    texts: tuple[TextPair, ...] = ()
-    if (folder / "texts.json").exists():
-        texts = _text_pairs(read_json(folder / "texts.json", problems, within=within))
-        if not texts:
-            problems.append(f"{within}texts.json holds no texts")
-    return Attack(name, " ".join(target), facts, pictures, roc, texts, _psnrs(found))
-
-
-def _psnrs(found: Any) -> tuple[float, ...]:
-    for key in ("against_x", "per_image", "psnr"):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    values = [number(value) for value in found] if isinstance(found, list) else []
-    return tuple(value for value in values if value is not None)
-
-
-def _text_pairs(found: Any) -> tuple[TextPair, ...]:
-    pairs = []
-    for row in found[:_MOST_PICTURES] if isinstance(found, list) else []:
-        texts = [row.get(key) for key in ("original", "found")] if isinstance(row, Mapping) else []
-        if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
-            return ()
-        scores = [number(row.get(key)) for key in ("rouge1", "rouge2", "rougeL")]
-        original, read = map(str, texts)
-        pairs.append(TextPair(original, read, tuple(score for score in scores if score is not None)))
-    return tuple(pairs)
-
-
-def _roc(found: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    if not isinstance(found, Mapping):
-        return None
-    false, true = found.get("fpr"), found.get("tpr")
-    if not isinstance(false, list) or not isinstance(true, list) or not 1 < len(false) == len(true):
-        return None
-    pairs = [(number(a), number(b)) for a, b in zip(false, true, strict=True)]
-    whole = sorted((a, b) for a, b in pairs if a is not None and b is not None)
-    if len(whole) != len(pairs):
-        return None
-    return tuple(a for a, _ in whole), tuple(b for _, b in whole)
-
-
-def _flat(values: Mapping[str, Any], within: str = "", depth: int = 0) -> Iterable[tuple[str, str]]:
-    """Facts as name and text; long lists and what is nested deep are not facts."""
-    for key, value in values.items():
-        name = str(key).replace("_", " ") + (f" ({within})" if within else "")
-        if isinstance(value, Mapping) and set(value) == {"value", "low", "high"}:
-            middle, low, high = (number(value[part]) for part in ("value", "low", "high"))
-            if middle is not None and low is not None and high is not None:
-                yield name, f"{middle:.3f} ({low:.3f} to {high:.3f})"
-        elif isinstance(value, Mapping) and depth < 3:
-            plain = key in ("metrics", "facts", "summary", "mean")
-            yield from _flat(value, within if plain else str(key).replace("_", " "), depth + 1)
-        elif isinstance(value, bool) or value is None:
-            yield name, {True: "yes", False: "no", None: "none"}[value]
-        elif isinstance(value, int | float):
-            yield name, f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-        elif isinstance(value, str):
-            yield name, value if len(value) <= 400 else value[:399] + "…"
-        elif isinstance(value, list) and 0 < len(value) <= 8 and all(number(v) is not None for v in value):
-            yield name, ", ".join(f"{v:.4g}" for v in value)
-
-
-def _pictures(folder: Path, problems: Problems) -> tuple[Picture, ...]:
-    if not folder.is_dir():
-        return ()
-    paths = sorted(folder.glob("*.png"), key=_natural)
-    pictures = []
-    for path in paths[:_MOST_PICTURES]:
-        try:
-            body = read_bytes(path, _LARGEST_PICTURE)
-        except OSError as error:
-            problems.append(f"{folder.name}/{path.name} {why(error)}")
-            continue
-        if not body.startswith(_PNG):
-            problems.append(f"{folder.name}/{path.name} is no PNG picture")
-            continue
-        pictures.append(Picture(path.stem, body))
-    if len(paths) > _MOST_PICTURES:
-        problems.notes.append(f"{folder.name}: the first {_MOST_PICTURES} of {len(paths)} pictures are shown")
-    return tuple(pictures)
-
-
-def _subfolders(folder: Path) -> list[Path]:
-    return (
-        sorted((path for path in folder.iterdir() if path.is_dir()), key=_natural) if folder.is_dir() else []
-    )
-
-
-def _natural(path: Path | str) -> list[tuple[int, int, str]]:
-    """Sort seed-2 before seed-10."""
-    parts = re.split(r"(\d{1,300})", str(path))
-    return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in parts]

@@ -26,22 +26,20 @@ class Scale:
         return self.start + min(1.0, max(0.0, share)) * (self.end - self.start)
 
 
-def linear(values: Sequence[float], start: float, end: float, *, count: int = 5, zero: bool = False) -> Scale:
+def linear(values: Sequence[float], start: float, end: float) -> Scale:
     """A scale that holds the values and begins and ends at round numbers."""
     low = min(values, default=0.0)
     high = max(values, default=1.0)
-    if zero:
-        low = min(low, 0.0)
     if high - low < 1e-9 * max(1.0, abs(high)):
         pad = abs(high) * 0.1 if abs(high) > 1e-9 else 0.5
-        low, high = (low, high + 2 * pad) if zero else (low - pad, high + pad)
-    step = _round_step((high - low) / count)
+        low, high = low - pad, high + pad
+    step = _round_step((high - low) / 5)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     ticks = tuple(round(i * step, 12) for i in range(first, last + 1))
     return Scale(ticks[0], ticks[-1], start, end, ticks)
 
 
-def exact(low: float, high: float, start: float, end: float, *, count: int = 5, whole: bool = False) -> Scale:
+def exact(low: float, high: float, start: float, end: float, *, count: int, whole: bool = False) -> Scale:
     """A scale over just this range, with round ticks inside; `whole`: of things that have no fractions."""
     if high - low < 1e-9 * max(1.0, abs(high)):
         high = low + max(1.0, 0.1 * abs(low))

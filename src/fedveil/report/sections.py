@@ -5,16 +5,19 @@ Text from result folders enters the page through `escape` only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any, TypeVar
 
 from fedveil.privacy.statement import NO_AUDIT, show
 from fedveil.report import charts
-from fedveil.report.charts import Curve, Dot, Mark, Row
+from fedveil.report.charts import Curve, Dot
+from fedveil.report.files import number
 from fedveil.report.groups import ADVERSARIES, WHO, WHOM, Setting, Spread
 from fedveil.report.markup import NOTHING, Cell, legend, named, section, table
-from fedveil.report.reading import Proof, Run, number
+from fedveil.report.partition_chart import MOST_BUBBLES, partition_chart
+from fedveil.report.privacy_chart import Mark, Row, privacy_chart
+from fedveil.report.reading import Proof, Run
 from fedveil.report.verdict import headline, lines, percent, small, strength
 from fedveil.session.tables import size
 
@@ -51,70 +54,58 @@ def problems(runs: Sequence[Run], notes: Sequence[str]) -> str:
 
 
 def results(settings: Sequence[Setting]) -> str:
-    heads = [
-        "method",
-        "seeds",
-        "accuracy",
-        "ε published",
-        "ε server",
-        "audit: ε ≥",
-        "sent up",
-        "sent down",
-        "seconds",
-    ]
     with_paper = any(s.first.paper is not None and s.first.paper.expected is not None for s in settings)
-    if with_paper:
-        heads.append("paper")
-    if not any(s.audited() for s in settings):
-        heads.remove("audit: ε ≥")
-    best = max((s.accuracy.mean for s in settings if s.accuracy), default=None)
+    with_audit = any(s.audited() for s in settings)
+    heads = ["method", "seeds", "accuracy", "ε published", "ε server"]
+    heads += ["audit: ε ≥"] * with_audit + ["sent up", "sent down", "seconds"] + ["paper"] * with_paper
+    best = max((s.accuracy.mean for s in settings if s.accuracy), default=None) if len(settings) > 1 else None
     rows = []
     for s in settings:
-        spread = s.accuracy
-        told = percent(spread)
-        if spread is not None and spread.mean == best and len(settings) > 1:
-            told = f"<strong>{told}</strong>"
-        row: list[Cell] = [
-            named(s),
-            (str(len(s.runs)), float(len(s.runs))),
-            (told, None if spread is None else spread.mean),
-        ]
-        for adversary in ("observer", "server"):
-            proof = s.proof(adversary)
-            if not s.first.finished:  # what it will prove is not known yet
-                row.append((NOTHING, None))
-            elif proof is None or proof.epsilon is None:
-                row.append(("none", float("inf")))
-            else:
-                row.append((f"{show(proof.epsilon)} <small>{escape(proof.unit)}</small>", proof.epsilon))
-        if "audit: ε ≥" in heads:
+        row: list[Cell] = [named(s), (str(len(s.runs)), float(len(s.runs))), _accuracy(s, best)]
+        row += [_epsilon(s, adversary) for adversary in ("observer", "server")]
+        if with_audit:
             bounds = [number(audit.get("lower_bound")) for audit in s.audited()]
             bound = max((b for b in bounds if b is not None), default=None)
             row.append((NOTHING if bound is None else show(bound), bound))
-        for values in ([r.bytes_up for r in s.runs], [r.bytes_down for r in s.runs]):
-            sent = Spread.of(values)
-            row.append(
-                (
-                    NOTHING if sent is None else size(sent.mean),
-                    None if sent is None else sent.mean,
-                )
-            )
-        time = Spread.of([r.seconds for r in s.runs])
-        row.append((NOTHING if time is None else f"{time.mean:.1f}", None if time is None else time.mean))
+        row += [_mean([r.bytes_up for r in s.runs], size), _mean([r.bytes_down for r in s.runs], size)]
+        row.append(_mean([r.seconds for r in s.runs], "{:.1f}".format))
         if with_paper:
             paper = s.first.paper
-            if paper is None or paper.published is None:
-                row.append((NOTHING, None))
-            else:
-                row.append((escape(paper.published), paper.expected))
+            published = None if paper is None else paper.published
+            row.append(
+                (NOTHING, None) if paper is None or published is None else (escape(published), paper.expected)
+            )
         rows.append(row)
     note = (
         "Accuracy on the test set: mean and sample deviation over seeds. ε: proven, for the unit named; "
         "bytes and seconds: mean of a run."
     )
-    if "audit: ε ≥" in heads:
+    if with_audit:
         note += " Audit: the most that was shown against anybody, for one participation."
     return section("results", "Results", table("Results by method", heads, rows), lead=note)
+
+
+def _accuracy(setting: Setting, best: float | None) -> Cell:
+    """Bold where it is the best of several."""
+    spread = setting.accuracy
+    told = percent(spread)
+    if spread is None:
+        return told, None
+    return f"<strong>{told}</strong>" if spread.mean == best else told, spread.mean
+
+
+def _epsilon(setting: Setting, adversary: str) -> Cell:
+    proof = setting.proof(adversary)
+    if not setting.first.finished:  # what it will prove is not known yet
+        return NOTHING, None
+    if proof is None or proof.epsilon is None:
+        return "none", float("inf")
+    return f"{show(proof.epsilon)} <small>{escape(proof.unit)}</small>", proof.epsilon
+
+
+def _mean(values: Sequence[float | None], written: Callable[[float], str]) -> Cell:
+    spread = Spread.of(values)
+    return (NOTHING, None) if spread is None else (written(spread.mean), spread.mean)
 
 
 def privacy(settings: Sequence[Setting]) -> str:
@@ -134,7 +125,7 @@ def privacy(settings: Sequence[Setting]) -> str:
             '<li><svg class="key" viewBox="0 0 14 14" aria-hidden="true"><path class="hollow claim" d="M7 1l6 6l-6 6'
             'l-6 -6Z"/></svg>the paper&#39;s own claim</li></ul>'
         )
-        chart = key + charts.privacy_chart(rows, label=label)
+        chart = key + privacy_chart(rows, label=label)
     words = "".join(_words(setting, opened=len(settings) == 1) for setting in settings)
     lead = (
         "Three things that never stand in for one another: what a paper claims, what is proven for these very runs, "
@@ -291,69 +282,72 @@ def tradeoff(settings: Sequence[Setting]) -> str:
     done = [s for s in settings if s.accuracy is not None]
     if not done:
         return ""
-    parts = []
-    for adversary in ("observer", "server"):
-        dots = []
-        units = {proof.unit for s in done if (proof := s.proof(adversary)) is not None}
-        for s in done:
-            spread, proof = s.accuracy, s.proof(adversary)
-            assert spread is not None
-            epsilon = None if proof is None else proof.epsilon
-            said = "nothing proven"
-            unit = ""
-            if proof is not None and epsilon is not None:
-                said = f"epsilon {show(epsilon)} for {WHOM.get(proof.unit, proof.unit)}"
-                unit = " (record)" if len(units) > 1 and proof.unit == "record" else ""
-            dots.append(
-                Dot(
-                    s.name + unit,
-                    s.look,
-                    epsilon,
-                    spread.mean,
-                    spread.deviation,
-                    f"{s.name}: {percent(spread)}, {said}",
-                )
-            )
-        if all(dot.x is None for dot in dots):
-            continue
-        same = [
-            [i for i, s in enumerate(done) if s.method == method]
-            for method in dict.fromkeys(s.method for s in done)
-        ]
-        whom = f" for {WHOM.get(next(iter(units)), '')}" if len(units) == 1 else ""
-        chart = charts.plane_chart(
-            dots,
-            label=f"Accuracy against proven epsilon ({WHO[adversary]}). "
-            + ". ".join(dot.note for dot in dots),
-            x_label=f"ε proven against {WHO[adversary]} (logarithmic)",
-            y_label="test accuracy, %",
-            log=True,
-            joined=same,
-        )
-        title = f"Accuracy and what is proven{whom} against {WHO[adversary]}"
-        parts.append(f"<figure><figcaption>{escape(title)}</figcaption>{chart}</figure>")
-    if parts:
-        parts = [f'<div class="pair">{"".join(parts)}</div>']
-    sent = [Curve(s.name, s.look, *_in_megabytes(s.curve("bytes", "accuracy"))) for s in settings]
-    sent = [curve for curve in sent if curve.x]
-    if sent:
-        chart = charts.line_chart(
-            sent,
-            label="Accuracy against megabytes sent. "
-            + ". ".join(f"{c.name}: {c.x[-1]:.2f} megabytes" for c in sent),
-            x_label="megabytes sent, up and down, all clients",
-            y_label="test accuracy, %",
-        )
-        parts.append(f"<figure><figcaption>Accuracy and traffic</figcaption>{chart}</figure>")
-    if not parts:
+    planes = [_plane(done, adversary) for adversary in ("observer", "server")]
+    pair = f'<div class="pair">{"".join(planes)}</div>' if any(planes) else ""
+    traffic = _traffic(settings)
+    if not pair and not traffic:
         return ""
     lead = "Up is better; left is more private, or cheaper. Bars are one sample deviation over seeds."
-    if len({proof.unit for s in done for who in ("observer", "server") if (proof := s.proof(who))}) > 1:
+    if len(_units(done, "observer") | _units(done, "server")) > 1:
         lead += (
             " Where a name ends in (record), epsilon is for single records, else for whole clients: "
             "the two cannot be compared."
         )
-    return section("trade-off", "What privacy and traffic buy", legend(settings), *parts, lead=lead)
+    return section("trade-off", "What privacy and traffic buy", legend(settings), pair, traffic, lead=lead)
+
+
+def _units(settings: Sequence[Setting], adversary: str) -> set[str]:
+    return {proof.unit for s in settings if (proof := s.proof(adversary)) is not None}
+
+
+def _plane(done: Sequence[Setting], adversary: str) -> str:
+    """Accuracy against what is proven; nothing where nothing is proven for any of the settings."""
+    units = _units(done, adversary)
+    dots = [_dot(s, s.proof(adversary), mixed=len(units) > 1) for s in done]
+    if all(dot.x is None for dot in dots):
+        return ""
+    same = [
+        [i for i, s in enumerate(done) if s.method == method]
+        for method in dict.fromkeys(s.method for s in done)
+    ]
+    whom = f" for {WHOM.get(next(iter(units)), '')}" if len(units) == 1 else ""
+    chart = charts.plane_chart(
+        dots,
+        label=f"Accuracy against proven epsilon ({WHO[adversary]}). " + ". ".join(dot.note for dot in dots),
+        x_label=f"ε proven against {WHO[adversary]} (logarithmic)",
+        y_label="test accuracy, %",
+        joined=same,
+    )
+    title = f"Accuracy and what is proven{whom} against {WHO[adversary]}"
+    return f"<figure><figcaption>{escape(title)}</figcaption>{chart}</figure>"
+
+
+def _dot(setting: Setting, proof: Proof | None, *, mixed: bool) -> Dot:
+    """A finished setting; where units are `mixed`, its name says when epsilon is that of a record."""
+    spread = setting.accuracy
+    assert spread is not None
+    epsilon, said, unit = None, "nothing proven", ""
+    if proof is not None and proof.epsilon is not None:
+        epsilon = proof.epsilon
+        said = f"epsilon {show(epsilon)} for {WHOM.get(proof.unit, proof.unit)}"
+        unit = " (record)" if mixed and proof.unit == "record" else ""
+    note = f"{setting.name}: {percent(spread)}, {said}"
+    return Dot(setting.name + unit, setting.look, epsilon, spread.mean, spread.deviation, note)
+
+
+def _traffic(settings: Sequence[Setting]) -> str:
+    sent = [Curve(s.name, s.look, *_in_megabytes(s.curve("bytes", "accuracy"))) for s in settings]
+    sent = [curve for curve in sent if curve.x]
+    if not sent:
+        return ""
+    chart = charts.line_chart(
+        sent,
+        label="Accuracy against megabytes sent. "
+        + ". ".join(f"{c.name}: {c.x[-1]:.2f} megabytes" for c in sent),
+        x_label="megabytes sent, up and down, all clients",
+        y_label="test accuracy, %",
+    )
+    return f"<figure><figcaption>Accuracy and traffic</figcaption>{chart}</figure>"
 
 
 def _in_megabytes(
@@ -444,7 +438,7 @@ def partition(settings: Sequence[Setting]) -> str:
         f"{len(sizes)} clients share {sum(sizes):,} examples of {len(counts[0])} classes; "
         f"the smallest has {min(sizes)}, the largest {max(sizes)} (seed {known.seed}).{cut}"
     )
-    chart = charts.partition_chart(counts, known.classes, label=f"Who holds what. {said}")
-    how = "dots: their area" if len(counts) <= charts.MOST_BUBBLES else "shades: their depth"
+    chart = partition_chart(counts, known.classes, label=f"Who holds what. {said}")
+    how = "dots: their area" if len(counts) <= MOST_BUBBLES else "shades: their depth"
     note = f"Bars are the examples of a client. Below are those of each class as {how} is the count."
     return section("partition", "Who holds what", chart, f'<p class="note">{note}</p>', lead=said)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedveil.privacy.statement import betrays_somebody, show
+from fedveil.report.files import number
 from fedveil.report.groups import WHO, WHOM, Setting, Spread
-from fedveil.report.reading import Paper, Proof, number
+from fedveil.report.reading import Paper, Proof
 
 Level = Literal["good", "fair", "weak", "bad"]
 _AGAINST = WHO | {"observer": "those who see only what is published"}

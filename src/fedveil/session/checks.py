@@ -69,7 +69,7 @@ def check_min_clients(min_clients: int, plan: Plan) -> None:
         raise InputError(
             "run.min_clients",
             min_clients,
-            "dropping small Poisson rounds would tell how many came, which the accounting does not allow",
+            "dropping small Poisson rounds would disclose how many participate, which the accounting does not allow",
             "Leave it out, or use another sampler.",
         )
 

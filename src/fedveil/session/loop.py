@@ -54,7 +54,7 @@ CallbacksFor = Callable[[Plan], Sequence[Callback]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """Where a run came to."""
+    """The results of the loop: the server after its last round."""
 
     server: Record
     rounds: int
@@ -164,7 +164,7 @@ def _without_failing(
 ) -> Answers:
     """The answers without those that the server cannot use even alone, where others than ourselves made them.
 
-    If that explains nothing, the failure is the method's own and goes on.
+    If that explains nothing, the failure is the method's own and is raised again.
     """
     kept: list[int] = []
     problems: dict[int, str] = {}

@@ -47,19 +47,19 @@ def noise_for(method: AnyMethod, plan: Plan, asked: NoiseSource | None, *, own_d
 
 
 def declared(method: AnyMethod, plan: Plan, *, deployed: bool) -> tuple[Release, ...]:
-    """The method's releases; where nodes decide for themselves whether they answer, who took part counts as seen.
+    """The method's releases; where nodes decide for themselves whether they answer, participation counts as observed.
 
     A deployed node refuses cohorts that its policy calls too small, and rounds that its limits do not allow. So what
-    the others send hangs on the size of this cohort, where it is told, and on earlier cohorts: a sum then hides
-    nobody's presence. Only Poisson cohorts of unknown size say nothing of one another.
+    the others send depends on the size of this cohort, where it is disclosed, and on earlier cohorts: a sum then does
+    not hide participation. Only Poisson cohorts of unknown size are independent of one another.
     """
     releases = tuple(method.releases(plan))
     if not deployed:
         return releases
 
     def betrayed(release: Release) -> bool:
-        told = plan.sampler == "fixed" or release.insider is not None
-        return told and release.unit == "client" and release.participation == "hidden"
+        disclosed = plan.sampler == "fixed" or release.insider is not None
+        return disclosed and release.unit == "client" and release.participation == "hidden"
 
     return tuple(replace(r, participation="seen") if betrayed(r) else r for r in releases)
 
@@ -128,7 +128,7 @@ class PrivacyGuard(Callback):
         self._keeper = BudgetKeeper(budget, self._ledger, run, self._releases, plan)
 
     def require_charged(self, rounds: int) -> None:
-        """Refuse to go on after so many rounds if one of them is not on the ledger: it would show too little."""
+        """Refuse to resume after so many rounds if one of them is not on the ledger: it would show too little."""
         if self._ledger is None:
             return
         for number in range(1, rounds + 1):

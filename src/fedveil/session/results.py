@@ -124,7 +124,7 @@ class ResultFolder:
         require_numerics(self.path, numerics_of(self.path))
 
     def require_data(self, digest: str | None) -> None:
-        """Refuse a folder begun on other data of the same form: its result is not theirs, and rounds replayed with the
+        """Refuse a folder begun on other data of the same shape: its result is not theirs, and rounds replayed with the
         same noise on other data would show the difference bare."""
         mark = self.path / ".data"
         if digest is not None and mark.exists() and mark.read_text() != digest:
@@ -143,7 +143,7 @@ class ResultFolder:
         *,
         replay_safe: bool = True,
     ) -> Checkpoint | None:
-        """Begin, or go on from the newest whole checkpoint; rounds after it will be replayed.
+        """Begin, or resume from the newest whole checkpoint; rounds after it will be replayed.
 
         A checkpoint whose rounds are not all on record is passed over, unless replaying them would release more.
         """
@@ -179,7 +179,7 @@ class ResultFolder:
             content = path.read_bytes() if path.exists() else b""
         except OSError as error:
             raise ResultError(
-                f"{path} cannot be read: {error.strerror}. Remove it or mend the disk."
+                f"{path} cannot be read: {error.strerror}. Remove it or fix the disk."
             ) from error
         lines: list[dict[str, Any]] = []
         for text in content.split(b"\n"):

@@ -92,7 +92,7 @@ def open_session(
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins: at a checkpoint, with the rounds recorded so far, or at its first round."""
+    """Where a run begins: at a checkpoint, with the rounds completed so far, or at its first round."""
 
     checkpoint: Checkpoint | None = None
     history: list[dict[str, Any]] = field(default_factory=list)

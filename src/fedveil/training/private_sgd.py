@@ -1,23 +1,25 @@
-"""DP-SGD over the client axis: every example's gradient clipped, Gaussian noise on each batch's sum.
+"""DP-SGD over the client axis: every example's gradient clipped, noise on each batch's sum.
 
 Abadi et al.: Deep Learning with Differential Privacy. CCS 2016, Algorithm 1, inside each client. Batches are
-Poisson samples: each of a client's n examples is in a batch with probability 1 / ceil(n / B), and the noisy sum is
-divided by the expected size of a batch, so an example changes nothing but its own clipped gradient.
+Poisson samples, and the noisy sum is divided by the expected size of a batch, so an example changes nothing but its
+own clipped gradient. `private_gradient` is the one private step that all record-level methods take.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.linear_network import cross_entropy_gradient, example_norms, mean_gradient
 from fedveil.privacy.clipping import hide
-from fedveil.streams import ClientStreams, Stream, normal
+from fedveil.privacy.mechanisms import SumMechanism
+from fedveil.streams import ClientStreams, Stream
 from fedveil.task import Batch, Task
 from fedveil.training.per_example import clipped_gradient_sum
 from fedveil.tree import Params, per_row, rows
@@ -42,53 +44,98 @@ def accumulated_noise(lr: float, batch_size: int, epochs: int, momentum: float, 
     return lr * batches / records * math.sqrt(epochs * batches) / (1 - momentum)
 
 
+@dataclass(frozen=True)
+class PoissonBatches:
+    """The batches that each client reads: how many, with which chance of a given example, and their expected size."""
+
+    steps: Sequence[int]
+    rates: Sequence[float]
+    expected: Sequence[float]
+
+    @classmethod
+    def of_epochs(cls, sizes: Sequence[int], batch_size: int, epochs: int) -> PoissonBatches:
+        """`epochs` times ceil(n / B) batches of rate 1 / ceil(n / B); none of a client without examples."""
+        batches = [math.ceil(n / batch_size) for n in sizes]
+        return cls(
+            [epochs * count for count in batches],
+            [1 / max(1, count) for count in batches],
+            [n / max(1, count) for n, count in zip(sizes, batches, strict=True)],
+        )
+
+    @classmethod
+    def of_rate(cls, sizes: Sequence[int], rate: float, steps: int) -> PoissonBatches:
+        """`steps` batches of one rate; a client without examples adds its noise all the same."""
+        return cls([steps] * len(sizes), [rate] * len(sizes), [max(1.0, rate * n) for n in sizes])
+
+    def rows(self, index: Sequence[int]) -> PoissonBatches:
+        return PoissonBatches(
+            [self.steps[k] for k in index], [self.rates[k] for k in index], [self.expected[k] for k in index]
+        )
+
+
+@dataclass(frozen=True)
+class StepStreams:
+    """What the private steps of K clients draw from: their batches, their noise and, unless None, their dropout."""
+
+    batches: Sequence[Stream]
+    noise: Sequence[Stream]
+    dropout: Sequence[np.random.Generator] | None
+
+    @classmethod
+    def of(cls, streams: ClientStreams, *, dropout: bool = True) -> StepStreams:
+        return cls(
+            sampling_streams(streams, streams.of_round("batches")),
+            streams.noise("dp-sgd"),
+            dropout_streams(streams) if dropout else None,
+        )
+
+    def rows(self, index: Sequence[int]) -> StepStreams:
+        dropout = None if self.dropout is None else [self.dropout[k] for k in index]
+        return StepStreams([self.batches[k] for k in index], [self.noise[k] for k in index], dropout)
+
+    def first(self, count: int) -> StepStreams:
+        return StepStreams(
+            self.batches[:count], self.noise[:count], None if self.dropout is None else self.dropout[:count]
+        )
+
+
 def private_sgd(
     task: Task,
     w: Params,
     data: ClientData,
-    streams: ClientStreams,
+    streams: StepStreams,
+    batches: PoissonBatches,
+    mechanism: SumMechanism,
     *,
     lr: float,
-    batch_size: int,
-    epochs: int,
-    clip: float,
-    multiplier: float,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     proximal: float = 0.0,
-    dropout: bool = True,
+    closed_form: bool = True,
 ) -> Params:
-    """Each client's parameters `[K, ...]` after `epochs` times ceil(n / B) noisy steps from `w` `[K, ...]`.
+    """Each client's parameters `[K, ...]` after its private steps from `w` `[K, ...]`.
 
-    An infinite clip switches clipping and noise off. A client without examples keeps its start. Networks of
-    linear layers train with their dropout unless it is switched off, others without. `proximal` pulls every step
-    towards the start.
+    A client without steps keeps its start. `proximal` pulls every step towards the start. `closed_form`: see
+    `clipped_sum`.
     """
-    sizes = data.sizes.tolist()
-    batches = [math.ceil(n / batch_size) for n in sizes]
-    order = sorted(range(data.count), key=lambda k: (-batches[k], k))
+    order = sorted(range(data.count), key=lambda k: (-batches.steps[k], k))
     back = sorted(range(data.count), key=order.__getitem__)
     params = {
         name: leaf.clone(memory_format=torch.contiguous_format) for name, leaf in rows(w, order).items()
     }
     anchor = {name: leaf.clone() for name, leaf in params.items()} if proximal else {}
     velocity = {name: torch.zeros_like(leaf) for name, leaf in params.items()}
-    ordered, own = data.rows(order), streams.rows(order)
-    draws = sampling_streams(own, own.of_round("batches"))
-    # By place in the batch, so one record less moves the others' masks: nobody may know them.
-    drops, noises = own.unknown_to_server(own.of_round("dropout")), own.noise("dp-sgd")
-    std = multiplier * clip if math.isfinite(clip) else 0.0
-    for step in range(epochs * max(batches, default=0)):
-        active = sum(step < epochs * batches[k] for k in order)  # clients that are done are at the end
-        now = {name: leaf[:active] for name, leaf in params.items()}
-        batch = poisson_batch(ordered, [1 / batches[k] for k in order[:active]], draws[:active])
-        total = clipped_sum(task, now, batch, clip, drops[:active] if dropout else None)
-        expected = torch.tensor([sizes[k] / batches[k] for k in order[:active]], dtype=torch.float64)
+    ordered, batches, streams = data.rows(order), batches.rows(order), streams.rows(order)
+    expected = torch.tensor(batches.expected, dtype=torch.float64)
+    for step in range(max(batches.steps, default=0)):
+        active = sum(step < count for count in batches.steps)  # clients that are done are at the end
+        now, own = {name: leaf[:active] for name, leaf in params.items()}, streams.first(active)
+        batch = poisson_batch(ordered, batches.rates[:active], own.batches)
+        gradient = private_gradient(
+            task, now, batch, expected[:active], mechanism, own.noise, own.dropout, closed_form=closed_form
+        )
         for name, leaf in now.items():
-            g = total[name]
-            if std > 0:
-                g = g + std * normal(noises[:active], leaf.shape[1:], leaf)
-            g = g / per_row(expected.to(leaf.device), leaf)
+            g = gradient[name]
             if weight_decay:
                 g = g + weight_decay * leaf
             if proximal:
@@ -97,6 +144,36 @@ def private_sgd(
                 g = velocity[name][:active].mul_(momentum).add_(g)
             leaf.sub_(g, alpha=lr)
     return rows(params, back)
+
+
+def private_gradient(
+    task: Task,
+    w: Params,
+    batch: Batch,
+    expected: Tensor,
+    mechanism: SumMechanism,
+    noise: Sequence[Stream],
+    dropout: Sequence[np.random.Generator] | None = None,
+    *,
+    closed_form: bool = True,
+) -> Params:
+    """One private step of K clients: each example's gradient clipped, noise on their sum, divided by `expected` `[K]`.
+
+    Guarantees: an example moves the sum by at most `mechanism.clip`
+    (`test_one_example_moves_the_sum_by_no_more_than_the_clip`); the noise is the mechanism's
+    (`test_the_noise_is_what_is_declared`).
+    """
+    total = clipped_sum(task, w, batch, mechanism.clip, dropout, closed_form=closed_form)
+    noisy = mechanism.perturb(total, noise)
+    return {name: leaf / per_row(expected.to(leaf.device), leaf) for name, leaf in noisy.items()}
+
+
+def dropout_streams(streams: ClientStreams) -> list[np.random.Generator]:
+    """What dropout masks are drawn from.
+
+    They go by place in the batch, so one record less moves the others' masks: on a deployed node nobody may know them.
+    """
+    return streams.unknown_to_server(streams.of_round("dropout"))
 
 
 def sampling_streams(streams: ClientStreams, seeded: Sequence[Stream]) -> Sequence[Stream]:
@@ -108,8 +185,14 @@ def sampling_streams(streams: ClientStreams, seeded: Sequence[Stream]) -> Sequen
 
 
 def poisson_batch(data: ClientData, rates: Sequence[float], draws: Sequence[Stream]) -> Batch:
-    """Each example of client k with probability rates[k]; padding where others drew more."""
+    """Each example of client k with probability rates[k]; padding where others drew more.
+
+    The only place where private batches are drawn.
+    """
     active = len(rates)
+    if data.largest == 0:  # nobody has an example: a row of padding keeps the shapes
+        x, y = data.x.new_zeros(data.count, 1, *data.x.shape[2:]), data.y.new_zeros(data.count, 1)
+        data = ClientData(x, y, data.sizes)
     sizes = data.sizes[:active].tolist()
     taken = [
         torch.from_numpy(np.flatnonzero(stream.random(n) < rate))
@@ -126,11 +209,21 @@ def poisson_batch(data: ClientData, rates: Sequence[float], draws: Sequence[Stre
 
 
 def clipped_sum(
-    task: Task, w: Params, batch: Batch, clip: float, dropout: Sequence[np.random.Generator] | None = None
+    task: Task,
+    w: Params,
+    batch: Batch,
+    clip: float,
+    dropout: Sequence[np.random.Generator] | None = None,
+    *,
+    closed_form: bool = True,
 ) -> Params:
-    """`sum_i min(1, clip / |g_i|) g_i` of each client, `[K, ...]`."""
+    """`sum_i min(1, clip / |g_i|) g_i` of each client, `[K, ...]`.
+
+    Networks of linear layers compute it for all clients at once, unless `closed_form` is false. They draw other dropout
+    masks than the rest.
+    """
     assert batch.mask is not None
-    if task.linear is not None:
+    if task.linear is not None and closed_form:
         drop = task.dropout_masks(batch, dropout)
         scores, tape = task.linear.forward(w, batch.x, drop)
         factors = task.linear.backward(w, batch.x, tape, cross_entropy_gradient(scores, batch.y), drop)
@@ -150,7 +243,14 @@ def clipped_sum(
     for k in range(len(batch.y)):
         one = {name: leaf[k] for name, leaf in w.items()}
         total, _ = clipped_gradient_sum(
-            task.module, one, batch.x[k], batch.y[k], clip, loss=task.example_loss, mask=batch.mask[k]
+            task.module,
+            one,
+            batch.x[k],
+            batch.y[k],
+            clip,
+            loss=task.example_loss,
+            mask=batch.mask[k],
+            dropout=None if dropout is None else dropout[k],
         )
         found.append(total)
     return {name: torch.stack([total[name] for total in found]) for name in w}

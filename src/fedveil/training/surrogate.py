@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
+from fedveil.privacy.mechanisms import SumMechanism, Unnoised
 from fedveil.streams import ClientStreams, Stream, normal
 from fedveil.task import Batch, Task
 from fedveil.training.augmentation import Change, View, draw_view
@@ -25,7 +26,7 @@ from fedveil.training.gradient_matching import (
     weighted_gradient,
     weighted_loss,
 )
-from fedveil.training.private_sgd import clipped_sum, poisson_batch, sampling_streams
+from fedveil.training.private_sgd import poisson_batch, private_gradient, sampling_streams
 from fedveil.tree import Params, add, expand, norms, per_row, rows, sub, with_axis, without_axis
 
 PADDING = -1  # the label of a row that holds no image
@@ -47,8 +48,7 @@ class Loops:
     image_momentum: float
     distance: Distance
     augment: tuple[Change, ...] = ()
-    clip: float = math.inf
-    noise_multiplier: float = 0.0
+    mechanism: SumMechanism = field(default_factory=Unnoised)  # what perturbs the real gradients
 
     @property
     def accesses(self) -> int:
@@ -104,14 +104,11 @@ def class_batch(data: ClientData, label: int, size: int, stream: np.random.Gener
 class RealGradients:
     """The gradients that the synthetic images shall have: every call reads one batch of each client.
 
-    Private when `loops` clips and adds noise: per-example clipping, one draw of noise on the sum, division by the
-    expected size of a batch, min(B, n). Batches, noise and augmentation have a stream each.
+    Private when the mechanism of `loops` clips and adds noise; the sum over a batch is divided by the expected size of
+    a batch, min(B, n). Batches, noise and augmentation have a stream each.
     """
 
     def __init__(self, task: Task, data: ClientData, streams: ClientStreams, loops: Loops) -> None:
-        if data.largest == 0:  # nobody has an example: a row of padding keeps the shapes
-            x, y = data.x.new_zeros(data.count, 1, *data.x.shape[2:]), data.y.new_zeros(data.count, 1)
-            data = ClientData(x, y, data.sizes)
         self._task, self._data, self._loops = task, data, loops
         self._batches = sampling_streams(streams, streams.of_exchange("real-batches"))
         self._noise = streams.noise("real-gradients")
@@ -127,20 +124,13 @@ class RealGradients:
         batch = poisson_batch(self._data.rows(active), [self._rates[k] for k in active], batches)
         views = [draw_view(loops.augment, self._views[k]) for k in active]
         seen = Batch(_seen(batch.x, views), batch.y, batch.mask)
-        assert seen.mask is not None
-        if math.isfinite(loops.clip):
-            total = clipped_sum(task, w, seen, loops.clip)
-        else:
-            total = weighted_gradient(task, w, seen.x, seen.y, seen.mask.to(seen.x.dtype))
-        std = loops.noise_multiplier * loops.clip if math.isfinite(loops.clip) else 0.0
         expected = torch.tensor([self._expected[k] for k in active], dtype=torch.float64)
-        out: Params = {}
-        for name, leaf in total.items():
-            noisy = leaf
-            if std > 0:
-                noisy = leaf + std * normal([self._noise[k] for k in active], leaf.shape[1:], leaf)
-            out[name] = noisy / per_row(expected.to(leaf.device), leaf)
-        return out, views
+        if math.isfinite(loops.mechanism.clip):
+            noise = [self._noise[k] for k in active]
+            return private_gradient(task, w, seen, expected, loops.mechanism, noise), views
+        assert seen.mask is not None
+        total = weighted_gradient(task, w, seen.x, seen.y, seen.mask.to(seen.x.dtype))
+        return {name: leaf / per_row(expected.to(leaf.device), leaf) for name, leaf in total.items()}, views
 
 
 def approximate(

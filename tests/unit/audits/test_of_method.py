@@ -18,6 +18,7 @@ from fedveil.methods.fedlap import FedLAPDP
 from fedveil.methods.method import AnyMethod, At
 from fedveil.methods.udp_fedavg import UDPFedAvg
 from fedveil.methods.user_level import CohortModel, NoisyModel
+from fedveil.privacy.mechanisms import gaussian
 from fedveil.privacy.releases import Sampler
 from fedveil.streams import ClientStreams, named_stream
 from fedveil.task import Task
@@ -189,7 +190,7 @@ class LittleNoiseInImages(FedLAPDP):
 
     def private_loops(self, at: At, radius: float) -> Loops:
         loops = super().private_loops(at, radius)
-        return replace(loops, noise_multiplier=loops.noise_multiplier / 100)
+        return replace(loops, mechanism=gaussian(self.clip, self.noise_multiplier / 100))
 
 
 def test_images_made_with_too_little_noise_are_found() -> None:

@@ -297,7 +297,7 @@ def test_ctrl_c_leaves_a_folder_that_resumes(config: Path, tmp_path: Path) -> No
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert "the same command goes on" in errors
+    assert "the same command resumes" in errors
     (folder,) = tmp_path.glob("results/small/*/seed-0")
     assert list((folder / "checkpoint").glob("*.ckpt"))
     assert not (folder / "summary.json").exists()

@@ -19,7 +19,7 @@ from fedveil.data.own import (
     load_client_folder,
     read_npz,
 )
-from fedveil.data.table import Column, TableForm, load_table
+from fedveil.data.table import Column, TableSchema, load_table
 from fedveil.data.text import load_labelled_text
 from fedveil.errors import DataError, InputError
 
@@ -65,10 +65,10 @@ def test_the_user_column_gives_ids_and_is_no_feature(table: Path) -> None:
 def test_a_test_table_and_a_given_form_are_used_as_they_are(table: Path, tmp_path: Path) -> None:
     other = tmp_path / "test.csv"
     other.write_text("age,town,income,who,label\n30,west,10,u9,1\n")
-    form = TableForm(
+    schema = TableSchema(
         "label", ("0", "1"), (Column("age", None, 30.0, 10.0), Column("town", ("north", "south")))
     )
-    dataset = load_table(path=table, label="label", test_path=other, form=form)
+    dataset = load_table(path=table, label="label", test_path=other, schema=schema)
     assert dataset.test.x.tolist() == [[0.0, 0.0, 0.0]]  # an unknown town is no town
     assert dataset.train.x[0].tolist() == [-1.0, 0.0, 1.0]
 
@@ -138,8 +138,8 @@ def test_a_missing_label_in_parquet_is_no_class(tmp_path: Path) -> None:
 def test_classes_that_are_declared_may_have_any_name(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("a,y\n" + "1,NA\n2,EU\n" * 5)
-    form = TableForm("y", ("EU", "NA"), (Column("a", None),))
-    assert load_table(path=path, label="y", form=form).classes == ("EU", "NA")
+    schema = TableSchema("y", ("EU", "NA"), (Column("a", None),))
+    assert load_table(path=path, label="y", schema=schema).classes == ("EU", "NA")
 
 
 def test_a_row_of_nobody_is_refused(tmp_path: Path) -> None:

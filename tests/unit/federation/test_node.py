@@ -12,7 +12,7 @@ from PIL import Image
 from fedveil.data.vocabulary import HashVocabulary
 from fedveil.errors import DataError, InputError
 from fedveil.federation.node import NodeClients, open_node
-from fedveil.federation.schema import form_of, read_form, write_form
+from fedveil.federation.schema import read_schema, schema_of, write_schema
 from tests.unit.federation.makers import OPEN_POLICY, node_folder
 
 TABLE = "age,kind,ill\n40,a,yes\n50,b,no\n60,a,no\n"
@@ -56,14 +56,14 @@ def _table_node(folder: Path, table: str) -> Path:
 def test_tables_follow_the_agreed_form_not_their_own_rows(tmp_path: Path) -> None:
     public = tmp_path / "public.csv"
     public.write_text(TABLE)
-    form = form_of(public, "ill")
+    schema = schema_of(public, "ill")
     node = _table_node(tmp_path / "node", "ill,age,kind\nno,50,b\nno,90,c\n")
-    write_form(form, node / "form.toml")
-    assert read_form(node / "form.toml") == form
+    write_schema(schema, node / "form.toml")
+    assert read_schema(node / "form.toml") == schema
     examples = open_node(node).examples
     std = float(np.std([40, 50, 60]))
     torch.testing.assert_close(examples.x, torch.tensor([[0.0, 0.0, 1.0], [40 / std, 0.0, 0.0]]))
-    assert examples.y.tolist() == [0, 0], "the classes are the form's: no, yes"
+    assert examples.y.tolist() == [0, 0], "the classes are the schema's: no, yes"
 
 
 def test_pictures_follow_the_agreed_classes(tmp_path: Path) -> None:

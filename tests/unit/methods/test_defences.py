@@ -34,6 +34,7 @@ from fedveil.privacy.releases import Plan
 from fedveil.streams import ClientStreams
 from fedveil.task import Task
 from fedveil.tree import Params, expand, flatten, norms, sub, with_axis
+from tests.unit.example_gradients import example_gradients
 
 SHAPE = (1, 8, 8)
 DEFENCES: list[Defence] = [
@@ -185,7 +186,7 @@ def test_dp_sgd_against_a_loop_over_examples() -> None:
     found = sent(DPSGD(clip=0.3, noise_multiplier=0).around(FedSGD(batch_size=4)))
     w = expand({name: leaf.double() for name, leaf in with_axis(task.init(0)).items()}, 2)
     batch = batch_in_step(data, 4, 0, ClientStreams(0, 1, (0, 1)))
-    per_example = task.per_example_grad(w, batch)
+    per_example = example_gradients(task, w, batch)
     for k, size in enumerate([4, 3]):
         total = {name: torch.zeros_like(leaf[k, 0]) for name, leaf in per_example.items()}
         for i in range(size):

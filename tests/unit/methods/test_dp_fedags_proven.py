@@ -13,7 +13,7 @@ from fedveil.errors import InputError
 from fedveil.experiment.config import build_method
 from fedveil.methods.dp_fedags import printed_sigma
 from fedveil.methods.dp_fedags_proven import DPFedAGSProven, Selected, public_mask, scattered
-from fedveil.privacy import mechanisms
+from fedveil.privacy import noise
 from fedveil.privacy.accounting import account_participation, epsilon_of
 from fedveil.privacy.calibrate import calibrate
 from fedveil.session.privacy_guard import privacy_statement
@@ -183,7 +183,7 @@ def test_variant_0_is_dp_fedavg_with_the_noise_turned_round(monkeypatch: pytest.
     """(w0 - w) / eta clipped to C, and w - w0 clipped to eta C, are one mechanism up to the sign of the noise."""
     lr = 0.5
     proven = train(made(variant="everywhere", noise_multiplier=0.8, clip=0.6, lr=lr))
-    monkeypatch.setattr(mechanisms, "normal", lambda *given: -normal(*given))
+    monkeypatch.setattr(noise, "normal", lambda *given: -normal(*given))
     fields = {"name": "dp-fedavg", "noise_scope": "local", "noise_multiplier": 0.8, "clip": 0.6 * lr}
     plain = train(build_method(fields | {"batch_size": 4, "lr": lr}))
     assert all(torch.allclose(proven[name], plain[name], atol=1e-9) for name in proven)

@@ -14,11 +14,12 @@ from fedveil import At, Plan, Task
 from fedveil.engines.worker import ClientWorker
 from fedveil.errors import InputError
 from fedveil.experiment.config import build_method
-from fedveil.methods.cpsgd import CpSGD, Levels, hadamard, least_binomial, rotate, rotate_back
+from fedveil.methods.cpsgd import CpSGD, Levels, hadamard, rotate, rotate_back
 from fedveil.methods.dp_fedsnlc import explaining
 from fedveil.methods.method import AnyMethod
 from fedveil.privacy.accounting import epsilon_of
-from fedveil.privacy.integers import MOST_COUNTED_TRIALS, centred_binomial
+from fedveil.privacy.integer_mechanisms import least_binomial
+from fedveil.privacy.noise import MOST_COUNTED_TRIALS, centred_binomial
 from fedveil.privacy.releases import ApproximateDP
 from fedveil.session.privacy_guard import privacy_statement
 from fedveil.streams import ClientStreams, ServerStreams, named_stream
@@ -217,8 +218,8 @@ def test_the_others_trials_alone_prove_what_a_member_of_the_cohort_is_told(
     assert isinstance(method, CpSGD)
     insider = method.releases(plan)[1].insider
     assert isinstance(insider, ApproximateDP)
-    whole = method.mechanism(dimension)
-    left = replace(whole, trials=(cohort - 1) * method.client_trials(dimension, plan))
+    whole = method.mechanism().of(dimension)
+    left = replace(whole, trials=(cohort - 1) * method.share(dimension, plan).trials)
     assert whole.epsilon <= epsilon
     assert left.epsilon <= insider.epsilon
 

@@ -13,46 +13,35 @@ from fedveil.audits.of_method import canary_clients, canary_task
 from fedveil.engines.worker import ClientWorker
 from fedveil.experiment.config import build_method
 from fedveil.methods.udp_fedavg import UDPFedAvg
-from fedveil.methods.user_level import missing_noise, private_mean, sum_multiplier, upload_multiplier
+from fedveil.privacy.private_sum import CohortNoise, private_sum
 from fedveil.privacy.releases import GaussianNoise, RandomGaussianNoise
-from fedveil.streams import ServerStreams
-from fedveil.tree import add
+from fedveil.streams import ServerStreams, named_stream
 
 PLAN = Plan(100, 10, "poisson", 5)
 
 
-@pytest.mark.parametrize("scope", ["shared", "local"])
+@pytest.mark.parametrize("scope", ["shared", "local", "central"])
 @pytest.mark.parametrize(("cohort", "answered"), [(0, 0), (3, 3), (10, 10), (10, 7), (25, 25), (25, 4)])
 def test_uploads_and_top_up_make_the_declared_noise(scope: Any, cohort: int, answered: int) -> None:
-    upload = upload_multiplier(1.5, scope, PLAN, cohort)
-    missing = missing_noise(1.5, scope, PLAN, answered, cohort)
-    total = math.sqrt(answered * upload**2 + missing**2)
-    assert total == pytest.approx(sum_multiplier(1.5, scope, PLAN, cohort))
-    if scope == "shared":
-        assert total == pytest.approx(1.5)  # whoever came: its size betrays nothing
+    noise = CohortNoise(2.0, 1.5, scope, PLAN)
+    total = math.sqrt(answered * noise.upload(cohort).std ** 2 + noise.top_up(answered, cohort).std ** 2)
+    assert total == pytest.approx(noise.total(cohort).std)
+    if scope != "local":
+        assert total == pytest.approx(3.0)  # whoever came: its size betrays nothing
 
 
 @pytest.mark.parametrize(("cohort", "answered"), [(0, 0), (4, 4), (30, 30), (30, 12)])
 def test_the_mean_carries_that_noise(cohort: int, answered: int) -> None:
     start = {"w": torch.zeros(40_000, dtype=torch.float64)}
-    share = upload_multiplier(2.0, "shared", PLAN, cohort)
+    noise = CohortNoise(1.0, 2.0, "shared", PLAN)
+    share = noise.upload(cohort).std
     generator = torch.Generator().manual_seed(cohort)
     up = None
     if answered:
         up = {"w": share * torch.randn(answered, 40_000, generator=generator, dtype=torch.float64)}
-    after = private_mean(
-        start,
-        up,
-        answered,
-        At(PLAN, 1),
-        clip=1.0,
-        sigma=2.0,
-        scope="shared",
-        server_lr=1.0,
-        rng=ServerStreams(0, 1),
-        cohort=cohort,
-    )
-    moved = add(after, start, scale=-1)["w"] * PLAN.cohort  # divided by the constant pN
+    top_up = noise.top_up(answered, cohort)
+    summed = private_sum(up, start, answered, PLAN, top_up, named_stream(0))
+    moved = summed.added_to(start)["w"] * PLAN.cohort  # divided by the constant pN
     assert float(moved.std()) == pytest.approx(2.0, rel=0.02)
 
 

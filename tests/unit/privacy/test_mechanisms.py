@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from decimal import Decimal, localcontext
 from typing import Any, cast
 
-import dp_accounting
 import numpy as np
 import pytest
 import torch
@@ -13,18 +12,8 @@ from scipy import stats
 from torch import Tensor
 
 from fedveil.errors import DivergedError, InputError
-from fedveil.privacy.accounting import account
 from fedveil.privacy.clipping import hidden_divergence
-from fedveil.privacy.integers import (
-    bernoulli_exp,
-    centred_binomial,
-    discrete_gaussian,
-    discrete_laplace,
-    rational_variance,
-    uniform_below,
-)
 from fedveil.privacy.mechanisms import (
-    AdaptiveClip,
     Binomial,
     DiscreteGaussian,
     Gaussian,
@@ -34,8 +23,24 @@ from fedveil.privacy.mechanisms import (
     TopKGaussian,
     clip_rows,
     clip_rows_l1,
+    gaussian,
 )
-from fedveil.privacy.releases import GaussianNoise, Plan, Release
+from fedveil.privacy.noise import (
+    bernoulli_exp,
+    centred_binomial,
+    discrete_gaussian,
+    discrete_laplace,
+    rational_variance,
+    uniform_below,
+)
+from fedveil.privacy.releases import (
+    ApproximateDP,
+    GaussianNoise,
+    LaplaceNoise,
+    PureDP,
+    Unprotected,
+    ZeroConcentratedDP,
+)
 from fedveil.streams import ClientStreams, EntropyStream, Stream, named_stream
 from fedveil.tree import flatten
 
@@ -386,44 +391,27 @@ def test_sparse_vector_noise_scales() -> None:
     assert float((barred != 0).double().mean()) == pytest.approx(reached, abs=0.01)  # Lap(clip / e1)
 
 
-# --- prices -------------------------------------------------------------------------------------------------
+# --- guarantees ---------------------------------------------------------------------------------------------
 
 
-def test_events_and_protections_agree() -> None:
-    assert Gaussian(2.0, 1.5).event() == dp_accounting.GaussianDpEvent(1.5)
-    assert Laplace(2.0, 0.5).event() == dp_accounting.LaplaceDpEvent(2.0)
-    assert GumbelTopK(1.0, 4, 1.0).event() == dp_accounting.ZCDpEvent(0.5)
-    assert DiscreteGaussian(1.0, 2.0, 0.1, 10).event() == dp_accounting.ZCDpEvent(0.125)
-    assert SparseVector(1.0, 0.1, 1, 1.0, 1.0, 1.0).event() is None
-    assert Binomial(1.0, 4096, 0.5, 2, 1e-6).event() is None
+def test_the_guarantee_is_that_of_the_noise() -> None:
+    assert Gaussian(2.0, 1.5).protection() == GaussianNoise(1.5)
+    assert Laplace(2.0, 0.5).protection() == LaplaceNoise(0.5)
+    assert GumbelTopK(1.0, 4, 1.0).protection() == ZeroConcentratedDP(0.5)
+    assert DiscreteGaussian(1.0, 2.0, 0.1, 10).protection() == ZeroConcentratedDP(0.125)
+    assert SparseVector(1.0, 0.1, 1, 1.0, 0.5, 0.25).protection() == PureDP(1.75)
+    assert TopKGaussian(1.0, 4, 1.0, 2.0).protection() == ZeroConcentratedDP(0.5 + 0.125)
+    binomial = Binomial(1.0, 4096, 0.5, 2, 1e-6)
+    assert binomial.protection() == ApproximateDP(binomial.epsilon, 1e-6)
 
 
-def test_adaptive_clip_finds_the_quantile() -> None:
-    rng = named_stream(11)
-    clip = AdaptiveClip(clip=10.0, bit_std=5.0, quantile=0.5)
-    for _ in range(200):
-        norms = np.exp(rng.standard_normal(100))  # median 1
-        bits = clip.bits({"w": torch.from_numpy(norms)[:, None]})
-        clip = clip.updated(bits, 100, rng)
-    assert clip.clip == pytest.approx(1.0, rel=0.2)
-
-
-def test_adaptive_clip_is_charged() -> None:
-    clip = AdaptiveClip(1.0, bit_std=5.0)
-    update = clip.update_multiplier(1.0)
-    assert update > 1.0
-    plan = Plan(100, 10, "poisson", 50)
-
-    def epsilon(*releases: Release) -> float:
-        rows = account(releases, plan, 1e-5)
-        value = next(row.epsilon for row in rows if row.adversary == "observer")
-        assert value is not None
-        return value
-
-    def mean(multiplier: float) -> Release:
-        return Release("m", "client", ("observer",), GaussianNoise(multiplier), participation="hidden")
-
-    assert epsilon(mean(update), clip.release()) == pytest.approx(epsilon(mean(1.0)), rel=1e-9)
-    assert epsilon(mean(1.0), clip.release()) > epsilon(mean(1.0))
-    with pytest.raises(InputError):
-        AdaptiveClip(1.0, bit_std=0.4).update_multiplier(1.0)
+@pytest.mark.parametrize(("clip", "multiplier"), [(math.inf, 1.0), (2.0, 0.0), (math.inf, 0.0)])
+def test_without_clip_or_noise_nothing_is_guaranteed_and_nothing_added(
+    clip: float, multiplier: float
+) -> None:
+    mechanism = gaussian(clip, multiplier)
+    value = {"w": torch.ones(2, 3)}
+    assert mechanism.std == 0
+    assert isinstance(mechanism.protection(), Unprotected)
+    assert torch.equal(mechanism(value, _streams(2))["w"], value["w"])
+    assert torch.equal(mechanism.perturb(value, _streams(2))["w"], value["w"])

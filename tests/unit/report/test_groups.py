@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from fedveil.experiment.config import WITHOUT_EFFECT, Config, Metric, PaperSection, distinguishing
 from fedveil.report.groups import Spread, group, mixed
-from fedveil.report.reading import read_runs
+from fedveil.report.reading import Paper, Run, read_runs
 from fedveil.report.verdict import against_paper, headline, lines, percent, small
+from fedveil.validation import known_keys
 from tests.unit.report.makers import proof, write_everything, write_run
 
 
@@ -26,6 +30,36 @@ def test_seeds_of_one_setting_are_one_group_and_names_tell_settings_apart(tmp_pa
     assert spread is not None
     assert spread.mean == pytest.approx(0.91)
     assert spread.deviation == pytest.approx(statistics.stdev([0.9, 0.92]))
+
+
+@pytest.mark.parametrize("key", sorted(known_keys(Config)))
+def test_every_key_of_a_configuration_tells_settings_apart_or_has_no_effect(key: str) -> None:
+    """Runs of two values of the key are one setting exactly where the key changes no result."""
+    plain = Config().resolved()
+    section, _, name = key.rpartition(".")
+    other = plain | ({section: {**(plain.get(section) or {}), name: "other"}} if section else {name: "other"})
+    runs = [Run(f"seed-{seed}", True, config=config) for seed, config in enumerate((plain, other))]
+    without_effect = key in WITHOUT_EFFECT or section in WITHOUT_EFFECT
+    given_by_dataset = key in ("task.input_shape", "task.classes")
+    assert (len(group(runs)) == 1) == (without_effect or given_by_dataset)
+    assert (distinguishing(plain) == distinguishing(other)) == (len(group(runs)) == 1)
+
+
+def test_keys_without_effect_are_keys_of_a_configuration() -> None:
+    assert set(known_keys(Config)) >= WITHOUT_EFFECT
+
+
+def test_a_newer_key_at_its_default_does_not_split_a_setting() -> None:
+    """Results from before the key existed are runs of the same setting as results from after."""
+    old, new = ({"method": {"name": "fedceo", **more}} for more in ({}, {"block": 1}))
+    assert len(group([Run("seed-0", True, config=old), Run("seed-1", True, config=new)])) == 1
+
+
+def test_what_a_paper_measures_is_measured() -> None:
+    fields = {field.name for field in dataclasses.fields(Run)}
+    assert set(get_args(Metric)) <= fields
+    read = {field.name for field in dataclasses.fields(Paper)} | {"table", "row", "attack"}
+    assert set(PaperSection.model_fields) <= read
 
 
 def test_a_mean_needs_no_second_seed_but_a_deviation_does() -> None:

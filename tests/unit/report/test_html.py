@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from fedveil.errors import InputError
-from fedveil.report.charts import Dot, Mark, Row, plane_chart, privacy_chart
+from fedveil.report.charts import Dot, plane_chart
 from fedveil.report.html import render, write_report
+from fedveil.report.privacy_chart import Mark, Row, privacy_chart
 from fedveil.report.reading import read_runs
 from tests.unit.report.makers import proof, write_everything, write_picture, write_run
 
@@ -157,7 +158,7 @@ def test_an_audited_run_is_not_said_to_be_untested(whole: str) -> None:
         (
             8.0,
             [7.0, 9.0],
-            "(8.0 dB against 11.5 dB), nor is any single one: by this measure it shows nothing",
+            "(8.0 dB against 11.5 dB), nor is any single one: by this measure no improvement over the baseline",
         ),
         (8.0, [5.0, 5.0, 14.0], "(8.0 dB against 11.5 dB), but 1 of 3 are closer, the best at 14.0 dB."),
     ],
@@ -274,7 +275,7 @@ def test_a_name_never_stands_nearer_to_another_dot() -> None:
     close = [Dot(name, 0, 80.0, y, None, name) for name, y in (("low", 0.76), ("high", 0.79))]
     beside = Dot("elsewhere", 0, None, 0.8, None, "elsewhere")
     far = [Dot("far", 0, 2.0, y, None, "far") for y in (0.05, 0.99)]
-    chart = plane_chart([*close, beside, *far], label="", x_label="", y_label="", log=True)
+    chart = plane_chart([*close, beside, *far], label="", x_label="", y_label="")
     named = re.findall(r'class="name" x="[^"]*" y="([^"]*)">(\w+)<', chart.split("</svg>")[0])
     heights = {name: float(y) for y, name in named}
     assert heights["high"] < heights["low"]

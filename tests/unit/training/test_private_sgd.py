@@ -10,8 +10,15 @@ import torch
 from torch import nn
 
 from fedveil import ArrayClients, Task
+from fedveil.privacy.mechanisms import gaussian
 from fedveil.streams import ClientStreams
-from fedveil.training.private_sgd import accumulated_noise, private_sgd, private_steps
+from fedveil.training.private_sgd import (
+    PoissonBatches,
+    StepStreams,
+    accumulated_noise,
+    private_sgd,
+    private_steps,
+)
 from fedveil.tree import Params, expand, with_axis
 from tests.contract.federation import Wrapped
 
@@ -37,14 +44,12 @@ def trained(task: Task, *, clip: float = 0.7, multiplier: float = 0.0, momentum:
         task,
         w,
         clients().load(range(3)),
-        ClientStreams(5, 1, (0, 1, 2)),
+        StepStreams.of(ClientStreams(5, 1, (0, 1, 2))),
+        PoissonBatches.of_epochs(SIZES, 4, 2),
+        gaussian(clip, multiplier),
         lr=0.3,
-        batch_size=4,
-        epochs=2,
         momentum=momentum,
         weight_decay=0.01,
-        clip=clip,
-        multiplier=multiplier,
     )
 
 
@@ -101,12 +106,10 @@ def test_the_noise_is_what_is_declared(momentum: float) -> None:
         task,
         start,
         data.load([0]),
-        ClientStreams(0, 1, (0,)),
+        StepStreams.of(ClientStreams(0, 1, (0,))),
+        PoissonBatches.of_epochs([40], 16, 3),
+        gaussian(0.5, 2.0),
         lr=0.2,
-        batch_size=16,
-        epochs=3,
-        clip=0.5,
-        multiplier=2.0,
         momentum=momentum,
     )
     moved = float((after["1.weight"] - start["1.weight"]).std())
@@ -121,10 +124,9 @@ def test_a_client_without_examples_keeps_its_start() -> None:
     task = Task(network)
     parts = [torch.tensor([0, 1]), torch.tensor([])]
     data = ArrayClients(torch.zeros(2, 6).double(), torch.zeros(2, dtype=torch.long), parts)
-    start, rng = expand(with_axis(task.init(0)), 2), ClientStreams(0, 1, (0, 1))
-    after = private_sgd(
-        task, start, data.load([0, 1]), rng, lr=0.1, batch_size=4, epochs=1, clip=1.0, multiplier=1.0
-    )
+    start, rng = expand(with_axis(task.init(0)), 2), StepStreams.of(ClientStreams(0, 1, (0, 1)))
+    batches = PoissonBatches.of_epochs([2, 0], 4, 1)
+    after = private_sgd(task, start, data.load([0, 1]), rng, batches, gaussian(1.0, 1.0), lr=0.1)
     assert torch.equal(after["1.weight"][1], start["1.weight"][1])
     assert not torch.equal(after["1.weight"][0], start["1.weight"][0])
 
@@ -145,8 +147,8 @@ def test_a_deployed_node_draws_its_dropout_in_secret(dropout: bool) -> None:
     for source in ("seeded", "seeded", "entropy", "entropy"):
         streams = ClientStreams(5, 1, (0,), noise_source=source)
         data = clients().load([0])
-        settings = {"lr": 0.3, "batch_size": 9, "epochs": 1, "clip": 0.7, "multiplier": 0.0}
-        w = private_sgd(task, with_axis(task.init(1)), data, streams, dropout=dropout, **settings)  # type: ignore[arg-type]
+        own, batches = StepStreams.of(streams, dropout=dropout), PoissonBatches.of_epochs([9], 9, 1)
+        w = private_sgd(task, with_axis(task.init(1)), data, own, batches, gaussian(0.7, 0.0), lr=0.3)
         found.append(w["1.weight"])
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[2], found[3]) != dropout

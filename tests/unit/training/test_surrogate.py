@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from fedveil.data.client_data import ArrayClients, ClientData
 from fedveil.errors import InputError
 from fedveil.models.registry import make_model
+from fedveil.privacy import noise
+from fedveil.privacy.mechanisms import gaussian
 from fedveil.streams import ClientStreams, named_stream, normal
 from fedveil.task import Task
 from fedveil.training import gradient_matching, surrogate
@@ -224,7 +226,7 @@ class Reads:
 def test_data_is_read_exactly_as_charged_without_a_radius(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     task, data = make(), examples()
     reads = Reads(monkeypatch, data)
-    settings = loops(clip=1.0, noise_multiplier=1.0)
+    settings = loops(mechanism=gaussian(1.0, 1.0))
     w = with_axis(task.init(0))
     approximate(task, lambda _: w, data, *synthetic(data), ClientStreams(0, 1, (0, 1)), settings)
     assert reads.counts == [settings.accesses] * 2
@@ -235,7 +237,7 @@ def test_data_is_read_exactly_as_charged_without_a_radius(make: Any, monkeypatch
 def test_data_is_never_read_more_often_than_charged(radius: float, monkeypatch: pytest.MonkeyPatch) -> None:
     task, data = linear(), examples()
     reads = Reads(monkeypatch, data)
-    settings = loops(clip=1.0, noise_multiplier=1.0, radius=radius, max_steps=6)
+    settings = loops(mechanism=gaussian(1.0, 1.0), radius=radius, max_steps=6)
     w = with_axis(task.init(0))
     approximate(task, lambda _: w, data, *synthetic(data), ClientStreams(0, 1, (0, 1)), settings)
     assert all(settings.trajectories * settings.real_batches <= n <= settings.accesses for n in reads.counts)
@@ -283,10 +285,10 @@ def test_a_deployed_node_draws_its_batches_in_secret() -> None:
 def test_noise_is_drawn_once_per_batch_with_the_declared_deviation() -> None:
     task, data = linear(), examples((20,))
     w = with_axis(task.init(0))
-    settings = loops(clip=0.5, noise_multiplier=2.0, batch_size=20)
+    settings = loops(mechanism=gaussian(0.5, 2.0), batch_size=20)
     noisy = surrogate.RealGradients(task, data, ClientStreams(0, 1, (0,)), settings)
     bare = surrogate.RealGradients(
-        task, data, ClientStreams(0, 1, (0,)), replace(settings, noise_multiplier=0.0)
+        task, data, ClientStreams(0, 1, (0,)), replace(settings, mechanism=gaussian(0.5, 0.0))
     )
     differences = []
     for _ in range(40):
@@ -302,7 +304,7 @@ def test_one_example_moves_the_sum_by_no_more_than_the_clip() -> None:
     task = convolutional()
     data, w = examples((6,)), with_axis(task.init(0))
     fewer = ClientData(data.x, data.y, torch.tensor([5]))
-    settings = loops(clip=0.1, batch_size=6, augment=CHANGES)
+    settings = loops(mechanism=gaussian(0.1, 0.0), batch_size=6, augment=CHANGES)
     streams = ClientStreams(0, 1, (0,))
     whole, _ = surrogate.RealGradients(task, data, streams, settings).draw(w, [0])
     part, _ = surrogate.RealGradients(task, fewer, streams, settings).draw(w, [0])
@@ -317,14 +319,14 @@ def test_augmentation_leaves_the_noise_as_it_is(monkeypatch: pytest.MonkeyPatch)
         drawn.append(normal(*arguments))
         return drawn[-1]
 
-    monkeypatch.setattr(surrogate, "normal", watched)
+    monkeypatch.setattr(noise, "normal", watched)
     task, data = convolutional(), examples((9,))
     images, labels = synthetic(data)
     w = with_axis(task.init(0))
     runs: list[list[Tensor]] = []
     for changes in ((), CHANGES):
         drawn.clear()
-        settings = loops(clip=1.0, noise_multiplier=1.0, augment=changes, trajectories=1)
+        settings = loops(mechanism=gaussian(1.0, 1.0), augment=changes, trajectories=1)
         approximate(task, lambda _: w, data, images, labels, ClientStreams(0, 1, (0,)), settings)
         runs.append(list(drawn))
     assert len(runs[0]) == len(runs[1]) > 0
@@ -434,7 +436,7 @@ def private_step_on_cifar(answers: multiprocessing.SimpleQueue[float]) -> None:
     labels = torch.arange(256).remainder(10)[None]
     data = ClientData(torch.randn(1, 256, 3, 32, 32), labels, torch.tensor([256]))
     once = {"trajectories": 1, "max_steps": 1, "real_batches": 1, "image_updates": 1}
-    step = loops(**once, batch_size=256, clip=1.0, noise_multiplier=1.0)
+    step = loops(**once, batch_size=256, mechanism=gaussian(1.0, 1.0))
     start = with_axis(task.init(0))
     images = torch.randn(1, 100, 3, 32, 32)
     approximate(task, lambda _: start, data, images, labels[:, :100], ClientStreams(0, 1, (0,)), step)

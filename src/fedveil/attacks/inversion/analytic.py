@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedveil.attacks.inversion.labels import known_or_inferred
 from fedveil.attacks.inversion.restarts import Clock, Named, best_of, make_rows
 from fedveil.attacks.registry import register_attack
-from fedveil.attacks.view import Finding, ServerView, Watch
+from fedveil.attacks.view import Finding, ServerView, StepCallback
 from fedveil.errors import InputError
 from fedveil.methods.disclosure import Adaptation
 from fedveil.methods.fields import STRICT
@@ -30,7 +30,9 @@ from fedveil.methods.fields import STRICT
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Analytic(Named):
-    def __call__(self, view: ServerView, rng: np.random.Generator, watch: Watch | None = None) -> Finding:
+    def __call__(
+        self, view: ServerView, rng: np.random.Generator, callback: StepCallback | None = None
+    ) -> Finding:
         clock = Clock()
         weight, bias = first_linear(view)
         if view.examples != 1:
@@ -51,8 +53,8 @@ class Analytic(Named):
         labels, notes = known_or_inferred(view, rng)
         rows = make_rows(view, 1, labels)
         images = x.reshape(view.targets, 1, *view.input_shape)
-        if watch is not None:
-            watch(1, 1, 0.0)
+        if callback is not None:
+            callback(1, 1, 0.0)
         return best_of(
             self,
             rows,

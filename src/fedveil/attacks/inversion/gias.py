@@ -27,7 +27,7 @@ from fedveil.attacks.inversion.matching import candidate_gradients, cosine_dista
 from fedveil.attacks.inversion.optimise import stacked_adam
 from fedveil.attacks.inversion.restarts import Clock, Named, best_of, make_rows
 from fedveil.attacks.registry import register_attack
-from fedveil.attacks.view import Finding, ServerView, Watch
+from fedveil.attacks.view import Finding, ServerView, StepCallback
 from fedveil.errors import InputError
 from fedveil.methods.fields import STRICT
 from fedveil.tree import Params
@@ -130,21 +130,13 @@ class GIAS(Named):
     prior: Weight = 1e-5
     tv: Weight = 1e-4
 
-    def __call__(self, view: ServerView, rng: np.random.Generator, watch: Watch | None = None) -> Finding:
+    def __call__(
+        self, view: ServerView, rng: np.random.Generator, callback: StepCallback | None = None
+    ) -> Finding:
         clock = Clock()
-        if view.public is None or len(view.public) < 2:
-            raise InputError(
-                "public", None, "gias learns its prior from public images and has none", "Give public images."
-            )
-        if view.public.shape[1:] != torch.Size(view.input_shape):
-            raise InputError(
-                "public",
-                list(view.public.shape[1:]),
-                f"the model reads images of shape {list(view.input_shape)}",
-                "Give public images of that shape.",
-            )
+        public = _public_images(view)
         decoder = train_decoder(
-            view.public, view.box, rng, latent=self.latent, hidden=self.hidden, steps=self.decoder_steps
+            public, view.box, rng, latent=self.latent, hidden=self.hidden, steps=self.decoder_steps
         )
         labels, notes = known_or_inferred(view, rng)
         rows = make_rows(view, self.restarts, labels)
@@ -162,7 +154,7 @@ class GIAS(Named):
 
         codes = rows.spread(rng, view.examples, self.latent)
         first = stacked_adam(
-            [codes], in_latent, steps=self.latent_steps, lr=self.latent_lr, watch=_part(watch, 0, total)
+            [codes], in_latent, steps=self.latent_steps, lr=self.latent_lr, callback=_part(callback, 0, total)
         )
         codes, loss = first.variables[0], first.loss
         path = [(step, decoder.images(z)) for step, z in first.path]
@@ -179,20 +171,33 @@ class GIAS(Named):
                 in_weights,
                 steps=self.weight_steps,
                 lr=self.weight_lr,
-                watch=_part(watch, self.latent_steps, total),
+                callback=_part(callback, self.latent_steps, total),
             )
             loss = second.loss
             images = decoder.images(codes, dict(zip(names, second.variables, strict=True)))
             path.append((total, images))
-        note = (
-            f"decoder trained on {len(view.public)} public images, {decoder.error:.0%} of their variance lost"
-        )
+        note = f"decoder trained on {len(public)} public images, {decoder.error:.0%} of their variance lost"
         return best_of(
             self, rows, images, loss, rows.labels, path, steps=total, clock=clock, notes=(*notes, note)
         )
 
 
-def _part(watch: Watch | None, done: int, total: int) -> Watch | None:
-    if watch is None:
+def _public_images(view: ServerView) -> Tensor:
+    if view.public is None or len(view.public) < 2:
+        raise InputError(
+            "public", None, "gias learns its prior from public images and has none", "Give public images."
+        )
+    if view.public.shape[1:] != torch.Size(view.input_shape):
+        raise InputError(
+            "public",
+            list(view.public.shape[1:]),
+            f"the model reads images of shape {list(view.input_shape)}",
+            "Give public images of that shape.",
+        )
+    return view.public
+
+
+def _part(callback: StepCallback | None, done: int, total: int) -> StepCallback | None:
+    if callback is None:
         return None
-    return lambda step, _steps, loss: watch(done + step, total, loss)
+    return lambda step, _steps, loss: callback(done + step, total, loss)

@@ -27,7 +27,7 @@ from fedveil.attacks.inversion.matching import candidate_gradients, cosine_dista
 from fedveil.attacks.inversion.optimise import stacked_adam
 from fedveil.attacks.inversion.restarts import Clock, Named, best_images, make_rows
 from fedveil.attacks.registry import register_attack
-from fedveil.attacks.view import Finding, ServerView, Watch
+from fedveil.attacks.view import Finding, ServerView, StepCallback
 from fedveil.methods.fields import STRICT
 
 
@@ -89,7 +89,9 @@ class GradInversion(Named):
         float, Field(ge=0, le=1, description="part of the steps before restarts must agree")
     ] = 0.5
 
-    def __call__(self, view: ServerView, rng: np.random.Generator, watch: Watch | None = None) -> Finding:
+    def __call__(
+        self, view: ServerView, rng: np.random.Generator, callback: StepCallback | None = None
+    ) -> Finding:
         clock = Clock()
         labels, notes = known_or_inferred(view, rng)
         rows = make_rows(view, self.restarts, labels)
@@ -119,7 +121,7 @@ class GradInversion(Named):
             lr=self.lr * view.unit,
             signed=True,
             box=view.box,
-            watch=watch,
+            callback=callback,
         )
         used = (
             "batch-norm statistics used"

@@ -22,7 +22,7 @@ from fedveil.attacks.inversion.matching import candidate_gradients, cosine_dista
 from fedveil.attacks.inversion.optimise import stacked_adam
 from fedveil.attacks.inversion.restarts import Clock, Named, best_images, make_rows
 from fedveil.attacks.registry import register_attack
-from fedveil.attacks.view import Finding, ServerView, Watch
+from fedveil.attacks.view import Finding, ServerView, StepCallback
 from fedveil.methods.fields import STRICT
 
 Steps = Annotated[int, Field(ge=1, description="steps of Adam")]
@@ -40,7 +40,9 @@ class InvertingGradients(Named):
     tv: Weight = 1e-4
     signed: bool = True
 
-    def __call__(self, view: ServerView, rng: np.random.Generator, watch: Watch | None = None) -> Finding:
+    def __call__(
+        self, view: ServerView, rng: np.random.Generator, callback: StepCallback | None = None
+    ) -> Finding:
         clock = Clock()
         labels, notes = known_or_inferred(view, rng)
         rows = make_rows(view, self.restarts, labels)
@@ -59,6 +61,6 @@ class InvertingGradients(Named):
             lr=self.lr * view.unit,
             signed=self.signed,
             box=view.box,
-            watch=watch,
+            callback=callback,
         )
         return best_images(self, rows, found, steps=self.steps, clock=clock, notes=notes)

@@ -20,13 +20,13 @@ from fedveil.attacks.inversion.matching import candidate_gradients, squared_dist
 from fedveil.attacks.inversion.optimise import Optimised, stacked_lbfgs
 from fedveil.attacks.inversion.restarts import Clock, Named, Rows, best_images, best_of, make_rows
 from fedveil.attacks.registry import register_attack
-from fedveil.attacks.view import Finding, ServerView, Watch
+from fedveil.attacks.view import Finding, ServerView, StepCallback
 from fedveil.methods.fields import STRICT
 
 Restarts = Annotated[int, Field(ge=1, le=256, description="starts for each upload, run as one stack")]
 
 
-def _run(rows: Rows, start: Tensor, soft: bool, attack: Leakage, watch: Watch | None) -> Optimised:
+def _run(rows: Rows, start: Tensor, soft: bool, attack: Leakage, callback: StepCallback | None) -> Optimised:
     local = rows.view.local
     distance = squared_distance(rows.observed, rows.view.adaptation, None if local is None else local.clip)
     orders = rows.orders
@@ -46,7 +46,7 @@ def _run(rows: Rows, start: Tensor, soft: bool, attack: Leakage, watch: Watch | 
         lr=attack.lr,
         target=attack.target,
         groups=rows.view.targets,
-        watch=watch,
+        callback=callback,
     )
 
 
@@ -65,12 +65,14 @@ class Leakage(Named):
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class DLG(Leakage):
-    def __call__(self, view: ServerView, rng: np.random.Generator, watch: Watch | None = None) -> Finding:
+    def __call__(
+        self, view: ServerView, rng: np.random.Generator, callback: StepCallback | None = None
+    ) -> Finding:
         clock = Clock()
         view = view.double()
         rows = make_rows(view, self.restarts, torch.zeros(view.targets, view.examples, dtype=torch.long))
         logits = rows.spread(rng, view.examples * view.classes)
-        found = _run(rows, torch.cat([rows.noise(rng).flatten(1), logits], dim=1), True, self, watch)
+        found = _run(rows, torch.cat([rows.noise(rng).flatten(1), logits], dim=1), True, self, callback)
         flat = found.variables[0]
         pixels = flat.shape[1] - logits.shape[1]
         labels = flat[:, pixels:].reshape(rows.count, view.examples, -1).argmax(-1)
@@ -93,10 +95,12 @@ class DLG(Leakage):
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class IDLG(Leakage):
-    def __call__(self, view: ServerView, rng: np.random.Generator, watch: Watch | None = None) -> Finding:
+    def __call__(
+        self, view: ServerView, rng: np.random.Generator, callback: StepCallback | None = None
+    ) -> Finding:
         clock = Clock()
         view = view.double()
         labels, notes = known_or_inferred(view, rng)
         rows = make_rows(view, self.restarts, labels)
-        found = _run(rows, rows.noise(rng).flatten(1), False, self, watch)
+        found = _run(rows, rows.noise(rng).flatten(1), False, self, callback)
         return best_images(self, rows, found, steps=self.steps, clock=clock, notes=notes)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedveil.attacks.view import Watch
+from fedveil.attacks.view import StepCallback
 
 _SNAPSHOTS = 6
 _DECAYS = (3 / 8, 5 / 8, 7 / 8)  # of the steps: there the learning rate falls to a tenth
@@ -36,7 +36,7 @@ def stacked_adam(
     lr: float,
     signed: bool = False,
     box: tuple[Tensor, Tensor] | None = None,
-    watch: Watch | None = None,
+    callback: StepCallback | None = None,
 ) -> Optimised:
     """Adam on every row; `signed` keeps only the signs of gradients; `box` bounds the first variable.
 
@@ -63,8 +63,8 @@ def stacked_adam(
                 leaves[0].clamp_(box[0], box[1])
         if step in wanted:
             path.append((step, leaves[0].detach().clone()))
-        if watch is not None:
-            watch(step, steps, float(loss.detach().min()))
+        if callback is not None:
+            callback(step, steps, float(loss.detach().min()))
     return Optimised([leaf.detach() for leaf in leaves], objective(leaves).detach(), tuple(path))
 
 
@@ -77,7 +77,7 @@ def stacked_lbfgs(
     history: int = 100,
     target: float = 0.0,
     groups: int = 1,
-    watch: Watch | None = None,
+    callback: StepCallback | None = None,
 ) -> Optimised:
     """L-BFGS without line search on every row of `start [N, d]`; the best point of each row is kept.
 
@@ -101,8 +101,8 @@ def stacked_lbfgs(
         better = alive & (loss < best_loss)
         best = torch.where(better[:, None], x, best)
         best_loss = torch.where(better, loss, best_loss)
-        if watch is not None:
-            watch(step, iterations, float(best_loss.min()))
+        if callback is not None:
+            callback(step, iterations, float(best_loss.min()))
         if bool((best_loss.reshape(groups, -1).amin(1) <= target).all()):
             break
         g = torch.where(alive[:, None], g, torch.zeros_like(g))

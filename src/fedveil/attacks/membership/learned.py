@@ -61,7 +61,10 @@ class WhiteBox:
     def __call__(self, view: MembershipView, rng: np.random.Generator) -> Tensor:
         inside, outside, shadow = _one_shadow(view, rng)
         seen = torch.stack(
-            [gradient_features(view.task, rows(view.models, [r]), view.asked) for r in range(view.seen)]
+            [
+                gradient_features(view.task, rows(view.models, [r]), view.asked)
+                for r in range(view.model_count)
+            ]
         )
         members, others = (gradient_features(view.task, shadow, part) for part in (inside, outside))
         return _learned(members, others, seen)
@@ -105,7 +108,7 @@ def _one_shadow(view: MembershipView, rng: np.random.Generator) -> tuple[Example
 
 
 def _learned(members: Tensor, others: Tensor, seen: Tensor) -> Tensor:
-    """The mean log odds of membership over the models seen, `[n]`, from features `[R, n, f]`."""
+    """The mean log odds of membership over the observed models, `[n]`, from features `[R, n, f]`."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 

@@ -88,7 +88,7 @@ class MembershipFinding:
 
 
 def clopper_pearson(events: int, trials: int) -> Interval:
-    """The exact two-sided 95 % interval of a probability of which `events` in `trials` were seen."""
+    """The exact two-sided 95 % interval of a probability of which `events` in `trials` were observed."""
     from scipy.stats import beta
 
     tail = (1 - 0.95) / 2
@@ -142,7 +142,7 @@ def held_out_accuracy(members: Floats, others: Floats, rng: np.random.Generator)
 def judge(
     attack: str, target: str, scores: Floats, is_member: Bools, rng: np.random.Generator
 ) -> MembershipFinding:
-    """Score an attack against the truth, which the attack has not seen."""
+    """Score an attack against the truth, which the attack has not observed."""
     scores, is_member = np.asarray(scores, dtype=np.float64), np.asarray(is_member, dtype=np.bool_)
     if scores.shape != is_member.shape or scores.ndim != 1:
         raise InputError("scores", scores.shape, "do not match the examples", "Give one score for each.")

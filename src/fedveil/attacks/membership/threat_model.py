@@ -62,7 +62,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class MembershipView:
-    """The models `[R, ...]` that were seen, in their order, and the examples in question.
+    """The models `[R, ...]` that were observed, in their order, and the examples in question.
 
     `own` are examples of the attacker, from the same population and disjoint from those asked about. `sent` and
     `start` are one client's uploaded gradient and the model it answers, both `[1, ...]`, where that is attacked.
@@ -81,12 +81,12 @@ class MembershipView:
             raise InputError("asked", 0, "there is no example in question", "Give at least one.")
 
     @property
-    def seen(self) -> int:
+    def model_count(self) -> int:
         return int(next(iter(self.models.values())).shape[0])
 
     def newest(self) -> Params:
-        """The last model that was seen, as a stack of one."""
-        return rows(self.models, [self.seen - 1])
+        """The last observed model, as a stack of one."""
+        return rows(self.models, [self.model_count - 1])
 
 
 class MembershipAttack(Protocol):

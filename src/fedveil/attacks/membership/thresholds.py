@@ -23,7 +23,7 @@ from fedveil.methods.fields import STRICT
 @register_membership("loss-threshold", "a low loss, or a high confidence, betrays a member")
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class LossThreshold:
-    """`statistic` "confidence" takes the largest probability and needs no label; the mean over all models seen."""
+    """`statistic` "confidence" takes the largest probability and needs no label; the mean over all observed models."""
 
     statistic: Literal["loss", "confidence"] = "loss"
 

@@ -32,7 +32,7 @@ from fedveil.attacks.registry import register_attack
 from fedveil.attacks.text.leak import TokenLeak
 from fedveil.attacks.text.priors import PriorName, make_prior
 from fedveil.attacks.text.search import Search, make_search
-from fedveil.attacks.view import Finding, ServerView, Watch
+from fedveil.attacks.view import Finding, ServerView, StepCallback
 from fedveil.errors import InputError
 from fedveil.methods.fields import STRICT
 
@@ -66,7 +66,9 @@ class Lamp(Named):
     prior_weight: Weight = 0.3
     use_leak: bool = True
 
-    def __call__(self, view: ServerView, rng: np.random.Generator, watch: Watch | None = None) -> Finding:
+    def __call__(
+        self, view: ServerView, rng: np.random.Generator, callback: StepCallback | None = None
+    ) -> Finding:
         clock = Clock()
         if view.text is None:
             raise InputError(
@@ -82,7 +84,7 @@ class Lamp(Named):
         search = make_search(view, self.restarts, prior, self.prior_weight, rng, use_leak=self.use_leak)
         x = search.best_start(self.starts, rng)
         path = [(0, search.decode(x))]
-        x, step = self._optimise(search, x, path, rng, watch)
+        x, step = self._optimise(search, x, path, rng, callback)
         tokens = search.decode(x)
         for _ in range(0, self.polish, _TURN):
             if self._found(search, tokens):
@@ -98,7 +100,7 @@ class Lamp(Named):
         x: Tensor,
         path: list[tuple[int, Tensor]],
         rng: np.random.Generator,
-        watch: Watch | None,
+        callback: StepCallback | None,
     ) -> tuple[Tensor, int]:
         """Adam on the embeddings with discrete changes in between; ends early where a text was found exactly."""
         unit = search.embeddings.square().mean().sqrt()
@@ -113,8 +115,8 @@ class Lamp(Named):
             # Rows do not share variables, so the gradient of the sum is each row's own.
             variable.grad = torch.autograd.grad(objective.sum(), variable)[0]
             optimiser.step()
-            if watch is not None:
-                watch(step, self.steps, float(distance.detach().min()))
+            if callback is not None:
+                callback(step, self.steps, float(distance.detach().min()))
             if step >= first and step % self.swap_every == 0:
                 with torch.no_grad():
                     better = search.improve(variable.detach() * unit, self.swaps, self.shortlist, rng)

@@ -19,7 +19,7 @@ from fedveil.attacks.inversion.restarts import Clock, Named
 from fedveil.attacks.registry import register_attack
 from fedveil.attacks.text.leak import TokenLeak, allowed_tokens, leaked_tokens
 from fedveil.attacks.text.matching import text_model
-from fedveil.attacks.view import UNKNOWN, Finding, ServerView, Watch
+from fedveil.attacks.view import UNKNOWN, Finding, ServerView, StepCallback
 from fedveil.errors import InputError
 from fedveil.methods.fields import STRICT
 
@@ -29,7 +29,9 @@ from fedveil.methods.fields import STRICT
 class EmbeddingRows(Named):
     of_texts = True
 
-    def __call__(self, view: ServerView, rng: np.random.Generator, watch: Watch | None = None) -> Finding:
+    def __call__(
+        self, view: ServerView, rng: np.random.Generator, callback: StepCallback | None = None
+    ) -> Finding:
         clock = Clock()
         if view.text is None:
             raise InputError(
@@ -48,8 +50,8 @@ class EmbeddingRows(Named):
             texts.append(text)
             leaks.append(leak)
             losses.append(loss)
-            if watch is not None:
-                watch(t + 1, view.targets, min(losses))
+            if callback is not None:
+                callback(t + 1, view.targets, min(losses))
         found = torch.stack(texts).unsqueeze(1)
         labels = view.labels if view.labels is not None else torch.zeros(view.targets, 0, dtype=torch.long)
         notes = ("lengths and places of special tokens known", "labels, model and language prior not needed")

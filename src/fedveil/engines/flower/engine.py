@@ -39,7 +39,7 @@ from fedveil.tree import State
 
 log = logging.getLogger("flwr.fedveil")
 R = TypeVar("R", bound=Record)
-PATIENCE = 3600.0  # where no deadline is set, a node that hangs holds the round for so many seconds
+ROUND_TIMEOUT = 3600.0  # where no deadline is set, a node that hangs holds the round for so many seconds
 _RESTORED: Version = (0, 0)
 _CHECKPOINTS = 2  # as many as are kept on disk
 
@@ -94,7 +94,7 @@ class FlowerEngine:
             self._roster.refresh()
         sent: dict[int, Message] = {}
         messages: list[Envelope] = []
-        timeout = self._limits.deadline or PATIENCE
+        timeout = self._limits.deadline or ROUND_TIMEOUT
         for row, client in enumerate(clients):
             if client in self._lost:
                 continue

@@ -27,8 +27,8 @@ log = logging.getLogger("flwr.fedveil")
 _SOON, _LATER = 0.1, 2.0
 HELLO_SECONDS = 120.0  # a round waits so long for the answer of a node that has just come
 HELLO_VALID = 300.0  # but it may answer later: asking again would throw away what a slow node has done so far
-ASK_AGAIN_SECONDS = 600.0  # a node that was not let in may have been mended since
-PATIENCE = 120.0
+ASK_AGAIN_SECONDS = 600.0  # a node that was not let in may have been fixed since
+CONNECT_TIMEOUT = 120.0  # seconds
 T = TypeVar("T")
 
 
@@ -39,7 +39,7 @@ def send_and_receive(grid: Grid, messages: Sequence[Envelope], timeout: float) -
 
 def send(grid: Grid, messages: Sequence[Envelope]) -> list[str]:
     """The number of each message; empty for one that could not be sent."""
-    return list(patiently(lambda: grid.push_messages(messages)))
+    return list(with_retries(lambda: grid.push_messages(messages)))
 
 
 def receive(grid: Grid, waiting: set[str], timeout: float) -> list[Envelope]:
@@ -58,15 +58,17 @@ def receive(grid: Grid, waiting: set[str], timeout: float) -> list[Envelope]:
     return replies
 
 
-def patiently(ask: Callable[[], T]) -> T:
+def with_retries(ask: Callable[[], T]) -> T:
     """The answer, though the SuperLink may be out of reach for a while."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + CONNECT_TIMEOUT
     while True:
         try:
             return ask()
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             if time.monotonic() > end:
-                raise FedveilError(f"Flower's SuperLink was out of reach for {PATIENCE:g} s.") from error
+                raise FedveilError(
+                    f"Flower's SuperLink was out of reach for {CONNECT_TIMEOUT:g} s."
+                ) from error
             log.warning("Flower's SuperLink is out of reach: %s", type(error).__name__)
             time.sleep(_LATER)
 
@@ -82,7 +84,7 @@ def _pull(grid: Grid, waiting: set[str]) -> Iterable[Envelope]:
     got: list[Envelope] = []
     for number in sorted(waiting):
         try:
-            got.extend(patiently(partial(grid.pull_messages, [number])))
+            got.extend(with_retries(partial(grid.pull_messages, [number])))
         except (ValueError, TypeError, KeyError) as error:
             log.warning("a reply cannot be decoded and is dropped: %s", type(error).__name__)
             waiting.discard(number)
@@ -120,7 +122,7 @@ class Roster:
 
         It waits for the answers of those who were not asked before, or for all that are missing (`waits`).
         """
-        here = set(patiently(self._grid.get_node_ids))
+        here = set(with_retries(self._grid.get_node_ids))
         for node in self._known.keys() - here:
             log.warning("%s has left", self.names(node))
             del self._known[node]

@@ -1,7 +1,9 @@
 """Defences against gradient inversion, as wrappers around a method whose clients upload gradients.
 
 Each changes the gradient on the client, before it is sent. Noise without a bound on what it hides proves nothing, so
-all but DP-SGD are declared unprotected: attacks measure them. Several may be stacked; the first is innermost.
+all but DP-SGD are declared unprotected: attacks measure them. Their noise is a distortion (`privacy/distortions.py`);
+DP-SGD's is that of a mechanism, in the private step that all methods share. Several may be stacked; the first is
+innermost.
 
 Deviations:
 - PPFA (Zhang et al. 2023, arXiv 2305.15148) asks for a distortion that keeps the leakage below `epsilon`, and FedEM's
@@ -37,14 +39,14 @@ from fedveil.methods.fedsgd import FedSGD, Gradient, batch_in_step
 from fedveil.methods.fields import STRICT, Clip, NoiseMultiplier
 from fedveil.methods.method import AnyMethod, At, unprotected
 from fedveil.methods.shared_model import Model
-from fedveil.methods.user_level import gaussian_or_nothing
 from fedveil.methods.wrappers.wrapper import Around, Wrapper, wrapper
-from fedveil.privacy.mechanisms import Gaussian
+from fedveil.privacy.distortions import Additive, FixedLength
+from fedveil.privacy.mechanisms import SumMechanism, gaussian
 from fedveil.privacy.releases import ADVERSARIES, Plan, Release
-from fedveil.streams import ClientStreams, ServerStreams, laplace, normal
+from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
-from fedveil.training.per_example import clipped_gradient_sum
-from fedveil.tree import Params, State, flat_rows, flatten, unflatten
+from fedveil.training.private_sgd import private_gradient
+from fedveil.tree import Params, State, expand, flat_rows, flatten, unflatten
 
 Scale = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Part = Annotated[float, Field(ge=0, lt=1)]
@@ -181,12 +183,7 @@ class GradientGaussian(GradientDefence):
     std: Scale = 1 / 255
 
     def defend(self, gradient: Params, rng: ClientStreams) -> Params:
-        if self.std == 0:
-            return gradient
-        streams = rng.noise()
-        return {
-            name: leaf + self.std * normal(streams, leaf.shape[1:], leaf) for name, leaf in gradient.items()
-        }
+        return Additive("gaussian", self.std)(gradient, rng.noise())
 
     def adaptation(self, dimension: int, examples: int) -> Adaptation:
         return Adaptation.to_noise(self.std)
@@ -198,13 +195,7 @@ class GradientLaplace(GradientDefence):
     scale: Scale = 1 / 255
 
     def defend(self, gradient: Params, rng: ClientStreams) -> Params:
-        if self.scale == 0:
-            return gradient
-        streams = rng.noise()
-        return {
-            name: leaf + self.scale * laplace(streams, leaf.shape[1:], leaf)
-            for name, leaf in gradient.items()
-        }
+        return Additive("laplace", self.scale)(gradient, rng.noise())
 
     def adaptation(self, dimension: int, examples: int) -> Adaptation:
         return Adaptation.to_noise(self.scale * math.sqrt(2))
@@ -222,9 +213,7 @@ class PPFA(GradientDefence):
 
     def defend(self, gradient: Params, rng: ClientStreams) -> Params:
         flat = flatten(gradient)
-        direction = normal(rng.noise(), flat.shape[1:], flat)
-        direction = direction / direction.norm(dim=1, keepdim=True)
-        return unflatten(flat + self.length(flat.shape[1]) * direction, gradient)
+        return unflatten(FixedLength(self.length(flat.shape[1]))(flat, rng.noise()), gradient)
 
     def adaptation(self, dimension: int, examples: int) -> Adaptation:
         return Adaptation.to_noise(self.length(dimension) / math.sqrt(dimension))
@@ -242,8 +231,8 @@ class LDPM(GradientDefence):
         streams = rng.unknown_to_server(rng.of_exchange("privacy/subspace"))
         signs = torch.stack([torch.from_numpy(2.0 * s.integers(0, 2, size) - 1) for s in streams]).to(flat)
         mask = _random_mask(streams, size, max(1, round(self.kept * size))).to(flat)
-        noise = self.std * normal(rng.noise(), (size,), flat)
-        seen = (_hartley(flat * signs) + noise) * mask
+        noisy = Additive("gaussian", self.std)({"turned": _hartley(flat * signs)}, rng.noise())["turned"]
+        seen = noisy * mask
         return unflatten(_hartley(seen) * signs * (size / mask.sum(1, keepdim=True)), gradient)
 
     def adaptation(self, dimension: int, examples: int) -> Adaptation:
@@ -323,6 +312,10 @@ class DPSGD(Defence):
     clip: Clip = 1.0
     noise_multiplier: NoiseMultiplier = 1.0
 
+    def mechanism(self) -> SumMechanism:
+        """What perturbs every gradient, and what `releases` charges."""
+        return gaussian(self.clip, self.noise_multiplier)
+
     def around(self, method: AnyMethod) -> AnyMethod:
         if not isinstance(method, FedSGD):
             raise InputError(
@@ -342,23 +335,16 @@ class DPSGD(Defence):
     ) -> tuple[Gradient, State]:
         assert isinstance(inner, FedSGD)
         batch = batch_in_step(data, inner.batch_size, at.exchange, rng)
-        shape = batch.y.shape[:2]
-        mask = batch.y.new_ones(shape, dtype=torch.bool) if batch.mask is None else batch.mask
-        total: list[Params] = []
-        for k in range(data.count):
-            w = {name: leaf[0 if leaf.shape[0] == 1 else k] for name, leaf in down.params.items()}
-            clipped, _ = clipped_gradient_sum(
-                task.module, w, batch.x[k], batch.y[k], self.clip, loss=task.example_loss, mask=mask[k]
-            )
-            total.append(clipped)
-        stacked = {name: torch.stack([part[name] for part in total]) for name in down.params}
-        if self.noise_multiplier > 0 and math.isfinite(self.clip):
-            stacked = Gaussian(self.clip, self.noise_multiplier).perturb(stacked, rng.noise())
+        mask = batch.y.new_ones(batch.y.shape[:2], dtype=torch.bool) if batch.mask is None else batch.mask
         sizes = mask.sum(1)
-        gradient = {
-            name: leaf / sizes.clamp(min=1).to(leaf.dtype).reshape(-1, *([1] * (leaf.dim() - 1)))
-            for name, leaf in stacked.items()
-        }
+        gradient = private_gradient(
+            task,
+            expand(down.params, data.count),
+            replace(batch, mask=mask),
+            sizes.clamp(min=1),
+            self.mechanism(),
+            rng.noise(),
+        )
         return Gradient(gradient, sizes), state
 
     def releases(self, inner: AnyMethod, plan: Plan) -> Sequence[Release]:
@@ -367,11 +353,10 @@ class DPSGD(Defence):
                 "the noisy gradient of each batch",
                 "record",
                 ADVERSARIES,
-                gaussian_or_nothing(self.noise_multiplier, self.clip),
+                self.mechanism().protection(),
                 adjacency="zero-out",
             ),
         )
 
     def adaptation(self, dimension: int, examples: int) -> Adaptation:
-        std = self.clip * self.noise_multiplier / examples
-        return Adaptation.to_noise(std if math.isfinite(std) else 0.0)
+        return Adaptation.to_noise(self.mechanism().std / examples)

@@ -108,11 +108,20 @@ class Around(Method[S, Message, Message]):
     def paper_claim(self, plan: Plan) -> str | None:
         return self.inner.paper_claim(plan)
 
+    def sent_model(self, down: Message) -> Params | None:
+        return self.inner.sent_model(down)
+
     def local_training(self, at: At) -> LocalSteps | None:
         return self.inner.local_training(at)
 
     def round_training(self, at: At) -> LocalSteps | None:
         return self.inner.round_training(at)
+
+    def shadow_training(self) -> LocalSteps:
+        return self.inner.shadow_training()
+
+    def disclosed_sizes(self, up: Message) -> Tensor | None:
+        return self.inner.disclosed_sizes(up)
 
     def read_upload(self, at: At, down: Message, up: Message) -> UploadReading | None:
         return self.inner.read_upload(at, down, up)

@@ -28,7 +28,7 @@ def _own(_: str, leaf: Tensor) -> Tensor:
 
 
 class KeepRounds(Callback):
-    """Keeps these rounds under `found`; a round that nobody answered is not kept."""
+    """Keeps these rounds under `found`; a round without any answer is not kept."""
 
     def __init__(self, rounds: Collection[int]) -> None:
         self._rounds = frozenset(rounds)

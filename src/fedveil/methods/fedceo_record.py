@@ -1,0 +1,54 @@
+"""FedCEO's `unit = "record"`: DP-SGD inside each client and no noise on its update, as the authors' code does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedveil.data.client_data import ClientData
+from fedveil.methods.disclosure import Adaptation
+from fedveil.methods.fields import LocalTraining
+from fedveil.methods.method import At
+from fedveil.methods.record_level import RecordLevel
+from fedveil.privacy.mechanisms import SumMechanism, Unnoised
+from fedveil.privacy.releases import ADVERSARIES, Plan, PostProcessing, Release
+from fedveil.streams import ClientStreams
+from fedveil.task import Task
+from fedveil.tree import Params, sub
+
+
+@dataclass(frozen=True)
+class RecordUnit:
+    """What takes the place of `ClientUnit` where records are protected."""
+
+    training: LocalTraining
+    mechanism: SumMechanism
+
+    @property
+    def level(self) -> RecordLevel:
+        local = self.training
+        return RecordLevel(self.mechanism, local.batch_size, local.epochs, local.momentum, local.weight_decay)
+
+    def update(
+        self, task: Task, at: At, start: Params, data: ClientData, rng: ClientStreams, cohort: int
+    ) -> Params:
+        """The change of each client's model `[K, ...]`: every step behind it is private."""
+        return sub(self.level.train(task, start, data, rng, self.training.lr_at(at)), start)
+
+    def top_up(self, plan: Plan, present: int, cohort: int) -> SumMechanism:
+        """The server owes nothing: each update is protected by itself."""
+        return Unnoised()
+
+    def std(self, at: At, cohort: int) -> float:
+        """The standard deviation of the noise in each entry of an update."""
+        return self.level.std(self.training.lr_at(at), at.plan.records_per_client)
+
+    def releases(self, plan: Plan) -> Sequence[Release]:
+        computed = PostProcessing("computed from the noisy models")
+        return (
+            self.level.release("each client's noisy model", plan),
+            Release("the smoothed and averaged models", "record", ADVERSARIES, computed),
+        )
+
+    def adaptation(self, at: At, examples: int) -> Adaptation:
+        return self.level.adaptation(self.training.lr_at(at), examples)

@@ -1,0 +1,181 @@
+"""The private sum of a cohort: who adds which part of its noise, what each part is worth, and the sum itself.
+
+Symbols: C `clip`, sigma `multiplier`, K the size of the cohort (of Poisson cohorts p N is its expectation,
+`plan.cohort`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from fedveil.privacy.mechanisms import SumMechanism, Unnoised, gaussian
+from fedveil.privacy.releases import GaussianNoise, Plan, Protection, RandomGaussianNoise, Release
+from fedveil.privacy.sampling import cohort_sizes
+from fedveil.streams import Stream
+from fedveil.tree import Params, add, scale, with_axis, without_axis, zeros_like
+
+NoiseScope = Literal["shared", "local"]
+_MOST_DRAWS = 48
+
+
+class TopUp(Protocol):
+    """What the server adds to a sum of bounded contributions."""
+
+    def perturb(self, total: Params, streams: Sequence[Stream]) -> Params: ...
+
+
+@dataclass(frozen=True)
+class CohortNoise:
+    """Gaussian noise on the sum of a cohort's clipped updates, and who adds which part of it.
+
+    "shared": each of K clients adds sigma C / sqrt(K), so that the sum carries sigma C. "local": each adds sigma C, so
+    that its upload alone is protected. "central": clients add nothing, the server adds sigma C. A part is asked for
+    with the size of the cohort that was announced to the clients, if it was.
+
+    Guarantees: uploads and top-up together carry exactly the noise of `total`, however many clients participate and
+    answer (`test_uploads_and_top_up_make_the_declared_noise`).
+    """
+
+    clip: float
+    multiplier: float
+    scope: Literal["shared", "local", "central"]
+    plan: Plan
+
+    def sharers(self, cohort: int = 0) -> int:
+        """Among how many the noise of a sum is divided: the announced cohort, but never fewer than planned."""
+        return max(cohort, self.plan.clients if self.plan.sampler == "all" else self.plan.cohort)
+
+    def upload(self, cohort: int = 0) -> SumMechanism:
+        """What each client does to its update."""
+        if self.scope == "central":
+            return Unnoised(self.clip, 'the server adds the noise (noise_scope = "central")')
+        return gaussian(self.clip, self._share(cohort))
+
+    def total(self, cohort: int = 0) -> SumMechanism:
+        """What protects the sum: the uploads' noise and what the server adds."""
+        if self.scope == "local":
+            return gaussian(self.clip, self.multiplier * math.sqrt(self.sharers(cohort)))
+        return gaussian(self.clip, self.multiplier)
+
+    def top_up(self, present: int, cohort: int = 0) -> SumMechanism:
+        """What the server adds to a sum of `present` uploads, so that it carries the noise of `total`."""
+        if self.scope == "central":
+            return self.total(cohort)
+        absent = max(0, self.sharers(cohort) - present)
+        return gaussian(self.clip, self._share(cohort) * math.sqrt(absent))
+
+    def others(self, cohort: int = 0) -> SumMechanism:
+        """What is left of the sum's noise to a client that knows the share it added itself."""
+        return gaussian(self.clip, self._share(cohort) * math.sqrt(self.sharers(cohort) - 1))
+
+    def _share(self, cohort: int) -> float:
+        """The noise of one upload in units of the clip."""
+        return (
+            self.multiplier / math.sqrt(self.sharers(cohort)) if self.scope == "shared" else self.multiplier
+        )
+
+    def releases(self) -> tuple[Release, Release]:
+        """What a run discloses: each upload to the server, their mean to everybody else.
+
+        A client that was in the cohort knows its own share of the mean's noise: 1 / max(K, p N) of its variance. Where
+        the cohort has one client only, nobody else's data is in the sum.
+        """
+        plan = self.plan
+        total = protection_in_cohorts(self.total, plan)
+        insider = None
+        if self.scope != "central" and plan.clients > 1 and (plan.sampler == "poisson" or self.sharers() > 1):
+            insider = protection_in_cohorts(self.others, plan, present=2)
+        betrayed = isinstance(total, RandomGaussianNoise)  # the noise's size shows how many came
+        return (
+            Release(
+                "each client's noisy model", "client", ("server",), protection_in_cohorts(self.upload, plan)
+            ),
+            Release(
+                "the averaged model",
+                "client",
+                ("observer", "client"),
+                total,
+                participation="seen" if betrayed else "hidden",
+                insider=insider,
+            ),
+        )
+
+
+def protection_in_cohorts(
+    mechanism: Callable[[int], SumMechanism], plan: Plan, *, present: int = 1
+) -> Protection:
+    """The price of `mechanism(K)`, K the size of a cohort in which `present` given clients are.
+
+    The size of a Poisson cohort is random, independent of the data and known to those who are told it.
+    """
+    if plan.sampler != "poisson":
+        return mechanism(0).protection()
+    weights: dict[float, float] = {}
+    for size, weight in cohort_sizes(plan, min(present, plan.clients)):
+        drawn = mechanism(size).protection()
+        if not isinstance(drawn, GaussianNoise):
+            return drawn
+        weights[drawn.multiplier] = weights.get(drawn.multiplier, 0.0) + weight
+    if len(weights) == 1:
+        return GaussianNoise(min(weights))
+    rows = list(weights.items())
+    group = math.ceil(len(rows) / _MOST_DRAWS)  # neighbours count as the one with the least noise
+    groups = [rows[i : i + group] for i in range(0, len(rows), group)]
+    return RandomGaussianNoise(
+        tuple(min(value for value, _ in part) for part in groups),
+        tuple(math.fsum(weight for _, weight in part) for part in groups),
+    )
+
+
+@dataclass(frozen=True)
+class NoisySum:
+    """A noisy sum `[1, ...]` and the number of clients it is divided by."""
+
+    total: Params
+    cohort: int
+
+    def mean(self) -> Params:
+        """The sum over the cohort, without a client axis."""
+        return {name: leaf / self.cohort for name, leaf in without_axis(self.total).items()}
+
+    def added_to(self, start: Params, lr: float = 1.0) -> Params:
+        """`start` plus `lr` times the mean."""
+        return add(start, without_axis(self.total), scale=lr / self.cohort)
+
+
+def private_sum(
+    uploads: Params | None,
+    like: Params,
+    present: int,
+    plan: Plan,
+    top_up: TopUp,
+    stream: Stream,
+    *,
+    start: Params | None = None,
+    lr: float = 1.0,
+) -> NoisySum:
+    """The sum of `present` clients' bounded uploads `[present, ...]`, with the noise that the server owes to it.
+
+    Args:
+        uploads: None if nobody answered: then the sum is noise alone.
+        like: A model of the uploads' shapes, without a client axis.
+        present: How many answered.
+        plan: Poisson cohorts are divided by the planned size, whoever came. A fixed cohort that lost clients is
+            divided by those who answered.
+        top_up: What the server adds.
+        stream: What the server's noise is drawn from.
+        start: Given if uploads are models `start + lr * update`; the updates are summed.
+        lr: See `start`.
+    """
+    if uploads is None:
+        total = with_axis(zeros_like(like))
+    else:
+        total = {name: leaf.sum(0, keepdim=True) for name, leaf in uploads.items()}
+        if start is not None:
+            total = {name: leaf - present * start[name] for name, leaf in total.items()}
+            total = scale(total, 1 / lr)
+    divisor = plan.cohort if plan.sampler == "poisson" or present == 0 else present
+    return NoisySum(top_up.perturb(total, [stream]), divisor)
