@@ -156,7 +156,7 @@ def list_datasets() -> list[DatasetInfo]:
 
 def is_own_data(name: str) -> bool:
     """Whether this name stands for files of the user's own, not for a public benchmark."""
-    return "path" in _ENTRIES[known_name("name", "dataset", name, _ENTRIES)].needed()
+    return name in _ENTRIES and "path" in _ENTRIES[name].needed()
 
 
 def dataset_options(name: str) -> dict[str, object]:

@@ -72,16 +72,11 @@ def run(
     Args:
         clients: `ArrayClients`, `LazyClients`, or a list with one entry per client: a pair (x, y) of tensors or NumPy
             arrays, `Examples`, or a `torch.utils.data.Dataset`.
-        noise: Where privacy noise and cohorts come from. "entropy", the default of private methods: from the operating
-            system; nobody can draw them again, and a run that is resumed charges the started round again. "seeded":
-            from `seed`, so a run repeats bit by bit, and whoever knows the seed can remove the noise. Methods that
-            protect nothing are always seeded.
-        results: A folder. Every round is recorded there, an interrupted run resumes (with seeded noise to the same
-            result), and a finished one is read back; a folder that holds another run is refused.
+        noise: `RunOptions.noise_source`; "entropy" if not given, "seeded" always for methods that protect nothing.
+        results: The folder of `RunOptions.results`; every round is recorded there.
         score_clients: Score the final model on each client's own examples, or on `local_test`.
         callbacks: Called at every round.
-
-    The other arguments are the fields of `RunOptions`, `SimulationOptions` and `AvailableData`.
+        others: The fields of `RunOptions`, `SimulationOptions` and `AvailableData`.
 
     Raises:
         FedveilError: The clients, the method and the options do not fit together; nothing has been written.
@@ -101,9 +96,9 @@ def run(
         min_clients=min_clients,
         noise_source=noise_for(method, plan, noise, own_data=True),
     )
-    simulation = SimulationOptions(execution, workers, max_memory)
     data = AvailableData(test, classes, source, local_test, score_clients)
-    return simulate(task, source, method, plan, options, simulation, data, callbacks)
+    spread = SimulationOptions(execution, workers, max_memory)
+    return simulate(task, source, method, plan, options, spread, data, callbacks)
 
 
 def simulate(
