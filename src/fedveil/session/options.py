@@ -31,8 +31,8 @@ class RunOptions:
     """How a run is carried out and recorded, whatever its engine.
 
     Attributes:
-        results: The run's folder. An interrupted run resumes there (if seeded, to the same result), a finished one is read
-            back, and a folder that holds another run is refused. None: nothing is written.
+        results: The run's folder. An interrupted run resumes there (if seeded, to the same result), a finished one is
+            read back, and a folder that holds another run is refused. None: nothing is written.
         config: The text kept there as `config.toml`.
         facts: Added to the run's summary.
         transcript: Whether to record the messages of every round, or of which rounds.
