@@ -19,6 +19,7 @@ LAYERS = [
         "errors",
         "validation",
         "plugins",
+        "numerics",
         "streams",
         "tree",
         "messages",

@@ -230,20 +230,35 @@ def report_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write one self-contained page about these runs; damaged ones are shown as far as they can be read."""
-    from fedveil.report.html import write_report
+    """Write one self-contained page about these runs.
 
-    path = write_report(results, output)
+    Damaged runs are shown as far as they can be read, named on stderr with their files, and end in exit code 2.
+    """
+    from fedveil.report.html import empty_folders, write_page
+    from fedveil.report.reading import read_runs
+
+    runs = read_runs(results)
+    path = write_page(runs, output, empty_folders(results))
     figures: list[Path] = []
     if pdf is not None:
         from fedveil.report.figures import save_figures
         from fedveil.report.groups import group
-        from fedveil.report.reading import read_runs
 
-        figures = save_figures(group(read_runs(results)), pdf)
+        figures = save_figures(group(runs), pdf)
+    damaged = {str(run.folder): list(run.problems) for run in runs if run.problems}
     if as_json:
-        print(json.dumps({"report": str(path), "figures": [str(figure) for figure in figures]}))
-        return
-    for written in (path, *figures):
-        kind = "report" if written == path else "figure"
-        out.print(f"{kind} in {written}", soft_wrap=True)
+        print(
+            json.dumps(
+                {"report": str(path), "figures": [str(figure) for figure in figures], "damaged": damaged}
+            )
+        )
+    else:
+        for written in (path, *figures):
+            kind = "report" if written == path else "figure"
+            out.print(f"{kind} in {written}", soft_wrap=True)
+    if damaged:
+        told = "; ".join(f"{folder}: {', '.join(problems)}" for folder, problems in damaged.items())
+        raise ResultError(
+            f"{len(damaged)} of {len(runs)} runs are damaged and shown as far as they can be read. {told}. "
+            "Restore these files from a copy, or remove the folders and run them again."
+        )

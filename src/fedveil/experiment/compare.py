@@ -24,6 +24,7 @@ from fedveil.experiment.prepare import result_folder
 from fedveil.experiment.run import run_seed
 from fedveil.methods import METHODS
 from fedveil.methods.method import field_names
+from fedveil.numerics import NUMERICS, numerics_of
 from fedveil.privacy.accounting import Guarantee, Rounds, rounds_of
 from fedveil.privacy.releases import Plan
 from fedveil.privacy.selection import composed
@@ -122,8 +123,11 @@ def run_cells(
 
 
 def _settled(cell: Cell, results: Path) -> bool:
-    """Whether there is nothing to do or to look at: files that the user names may have changed since."""
-    return ResultFolder(cell.folder(results)).finished and "path" not in cell.config.task.data_options
+    """Whether there is nothing to do or to look at: files that the user names may have changed since, and a run of
+    other numerics is refused."""
+    folder = ResultFolder(cell.folder(results))
+    same = numerics_of(folder.path) == NUMERICS
+    return folder.finished and same and "path" not in cell.config.task.data_options
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ def _deployed(settings: RunSettings, folder: str) -> Node:
             raise RefusalError("policy", str(error)) from error
 
     clients = NodeClients(home.client, examples, labels)
-    worker = ClientWorker(task, clients, method, settings.seed, home.noise)
+    worker = ClientWorker(task, clients, method, settings.seed, home.noise, deployed=home.noise == "entropy")
     return Node(home.name, home.client, home.declared.records, worker, home.state / "clients", admit, limit)
 
 
@@ -168,7 +168,8 @@ def _simulated(settings: RunSettings, context: Context) -> Node:
     prepared = _prepared(settings.config.to_toml(), settings.seed, settings.data)
     if not 0 <= client < prepared.plan.clients:
         raise InputError("partition-id", client, "is no client", f"Use 0 to {prepared.plan.clients - 1}.")
-    worker = ClientWorker(prepared.task, prepared.clients, prepared.method, settings.seed)
+    noise = settings.noise or prepared.noise
+    worker = ClientWorker(prepared.task, prepared.clients, prepared.method, settings.seed, noise)
     limit = settings.config.run.max_message or LARGEST_MESSAGE
     size = prepared.clients.sizes[client]
     return Node(

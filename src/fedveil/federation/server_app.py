@@ -18,7 +18,13 @@ from fedveil.engines.flower.roster import Roster
 from fedveil.engines.flower.wire import LARGEST_MESSAGE, fingerprint
 from fedveil.errors import FedveilError, InputError
 from fedveil.experiment.config import NO_DATASET
-from fedveil.experiment.prepare import facts_of, load_examples, prepare, run_options, task_for
+from fedveil.experiment.prepare import (
+    facts_of,
+    load_examples,
+    prepare,
+    run_options,
+    task_for,
+)
 from fedveil.federation.client_app import STATES
 from fedveil.federation.members import registered_members
 from fedveil.federation.parent_watch import end_with_parent
@@ -102,7 +108,7 @@ def serve_simulated(grid: Grid, settings: RunSettings) -> Result:
         task,
         method,
         plan,
-        run_options(config, seed, settings.folder, facts, settings.noise_source),
+        run_options(config, seed, settings.folder, facts, settings.noise or prepared.noise),
         prepared.data,
         [DrawPictures(method, prepared.dataset, settings.folder)],
     )
@@ -132,7 +138,8 @@ def serve_deployed(grid: Grid, settings: RunSettings) -> Result:
         "classes": list(names),
         "paper": None if config.paper is None else config.paper.model_dump(),
     }
-    options = run_options(config, seed, settings.folder, facts, settings.noise_source)
+    noise = settings.noise or "entropy"
+    options = run_options(config, seed, settings.folder, facts, noise, deployed=noise == "entropy")
     data = AvailableData(None if dataset is None else dataset.test, classes)
     return run_session(engine_of, task, method, plan, options, data)
 

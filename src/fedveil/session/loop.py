@@ -16,7 +16,7 @@ from fedveil.errors import DivergedError, FedveilError, NobodyAnsweredError
 from fedveil.messages import Message, Record
 from fedveil.methods.method import AnyMethod, At
 from fedveil.privacy.releases import Plan
-from fedveil.privacy.sampling import draw_cohort
+from fedveil.privacy.sampling import draw_cohort, draw_secret_cohort
 from fedveil.streams import NoiseSource, ServerStreams
 from fedveil.task import Task
 from fedveil.tree import Params, flat_rows
@@ -73,12 +73,11 @@ def run_rounds(
     callbacks: Sequence[Callback] = (),
     noise_source: NoiseSource = "seeded",
     min_clients: int = 0,
-    cohort_seed: int | None = None,
 ) -> Outcome:
     """Rounds `start + 1` to `plan.rounds`, from the server's state after round `start`.
 
     An exchange that fewer than `min_clients` answered counts as answered by nobody. Cohorts are drawn from
-    `cohort_seed`, or from `seed` where there is none.
+    where the noise comes from: the sampling that accounting relies on must be as secret as the noise.
 
     Raises:
         NobodyAnsweredError: Every client of a cohort refused or dropped out.
@@ -87,7 +86,8 @@ def run_rounds(
     for number in range(start + 1, plan.rounds + 1):
         began = time.perf_counter()
         at = At(plan, number)
-        cohort = draw_cohort(plan, seed if cohort_seed is None else cohort_seed, number)
+        seeded = noise_source == "seeded"
+        cohort = draw_cohort(plan, seed, number) if seeded else draw_secret_cohort(plan)
         for callback in callbacks:
             if (reason := callback.round_starts(at, cohort)) is not None:
                 return Outcome(server, number - 1, reason)
