@@ -227,5 +227,6 @@ def _fits(upload: SumMechanism, beside: float) -> bool:
 
 def _updates(uploads: Params, start: Params, lr: float, step: float) -> Params:
     """The updates in models `start + lr * update`, in float64: exactly the multiples of the step that were added."""
-    found = {name: (leaf.double() - start[name].double()) / lr for name, leaf in uploads.items()}
-    return {name: (leaf / step).round_() * step for name, leaf in found.items()} if step else found
+    doubles = {name: leaf.to(torch.float64, copy=True) for name, leaf in uploads.items()}
+    found = {name: leaf.sub_(start[name]).div_(lr * (step or 1.0)) for name, leaf in doubles.items()}
+    return {name: leaf.round_().mul_(step) for name, leaf in found.items()} if step else found

@@ -220,7 +220,10 @@ def test_audit_of_a_sound_configuration(fedveil: Call) -> None:
     for row in answer["audit"]["all"]:
         assert row["lower_bound"] <= row["proven"]
         assert row["broken"] is False
-        assert row["estimate_note"]
+        assert row.get("estimate_note") or row["kind"] == "reachable values"
+    for adversary in ("server", "observer"):
+        kinds = {row["kind"] for row in answer["audit"]["all"] if row["adversary"] == adversary}
+        assert kinds == {"canary clients", "reachable values"}
 
 
 def test_audit_of_a_broken_method_fails(fedveil: Call, monkeypatch: pytest.MonkeyPatch) -> None:

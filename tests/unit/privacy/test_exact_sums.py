@@ -45,13 +45,13 @@ def adversarial_rows(dtype: torch.dtype, clip: float) -> list[Tensor]:
     border += [unit * clip * (1 + k * 2.0**-50) for k in range(-12, 13)]
     spread = unit * clip * torch.from_numpy(2.0 ** named_stream(1, "p").uniform(-60, 20, 3000))
     others = [
-        torch.full((30_000,), 1.1 * clip / math.sqrt(30_000)),
-        torch.full((30_000,), clip / math.sqrt(30_000)),
-        torch.full((5000,), smallest),
-        torch.full((5000,), largest),
-        torch.tensor([largest, clip, smallest, 1.0, -largest]),
-        torch.tensor([clip]),
-        torch.tensor([math.nextafter(clip, math.inf)]),
+        torch.full((30_000,), 1.1 * clip / math.sqrt(30_000), dtype=torch.float64),
+        torch.full((30_000,), clip / math.sqrt(30_000), dtype=torch.float64),
+        torch.full((5000,), smallest, dtype=torch.float64),
+        torch.full((5000,), largest, dtype=torch.float64),
+        torch.tensor([largest, clip, smallest, 1.0, -largest], dtype=torch.float64),
+        torch.tensor([clip], dtype=torch.float64),
+        torch.tensor([math.nextafter(clip, math.inf)], dtype=torch.float64),
         spread,
     ]
     return [row.to(dtype).unsqueeze(0) for row in (*border, *others)]
@@ -115,7 +115,10 @@ def test_the_sum_of_uploads_is_exact(
     assert bool((added / upload.step == (added / upload.step).round()).all())
     models = noisy_models(upload, {"w": start["w"].expand(6, -1)}, update, streams[1], lr)
     assert models["w"].dtype == torch.float32
-    assert torch.equal(module._updates(models, start, lr, upload.step)["w"], added)
+    for sent in (models, {"w": models["w"].double()}):
+        kept = sent["w"].clone()
+        assert torch.equal(module._updates(sent, start, lr, upload.step)["w"], added)
+        assert torch.equal(sent["w"], kept)
     like = {"w": start["w"][0]}
     summed = private_sum(
         models, like, 6, PLAN, Unnoised(), named_stream(0, "none"), upload=upload, start=start, lr=lr
