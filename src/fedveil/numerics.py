@@ -4,6 +4,7 @@ A version of fedveil that changes the bits of private results for the same confi
 A results folder and its checkpoints carry the number they were made by; a folder without one is of numerics 1.
 
 1: privacy noise drawn and added in floating point.
+2: privacy noise exact on a grid, sums of uploads and of clipped gradients in float64 (docs/noise.md).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from fedveil.errors import InputError
 
-NUMERICS = 1
+NUMERICS = 2
 MARK = ".numerics"  # in a run's folder from its beginning; a finished run's summary has the number, too
 _FIRST = 1
 _UNREADABLE = 0
