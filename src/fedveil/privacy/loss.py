@@ -166,13 +166,15 @@ def _grid(steps: tuple[tuple[Step, int], ...]) -> float:
         for protection, rate, n in branch.bundle.parts:
             pure = isinstance(protection, (LaplaceNoise, PureDP, ApproximateDP))
             idle = pure and _largest_loss(protection) > _MOST_PURE
-            unsampled = isinstance(protection, GaussianNoise) and rate == 1 and branch.seen_rate == 1
+            always = branch.fixed_cohort is None and branch.seen_rate * branch.weight == 1
+            unsampled = isinstance(protection, GaussianNoise) and rate == 1 and always
             if idle or (count * n > _MOST_COMPOSED and not unsampled):
                 return math.inf
             scale = hidden * _loss_scale(protection, rate)
             smallest = min(smallest, scale)
-            span += count * n * branch.seen_rate * scale**2 + 20 * math.sqrt(count * n) * scale
             size = _largest_loss(protection)
+            widest = _widest_loss(protection, rate)
+            span += count * n * branch.seen_rate * widest**2 + 20 * math.sqrt(count * n) * widest
             reach = max(reach, size if pure else size**2 / 2 + 10 * size)
     spacing = next((h for h, above in _SPACINGS if smallest >= above), 1e-5)
     while max(span, reach) / spacing > _MOST_POINTS:
@@ -190,6 +192,16 @@ def _loss_scale(protection: Protection, rate: float) -> float:
         case LaplaceNoise(epsilon=eps) | PureDP(epsilon=eps) | ApproximateDP(epsilon=eps):
             return rate * eps / 4
     return 1.0
+
+
+def _widest_loss(protection: Protection, rate: float) -> float:
+    """`_loss_scale` of the draw with the least noise, and of a batch that holds the record where epsilon is large."""
+    match protection:
+        case RandomGaussianNoise(multipliers=multipliers):
+            return rate / min(multipliers)
+        case LaplaceNoise(epsilon=eps) | PureDP(epsilon=eps) | ApproximateDP(epsilon=eps) if eps > 4:
+            return _amplified(PureDP(eps), rate)[0]
+    return _loss_scale(protection, rate)
 
 
 def _largest_loss(protection: Protection) -> float:
