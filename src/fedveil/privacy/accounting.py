@@ -419,8 +419,6 @@ def _price(
         bundle = Bundle.of([part for r in costly for part in _parts(r)], adjacency)
         step = Step(bundle, fixed_cohort=(cohort.clients, cohort.cohort))
         return step, "truncated subsampled Gaussian bound (cohorts without replacement, sensitivity 2C)"
-    if unit == "record" and _amplification(round_, renyi) == "add-remove" and len(costly) == 1 and costly[0].accesses == 1:
-        return Step(Bundle.of([(costly[0].protection, cohort.rate * costly[0].rate, 1)], adjacency)), "old"
     bundle = Bundle.of([part for r in costly for part in _parts(r)], adjacency)
     records = " of Poisson-sampled batches" if any(rate < 1 for _, rate, _ in bundle.parts) else ""
     charged = any(r.participation == "charged" for r in costly)
