@@ -19,6 +19,7 @@ LAYERS = [
         "errors",
         "validation",
         "plugins",
+        "numerics",
         "streams",
         "tree",
         "messages",
@@ -43,7 +44,8 @@ LAYERS = [
     ["audits"],
     ["experiment"],  # what a configuration says, and what a run needs of it
     ["federation"],
-    ["experiment.run", "experiment.compare"],  # choose the engine, a federation among them
+    # these choose the engine, a federation among them, or build on what does
+    ["experiment.run", "experiment.compare", "experiment.selection"],
     ["attack_runs"],
     ["report"],
     ["cli", "__main__"],

@@ -37,7 +37,7 @@ from torch import Tensor
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
 from fedveil.messages import Message, Record
-from fedveil.methods.disclosure import Adaptation, LocalSteps, UploadReading
+from fedveil.methods.disclosure import Adaptation, BoundedUpload, LocalSteps, UploadReading
 from fedveil.methods.dp_fedags import Share, accumulated_gradient
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, ClientSum, Method, register
@@ -203,6 +203,15 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
         seen = server.seen.clone()
         seen[places[0].long()] = mean.to(seen)
         return self._moved(at, server, scattered(mean.unsqueeze(0), places, len(server.seen))[0], seen)
+
+    def bounded_upload(self, at: At, down: ModelAndMask, up: Selected) -> BoundedUpload | None:
+        if self.variant == "sparse-vector":
+            return None
+        values = {"values": up.values}
+        if self.variant == "top-k":
+            count = self.count(sum(leaf[0].numel() for leaf in down.params.values()))
+            return BoundedUpload.of_values(values, self._top_k(count).values)
+        return BoundedUpload.of_values(values, self._noise(at.plan).upload(down.cohort))
 
     def _noise(self, plan: Plan) -> CohortNoise:
         """V0's and V1's noise: what clients and server add, and what `releases` charges."""

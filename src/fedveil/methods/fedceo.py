@@ -34,7 +34,7 @@ from fedveil.data.client_data import ClientData
 from fedveil.data.dataset import Dataset
 from fedveil.errors import InputError
 from fedveil.messages import Message, Record
-from fedveil.methods.disclosure import Adaptation, LocalSteps
+from fedveil.methods.disclosure import Adaptation, BoundedUpload, LocalSteps
 from fedveil.methods.fedceo_record import RecordUnit
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier, without_local_noise
 from fedveil.methods.method import At, ClientSum, Method, register
@@ -131,6 +131,12 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
         slot = down.slot.expand(data.count)
         models = self.protection().models(task, at, start, data, rng, down.cohort)
         return NoisyModel(models, slot, down.cohort), state
+
+    def bounded_upload(self, at: At, down: Start, up: NoisyModel) -> BoundedUpload | None:
+        if self.unit == "record":
+            return None
+        mechanism = ClientUnit(self).noise(at.plan).upload(down.cohort)
+        return BoundedUpload.of_models(up.params, down.params, mechanism, self.server_lr)
 
     def server_update(
         self,

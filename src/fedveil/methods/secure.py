@@ -18,7 +18,7 @@ from torch import Tensor
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
 from fedveil.messages import Message, Record
-from fedveil.methods.disclosure import UploadReading
+from fedveil.methods.disclosure import BoundedUpload, UploadReading
 from fedveil.methods.method import METHODS, AnyMethod, At, ClientSum, Method
 from fedveil.methods.wrappers.wrapper import Around
 from fedveil.privacy.private_sum import NoisySum
@@ -141,6 +141,9 @@ class SecurelyAggregated(Around[Record]):
         noise = self.noise(plan)
         # Rounds with fewer answers than the threshold were abandoned.
         return noise.really_there(max(answered, noise.group.threshold)) if noise.multiplier else None
+
+    def bounded_upload(self, at: At, down: Message, up: Message) -> BoundedUpload | None:
+        return None  # the server has no single upload whose norm it could check
 
     def read_upload(self, at: At, down: Message, up: Message) -> UploadReading | None:
         """The mean of the updates behind a sum; None where it is not a change of the whole model."""

@@ -14,7 +14,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from fedveil.messages import Message
-from fedveil.methods.disclosure import LocalSteps
+from fedveil.methods.disclosure import BoundedUpload, LocalSteps
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, Method
 from fedveil.methods.shared_model import Server
@@ -65,6 +65,10 @@ class UserLevelAveraging(LocalTraining, Method[Server, CohortModel, NoisyModel])
         """What K clients send: the model they were sent plus their clipped and noisy `update [K, ...]`."""
         upload, start = self.noise(at.plan).upload(down.cohort), expand(down.params, len(rng.clients))
         return NoisyModel(noisy_models(upload, start, update, rng.noise(), self.server_lr), down.cohort)
+
+    def bounded_upload(self, at: At, down: CohortModel, up: NoisyModel) -> BoundedUpload:
+        mechanism = self.noise(at.plan).upload(down.cohort)
+        return BoundedUpload.of_models(up.params, down.params, mechanism, self.server_lr)
 
     def averaged(
         self, at: At, start: Params, clients: Sequence[int], up: NoisyModel | None, rng: ServerStreams

@@ -43,7 +43,8 @@ def problems(runs: Sequence[Run], notes: Sequence[str]) -> str:
     """What is missing, damaged or not comparable; nothing if all is well."""
     items = [f"<li>{escape(note)}</li>" for note in notes]
     for run in runs:
-        items += [f"<li><strong>{escape(run.name)}</strong>: {escape(text)}</li>" for text in run.problems]
+        texts = (*run.problems, *run.notes)
+        items += [f"<li><strong>{escape(run.name)}</strong>: {escape(text)}</li>" for text in texts]
     if not items:
         return ""
     return (

@@ -21,8 +21,10 @@ from fedveil.secure_sum.settings import SecureSum
 from fedveil.session.checks import check_clients
 from fedveil.session.loop import Callback
 from fedveil.session.options import AvailableData, PrivacySettings, RunOptions, SimulationOptions
+from fedveil.session.privacy_guard import noise_for
 from fedveil.session.results import Result
 from fedveil.session.session import run_session
+from fedveil.streams import NoiseSource
 from fedveil.task import Task
 
 
@@ -48,6 +50,7 @@ def run(
     cohort: int | None = None,
     sampler: Sampler = "fixed",
     seed: int = 0,
+    noise: NoiseSource | None = None,
     test: Examples | tuple[Array, Array] | None = None,
     local_test: Clients | None = None,
     classes: int | None = None,
@@ -70,17 +73,18 @@ def run(
     """Train over the clients' data and say how private that was.
 
     Args:
-        clients: `ArrayClients`, `LazyClients`, or a list with one entry per client: a pair (x, y) of tensors or NumPy
-            arrays, `Examples`, or a `torch.utils.data.Dataset`.
-        results: A folder for every round. An interrupted run resumes there, a finished one is read back.
+        clients: `ArrayClients`, `LazyClients`, or of each client a pair (x, y) of arrays, `Examples`, a torch data set.
+        noise: `RunOptions.noise_source`; "entropy" if not given, "seeded" always for methods that protect nothing.
         aggregation: `SecureSum(...)`: the server learns only the sum of the uploads; None: all of them.
         callbacks: Called at every round.
-
-    The other arguments are the fields of `RunOptions`, `SimulationOptions` and `AvailableData`.
+        others: The fields of `RunOptions`, `SimulationOptions` and `AvailableData`.
 
     Raises:
         FedveilError: The clients, the method and the options do not fit together; nothing has been written.
     """
+    source = _clients_of(clients)
+    plan = make_plan(source, rounds=rounds, cohort=cohort, sampler=sampler)
+    method = securely_aggregated(method, aggregation)
     options = RunOptions(
         seed=seed,
         results=None if results is None else Path(results),
@@ -92,13 +96,11 @@ def run(
         transcript=transcript,
         transcript_exchanges=transcript_exchanges,
         min_clients=min_clients,
+        noise_source=noise_for(method, plan, noise, own_data=True),
     )
-    simulation = SimulationOptions(execution, workers, max_memory)
-    source = _clients_of(clients)
-    plan = make_plan(source, rounds=rounds, cohort=cohort, sampler=sampler)
     data = AvailableData(test, classes, source, local_test, score_clients)
-    method = securely_aggregated(method, aggregation)
-    return simulate(task, source, method, plan, options, simulation, data, callbacks)
+    spread = SimulationOptions(execution, workers, max_memory)
+    return simulate(task, source, method, plan, options, spread, data, callbacks)
 
 
 def simulate(
@@ -121,6 +123,7 @@ def simulate(
             method,
             plan,
             seed=options.seed,
+            noise_source=options.noise_source,
             execution=simulation.execution,
             workers=simulation.workers,
             max_memory=simulation.max_memory,

@@ -56,10 +56,8 @@ def plan_of(clients: ArrayClients, rounds: int = 3) -> Plan:
 
 
 def trained(method: AnyMethod, **options: Any) -> dict[str, torch.Tensor]:
-    found = fedveil.run(
-        make_task(), options.pop("clients", make_clients()), method, rounds=3, sampler="all", **options
-    )
-    return found.model
+    options = {"clients": make_clients(), "noise": "seeded", **options}
+    return fedveil.run(make_task(), method=method, rounds=3, sampler="all", **options).model
 
 
 def test_the_methods_that_need_only_a_sum_say_so() -> None:
