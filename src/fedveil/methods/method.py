@@ -56,16 +56,22 @@ class ClientSum(Generic[S, Down]):
     """A method whose server needs only the sum of its clients' vectors: what secure aggregation asks of it.
 
     Attributes:
-        mechanism: What bounds each contribution to an L2 norm, and the noise of the sum; `Unnoised` for none.
-        contribution: What K clients contribute, `[K, ...]`, not clipped yet, and what they remember.
+        mechanism: What bounds each unit's part of the sum to an L2 norm, and the noise of the sum; `Unnoised` for none.
+        contribution: What K clients contribute, `[K, ...]`, and what they remember. Whole clients are not clipped yet.
         update: The server after the noisy sum.
         what: The sum in the words of a `Release`.
+        record_rate: Where the unit is a record: the contribution is the sum of a Poisson batch of this rate, each
+            record's part clipped already. None: the unit is a client.
+        reading: The model that was sent and the mean contribution `[1, ...]`, as attacks read them; by default the mean
+            is a change of the model.
     """
 
     mechanism: SumMechanism
     contribution: Callable[[Task, At, Down, ClientData, State, ClientStreams], tuple[Params, State]]
     update: Callable[[At, S, NoisySum], S]
     what: str = "the sum of the clients' updates"
+    record_rate: float | None = None
+    reading: Callable[[At, Params, Params], UploadReading] | None = None
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from fedveil.methods.method import METHODS, AnyMethod, At, ClientSum, Method
 from fedveil.methods.wrappers.wrapper import Around
 from fedveil.privacy.private_sum import NoisySum
 from fedveil.privacy.releases import Plan, Release
-from fedveil.privacy.secure_noise import SecureNoise, group_of, modular_sum
+from fedveil.privacy.secure_noise import RecordBatch, SecureNoise, group_of, modular_sum
 from fedveil.secure_sum.settings import SecureSum
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
@@ -79,7 +79,11 @@ class SecurelyAggregated(Around[Record]):
 
     def noise(self, plan: Plan) -> SecureNoise:
         """What clients add, and what `releases` charges; a plan that does not fit is refused."""
-        return SecureNoise(self._parts().mechanism, group_of(self.settings, plan))
+        parts = self._parts()
+        records = None
+        if parts.record_rate is not None:
+            records = RecordBatch(parts.record_rate, max(plan.largest_client, plan.records_per_client))
+        return SecureNoise(parts.mechanism, group_of(self.settings, plan), records)
 
     def init_server(self, params: Params, plan: Plan) -> Record:
         self.noise(plan)
@@ -146,11 +150,13 @@ class SecurelyAggregated(Around[Record]):
         return None  # the server has no single upload whose norm it could check
 
     def read_upload(self, at: At, down: Message, up: Message) -> UploadReading | None:
-        """The mean of the updates behind a sum; None where it is not a change of the whole model."""
+        """The mean of the updates behind a sum; None where it does not speak of the whole model."""
         assert isinstance(up, IntegerUpload)
         sent = self.sent_model(down)
         if sent is None or set(sent) != set(up.values):
             return None
         mean = scale(self.noise(at.plan).decode(up.values), 1 / up.summed)
-        change = {name: leaf.to(sent[name]) for name, leaf in mean.items()}
-        return UploadReading.of_change(sent, change, self.local_training(at))
+        mean = {name: leaf.to(sent[name]) for name, leaf in mean.items()}
+        if (reading := self._parts().reading) is not None:
+            return reading(at, sent, mean)
+        return UploadReading.of_change(sent, mean, self.local_training(at))

@@ -1,7 +1,8 @@
 """The noise of a secure sum: each client's share, the integers it is sent as, and what the sum guarantees.
 
 A client clips its update, adds a share of Gaussian noise and rounds to a grid of step h, a power of two. The integers
-are summed modulo 2^32, where masks cancel, and the server multiplies the sum by h. Proofs: docs/secure-aggregation.md.
+are summed modulo 2^32, where masks cancel, and the server multiplies the sum by h. At record level the update is a sum
+of clipped gradients, of which a record changes one. Proofs: docs/secure-aggregation.md.
 
 Symbols: C `clip`, sigma `multiplier` of the sum, n, t, c of the group; a share has variance (sigma C)^2 / (t - c).
 """
@@ -51,6 +52,14 @@ def group_of(settings: SecureSum, plan: Plan) -> Group:
 
 
 @dataclass(frozen=True)
+class RecordBatch:
+    """What a client sums at record level: a Poisson batch of this rate, of so many records at most."""
+
+    rate: float
+    largest: int
+
+
+@dataclass(frozen=True)
 class SecureNoise:
     """Gaussian noise on a secure sum, added by the clients in shares.
 
@@ -61,7 +70,8 @@ class SecureNoise:
         (`test_a_sum_of_shares_is_post_processing_of_one_gaussian`).
 
     Args:
-        mechanism: What bounds each contribution and protects the sum against the server; `Unnoised` for the sum alone.
+        mechanism: What bounds each unit's part and protects the sum against the server; `Unnoised` for the sum alone.
+        records: Where the unit is a record; None where it is a client.
 
     Raises:
         InputError: The sum could exceed the modulus.
@@ -69,9 +79,14 @@ class SecureNoise:
 
     mechanism: SumMechanism
     group: Group
+    records: RecordBatch | None = None
 
     def __post_init__(self) -> None:
-        largest = self.group.nodes * (self.clip / self.step + 1)
+        if math.isinf(self.clip):
+            raise InputError(
+                "method.clip", self.clip, "a sum modulo 2^32 needs a bound", "Use a finite number."
+            )
+        largest = self.group.nodes * (self.longest / self.step + 1)
         largest += _FAR * math.sqrt(self.group.nodes) * self.share.std / self.step
         if largest >= 2 ** (MODULUS_BITS - 1):
             raise InputError(
@@ -83,7 +98,14 @@ class SecureNoise:
 
     @property
     def clip(self) -> float:
+        if self.records is not None:
+            return self.mechanism.clip
         return min(self.mechanism.clip, LARGEST_NORM) if self.mechanism.std == 0 else self.mechanism.clip
+
+    @property
+    def longest(self) -> float:
+        """The largest norm of what a client contributes: at record level that of a batch of all its records."""
+        return self.clip * (1 if self.records is None else self.records.largest)
 
     @property
     def multiplier(self) -> float:
@@ -107,7 +129,7 @@ class SecureNoise:
         if self.share.step:
             return self.share.step
         room = 2 ** (MODULUS_BITS - 1) - 2 * self.group.nodes
-        return 2.0 ** math.ceil(math.log2(self.group.nodes * self.clip / room))
+        return 2.0 ** math.ceil(math.log2(self.group.nodes * self.longest / room))
 
     def encode(self, value: Params, streams: Sequence[Stream]) -> Params:
         """What clients send before it is masked: integers modulo 2^32, as int32 `[K, ...]`."""
@@ -116,7 +138,8 @@ class SecureNoise:
         return {name: _modular((leaf / self.step).round()) for name, leaf in noisy.items()}
 
     def _clipped(self, value: Params) -> Params:
-        return Unnoised(self.clip)(value, ())
+        """A whole client's update, clipped; of records each was clipped before they were summed."""
+        return Unnoised(self.clip)(value, ()) if self.records is None else value
 
     def decode(self, total: Params) -> Params:
         """The noisy sum in float64, of a sum modulo 2^32 as int32."""
@@ -136,14 +159,16 @@ class SecureNoise:
             )
 
         def release(who: Adversary) -> Release:
-            hidden: Literal["hidden", "seen"] = "hidden" if who == "observer" else "seen"
+            by_client = self.records is None
+            hidden: Literal["hidden", "seen"] = "hidden" if who == "observer" and by_client else "seen"
             known = self.worth(self.group.honest - 1).protection() if who == "client" else None
             return Release(
                 what,
-                "client",
+                "client" if by_client else "record",
                 (who,),
                 protection,
                 participation=hidden,
+                rate=1.0 if self.records is None else self.records.rate,
                 insider=known,
                 assumptions=self.assumptions(who, plan),
             )
