@@ -29,6 +29,7 @@ LAYERS = [
         "task",
     ],
     ["data"],
+    ["features"],
     ["partition"],
     ["models"],
     ["privacy"],

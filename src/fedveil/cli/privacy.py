@@ -16,7 +16,7 @@ from fedveil.atomic_files import write_atomically
 from fedveil.cli.app import AsJson, Changes, ConfigFile, DataDir, app, check_seed, notes, out, print_words
 from fedveil.errors import InputError, ResultError
 from fedveil.experiment.config import Config, build_method, load_config
-from fedveil.experiment.prepare import check_method, prepare, task_for
+from fedveil.experiment.prepare import check_method, model_shape, prepare, task_for
 from fedveil.methods.method import AnyMethod, field_names
 from fedveil.models.registry import model_entry
 from fedveil.privacy.accounting import account, account_participation, epsilon_by_round, epsilon_of
@@ -48,7 +48,9 @@ def _plan(config: Config, records: int | None, data: Path | None) -> Plan:
     plan = Plan(clients, cohort, config.run.sampler, config.run.rounds, records, records)
     shape, classes = config.task.input_shape, config.task.classes
     if shape is not None and classes is not None and model_entry(config.task.model).reads == "numbers":
-        task = task_for(config, shape, classes)  # no data set is needed to know the model of a federation
+        task = task_for(
+            config, model_shape(config, shape), classes
+        )  # no data set is needed to know the model of a federation
         first_server(task, config.build_method(), plan, config.run.seeds[0])
     return plan
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedveil.engines.simulation import Execution
 from fedveil.errors import LARGEST_SEED, InputError, known_name, within
+from fedveil.features.feature_map import make_features
 from fedveil.methods import METHODS
 from fedveil.methods.method import AnyMethod, field_names
 from fedveil.methods.wrappers import WRAPPERS, Wrapper
@@ -27,6 +28,8 @@ VERSION = 1
 _NEWER_KEYS = (
     ("task", "input_shape", None),
     ("task", "classes", None),
+    ("task", "features", None),
+    ("task", "feature_options", {}),
     ("run", "max_message", None),
     ("method", "block", 1),
     ("method", "local_steps", None),
@@ -94,6 +97,8 @@ class TaskSection(_Section):
     classes: Annotated[int, Field(ge=2)] | None = None
     data_options: dict[str, Any] = Field(default_factory=dict)
     model_options: dict[str, Any] = Field(default_factory=dict)
+    features: str | None = None
+    feature_options: dict[str, Any] = Field(default_factory=dict)
     text: TextSection | None = None
 
 
@@ -205,6 +210,7 @@ class Config(_Section):
             raise InputError(
                 "run.federation", self.run.federation, 'is for engine = "flower"', "Leave it out."
             )
+        make_features(self.task.features, self.task.feature_options)
         self.build_method()
         return self
 

@@ -14,13 +14,15 @@ from torch import Tensor
 
 from fedveil.data.client_data import ArrayClients, Clients, digest_of
 from fedveil.data.dataset import Dataset, TextDataset
-from fedveil.data.files import places, state_of
+from fedveil.data.files import places, state_of, user_cache
 from fedveil.data.registry import list_datasets, load_dataset
 from fedveil.data.tokens import tokenise
 from fedveil.data.transformers_folder import DEFAULT
 from fedveil.data.vocabulary import Vocabulary, make_vocabulary
 from fedveil.errors import InputError, known_name, within
 from fedveil.experiment.config import Config, TextSection
+from fedveil.features.cache import FOLDER
+from fedveil.features.feature_map import dataset_as_features, make_features
 from fedveil.methods.method import AnyMethod
 from fedveil.models.registry import make_model, model_entry
 from fedveil.partition.partition import Partition
@@ -74,7 +76,16 @@ def load_examples(config: Config, data_dir: Path | None) -> Dataset:
             )
         if config.task.text is not None:
             raise InputError("task.text", "given", f"{dataset.name} holds no texts", "Leave the section out.")
-        return dataset
+        features = config.task.features
+        options = json.dumps(config.task.feature_options, sort_keys=True)
+        return dataset if features is None else _featured(dataset, features, options)
+    if config.task.features is not None:
+        raise InputError(
+            "task.features",
+            config.task.features,
+            f"reads images, {dataset.name} holds texts",
+            "Leave task.features out.",
+        )
     if reads == "numbers":
         raise InputError(
             "task.model",
@@ -98,6 +109,20 @@ def _state(options: Mapping[str, Any], data_dir: Path | None) -> Hashable:
 def _load(name: str, data_dir: Path | None, options: str, _state: Hashable) -> Dataset | TextDataset:
     """The seeds of an experiment share one copy of their data, as long as its files stay as they are."""
     return load_dataset(name, data_dir=data_dir, **json.loads(options))
+
+
+@functools.lru_cache(maxsize=1)
+def _featured(dataset: Dataset, name: str, options: str) -> Dataset:
+    """The seeds of an experiment share one copy of their features."""
+    made = make_features(name, json.loads(options))
+    assert made is not None
+    return dataset_as_features(made, dataset, user_cache() / FOLDER)
+
+
+def model_shape(config: Config, example_shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of what the model reads, for examples of this shape."""
+    made = make_features(config.task.features, config.task.feature_options)
+    return tuple(example_shape) if made is None else made.shape(example_shape)
 
 
 def _text_section(config: Config) -> TextSection:
@@ -260,6 +285,8 @@ def facts_of(config: Config, experiment: str, prepared: Prepared) -> dict[str, A
         "partition": prepared.partition.counts(dataset.labels, len(dataset.label_names)).tolist(),
         "paper": None if config.paper is None else config.paper.model_dump(),
     }
+    if dataset.features is not None:
+        facts["features"] = dataset.features.to_json()
     return facts if dataset.tokens is None else facts | {"text": dataset.tokens.to_json()}
 
 

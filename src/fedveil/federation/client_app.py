@@ -22,7 +22,8 @@ from fedveil.engines.flower.wire import LARGEST_MESSAGE, Order, RefusalError, re
 from fedveil.engines.worker import ClientWorker
 from fedveil.errors import InputError
 from fedveil.experiment.config import Config, TextSection
-from fedveil.experiment.prepare import Prepared, model_bytes, prepare, task_for
+from fedveil.experiment.prepare import Prepared, model_bytes, model_shape, prepare, task_for
+from fedveil.features.feature_map import make_features
 from fedveil.federation.node import NodeClients, open_node
 from fedveil.federation.policy import RefusedError
 from fedveil.federation.run_settings import RunSettings, parse_config, vocabulary_on_nodes
@@ -80,8 +81,11 @@ def _deployed(settings: RunSettings, folder: str) -> Node:
         examples = home.tokens(vocabulary, length=text.length, too_long=text.too_long)
     require_labels_below(examples.y, classes, home.name)
     limit = home.guard.policy.maximum_message
-    _require_room(config, examples.x.shape[1:], classes, vocabulary, limit)
-    task, method = task_for(config, examples.x.shape[1:], classes, vocabulary), config.build_method()
+    shape = model_shape(config, examples.x.shape[1:])
+    _require_room(config, shape, classes, vocabulary, limit)
+    if (made := make_features(config.task.features, config.task.feature_options)) is not None:
+        examples = home.features(made)
+    task, method = task_for(config, shape, classes, vocabulary), config.build_method()
 
     def admit(order: Order, down: Downlink) -> None:
         at = order.at

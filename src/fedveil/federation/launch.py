@@ -115,7 +115,7 @@ def with_shape(config: Config, data_dir: Path | None) -> Config:
     if config.task.input_shape is not None and config.task.classes is not None:
         return config
     dataset = load_examples(config, data_dir)
-    known = {"input_shape": list(dataset.input_shape), "classes": dataset.num_classes}
+    known = {"input_shape": list(dataset.example_shape), "classes": dataset.num_classes}
     said = {key: getattr(config.task, key) or value for key, value in known.items()}
     return config.model_copy(update={"task": config.task.model_copy(update=said)})
 
