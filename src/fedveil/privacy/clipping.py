@@ -17,6 +17,7 @@ from fedveil.tree import Params, flat_rows
 # Rounding a scaled row to float32 may lengthen it by 2^-23 of its length; this much is taken off beforehand.
 _MARGIN = {torch.float64: 2.0**-50, torch.float32: 2.0**-22, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
 _SMALLEST_FACTOR = 1e-30
+_SMALLEST_UPDATE = 1e-150  # shorter ones have no direction that survives scaling: they count as zero
 _HIDDEN: ContextVar[list[int] | None] = ContextVar("hidden divergence", default=None)
 
 
@@ -119,3 +120,21 @@ def clip_rows_l1(params: Params, clip: float) -> Params:
     if not bool(torch.isfinite(norm).all()):
         raise DivergedError("a client's update is not finite: it cannot be clipped, so it is not released")
     return {name: _shrink(leaf, norm, check_clip(clip)) for name, leaf in params.items()}
+
+
+def normalise_rows(params: Params, norm: float) -> Params:
+    """Each client's parameters `[K, ...]`, taken as one vector, to an L2 norm of `norm`; zero stays zero.
+
+    Every client then contributes alike, however long its update was. Guarantees: no row is longer than `norm`
+    (`test_normalised_updates_have_the_norm_of_the_clip`), so the sensitivity is that of a clip to `norm`.
+    """
+    params, norm = _finite(params), check_clip(norm)
+    length = row_norms(list(params.values()))
+    nothing = length < _SMALLEST_UPDATE
+    factor = torch.where(nothing, 0.0, norm / length.where(~nothing, 1.0))
+    scaled = {}
+    for name, leaf in params.items():
+        shape = factor.shape + (1,) * (leaf.dim() - 1)
+        whole = leaf.double() * (factor * (1 - _MARGIN[leaf.dtype])).reshape(shape)
+        scaled[name] = whole.to(leaf.dtype)
+    return scaled
