@@ -25,7 +25,7 @@ from fedveil.validation import known_keys, refused
 
 VERSION = 1
 # Keys that came after results had been recorded: at their default they leave a configuration's hash as it was.
-_NEWER_KEYS = (
+_NEWER_KEYS: tuple[tuple[str, str, Any], ...] = (
     ("task", "input_shape", None),
     ("task", "classes", None),
     ("task", "features", None),
@@ -33,6 +33,10 @@ _NEWER_KEYS = (
     ("run", "max_message", None),
     ("method", "block", 1),
     ("method", "local_steps", None),
+    ("method", "normalise", False),
+    ("privacy", "target_epsilon", None),
+    ("privacy", "target_adversary", "server"),
+    ("privacy", "target_unit", None),
 )
 # Keys that leave the result as it is: runs that differ in nothing else are runs of one setting.
 WITHOUT_EFFECT = frozenset(
@@ -160,6 +164,9 @@ class PrivacySection(_Section):
     budget_adversary: Adversary = "observer"
     budget_unit: Unit | None = None
     ledger: str | None = None
+    target_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    target_adversary: Adversary = "server"
+    target_unit: Unit | None = None
 
 
 class Config(_Section):
@@ -278,6 +285,9 @@ def distinguishing(content: Mapping[str, Any]) -> dict[str, Any]:
     task = kept.get("task")
     if isinstance(task, dict) and task.get("dataset") != NO_DATASET:  # a dataset says both
         task.update(input_shape=None, classes=None)
+    privacy, method = kept.get("privacy"), kept.get("method")
+    if isinstance(privacy, dict) and isinstance(method, dict) and privacy.get("target_epsilon") is not None:
+        method.pop("noise_multiplier", None)  # it follows from the target
     for name, key, default in _NEWER_KEYS:
         section = kept.get(name)
         if isinstance(section, dict) and section.get(key, default) == default:

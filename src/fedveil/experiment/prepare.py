@@ -21,6 +21,7 @@ from fedveil.data.transformers_folder import DEFAULT
 from fedveil.data.vocabulary import Vocabulary, make_vocabulary
 from fedveil.errors import InputError, known_name, within
 from fedveil.experiment.config import Config, TextSection
+from fedveil.experiment.target import Calibrated, method_of
 from fedveil.features.cache import FOLDER
 from fedveil.features.feature_map import dataset_as_features, make_features
 from fedveil.methods.method import AnyMethod
@@ -47,6 +48,7 @@ class Prepared:
     local_test: Clients | None
     plan: Plan
     method: AnyMethod
+    target: Calibrated | None = None
 
     @property
     def data(self) -> AvailableData:
@@ -262,9 +264,9 @@ def prepare(config: Config, seed: int, data_dir: Path | None = None) -> Prepared
     local_test = ArrayClients(x, y, held) if held else None
 
     plan = make_plan(clients, rounds=config.run.rounds, cohort=config.run.cohort, sampler=config.run.sampler)
-    method = config.build_method()
+    method, target = method_of(config, plan)
     task = make_task(config, dataset, device)
-    return Prepared(task, dataset, partition, clients, local_test, plan, method)
+    return Prepared(task, dataset, partition, clients, local_test, plan, method, target)
 
 
 def check_method(prepared: Prepared, seed: int) -> None:
@@ -285,6 +287,8 @@ def facts_of(config: Config, experiment: str, prepared: Prepared) -> dict[str, A
         "partition": prepared.partition.counts(dataset.labels, len(dataset.label_names)).tolist(),
         "paper": None if config.paper is None else config.paper.model_dump(),
     }
+    if prepared.target is not None:
+        facts["target"] = prepared.target.to_json()
     if dataset.features is not None:
         facts["features"] = dataset.features.to_json()
     return facts if dataset.tokens is None else facts | {"text": dataset.tokens.to_json()}

@@ -45,5 +45,5 @@ def cached(folder: Path, digest: str, shape: tuple[int, ...], compute: Callable[
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         content = io.BytesIO()
         np.save(content, rounded.numpy(), allow_pickle=False)
-        write_atomically(path, content.getbuffer())
+        write_atomically(path, content.getvalue())
     return rounded.float()

@@ -33,7 +33,8 @@ class Normalisation:
         """The features `[n, d]`; a record whose maps are all at the mean stays zero."""
         centred = maps.flatten(2) - self.mean[:, None]
         flat = (self.matrix @ centred).flatten(1)
-        return flat / flat.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        lengths: Tensor = flat.norm(dim=1, keepdim=True)
+        return flat / lengths.clamp(min=1e-12)
 
 
 @functools.lru_cache(maxsize=4)

@@ -149,7 +149,8 @@ def _moduli(spectrum: Tensor, psi: Tensor, halvings: int) -> Tensor:
             filter_part = psi[:, top : top + h, left : left + w]
             folded = part * filter_part if folded is None else folded.addcmul_(part, filter_part)
     assert folded is not None
-    return torch.fft.ifft2(torch.view_as_complex(folded)).abs()
+    waves: Tensor = torch.fft.ifft2(torch.view_as_complex(folded))
+    return waves.abs()
 
 
 @functools.lru_cache(maxsize=8)
@@ -210,7 +211,7 @@ def _low_pass(padded: int, resolution: int, depth: int) -> Tensor:
     window = torch.exp(-x.square() / (2 * sigma**2)).reshape(-1, padded).sum(0) / (
         math.sqrt(2 * math.pi) * sigma
     )
-    line = torch.fft.ifft(_cropped(torch.fft.fft(window).real, resolution, 0)).real
+    line: Tensor = torch.fft.ifft(_cropped(torch.fft.fft(window).real, resolution, 0)).real
     index = torch.arange(len(line))
     circulant = line[(index[:, None] - index) % len(line)]
     return circulant[:: 2 ** (depth - resolution)][1:-1]
@@ -219,4 +220,5 @@ def _low_pass(padded: int, resolution: int, depth: int) -> Tensor:
 def _pool(size: int, pooled: int) -> Tensor:
     """Average pooling of a line as a matrix; the identity where nothing is pooled."""
     lines = torch.eye(size, dtype=torch.float64)
-    return torch.nn.functional.adaptive_avg_pool1d(lines.unsqueeze(0), pooled)[0].T
+    pooled_lines: Tensor = torch.nn.functional.adaptive_avg_pool1d(lines.unsqueeze(0), pooled)[0]
+    return pooled_lines.T

@@ -23,6 +23,7 @@ import tomli_w
 from fedveil.errors import FedveilError, InputError, install
 from fedveil.experiment.config import Config, TextSection
 from fedveil.experiment.prepare import Prepared, check_method, load_examples
+from fedveil.experiment.target import with_target_noise
 from fedveil.federation.config import SERVER_FILE, ServerConfig, read_toml
 from fedveil.federation.parent_watch import PARENT
 from fedveil.federation.processes import (
@@ -80,6 +81,10 @@ def submit(settings: RunSettings, home: Path, callbacks_for: CallbacksFor = lamb
     The run's folder is written by the server; it must be on this machine or on a disk that both see.
     """
     config = with_shape(settings.config, settings.data)
+    section, clients = config.run, config.partition.clients or 1
+    config = with_target_noise(
+        config, Plan(clients, section.cohort or clients, section.sampler, section.rounds)
+    )
     config = config.model_copy(update={"run": config.run.model_copy(update={"federation": None})})
     settings = replace(settings, config=config)  # what nodes need not know is not sent to them
     finished = ResultFolder(settings.folder)
