@@ -26,7 +26,8 @@ pytest.importorskip("flwr")
 import fedveil.cli.deploy  # noqa: F401  its commands register themselves on the app
 from fedveil.cli import app
 from fedveil.data.table import read_table
-from fedveil.errors import InputError
+from fedveil.engines.flower.wire import REASONS
+from fedveil.errors import FedveilError, InputError
 from fedveil.federation.certificates import make_node_key
 from fedveil.federation.processes import CONNECTION, flower, free_port
 from fedveil.federation.schema import read_schema
@@ -209,13 +210,17 @@ def test_a_private_run_adds_its_noise_and_each_node_charges_itself(federation: F
 
 @pytest.mark.slow
 def test_more_than_the_policies_allow_is_refused_before_any_work(federation: Federation) -> None:
+    """The run ends there; why is the node's own business, and in its own log."""
     before = [status(node)["releases"] for node in federation.nodes]
-    result = federation.submit("method.noise_multiplier=0.3", "run.rounds=1")
+    with pytest.raises(FedveilError) as caught:
+        federation.submit("method.noise_multiplier=0.3", "run.rounds=3")
     assert [status(node)["releases"] for node in federation.nodes] == before
-    refusals = (Path(result["result"]) / "federation.log").read_text()
     for number in range(2):
-        assert f"node node-{number} refuses round 1" in refusals
-    assert "epsilon 12 at delta 1e-05 (client level, against the server)" in refusals
+        assert f"node node-{number} refused: {REASONS['policy']}" in str(caught.value)
+        assert "epsilon 12 at delta 1e-05 (client level, against the server)" in federation.log(
+            f"node-{number}"
+        )
+    assert "epsilon 12" not in str(caught.value)
 
 
 @pytest.mark.slow

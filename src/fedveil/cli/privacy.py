@@ -14,7 +14,7 @@ from fedveil.atomic_files import write_atomically
 from fedveil.cli.app import AsJson, Changes, ConfigFile, DataDir, app, check_seed, notes, out, print_words
 from fedveil.errors import InputError, ResultError
 from fedveil.experiment.config import Config, load_config
-from fedveil.experiment.prepare import check_method, model_shape, prepare, task_for
+from fedveil.experiment.prepare import check_method, model_shape, noise_source, prepare, task_for
 from fedveil.experiment.target import calibrated, check_noise_counts, method_of, with_noise
 from fedveil.models.registry import model_entry
 from fedveil.privacy.accounting import account, account_participation, epsilon_by_round
@@ -82,7 +82,8 @@ def account_command(
     method, _ = method_of(loaded, plan)
     delta = loaded.privacy.delta
     deployed = loaded.run.engine == "flower"
-    statement = privacy_statement(method, plan, delta, deployed=deployed)
+    noise = noise_source(loaded, method, plan)
+    statement = privacy_statement(method, plan, delta, noise=noise, deployed=deployed)
     answer: dict[str, Any] = statement.to_json()
     if target_epsilon is not None or what_if is not None:
         check_noise_counts(loaded, plan)

@@ -154,6 +154,11 @@ def list_datasets() -> list[DatasetInfo]:
     ]
 
 
+def is_own_data(name: str) -> bool:
+    """Whether this name stands for files of the user's own, not for a public benchmark."""
+    return name in _ENTRIES and "path" in _ENTRIES[name].needed()
+
+
 def dataset_options(name: str) -> dict[str, object]:
     """The options of this dataset with what they are if not given; "needed" is none that may be left out."""
     entry = _ENTRIES[known_name("name", "dataset", name, _ENTRIES)]

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedveil.data.dataset import Dataset, Examples, check_fraction, stratified_split
 from fedveil.data.files import given_file, read_text
+from fedveil.data.missing import require_labels
 from fedveil.errors import DataError, InputError, install
 
 _MOST_CATEGORIES = 1000
@@ -54,6 +55,12 @@ class RawTable:
                 f"{self.path}: there is no column {name!r} for the {role}. It has: {have}.{remedy}"
             )
         return self.columns[name]
+
+    def labels(self, name: str) -> list[str]:
+        """The column of labels; one with missing labels is refused."""
+        cells = self.column(name, "label")
+        require_labels(self.path, f"column {name!r}", cells, self.place)
+        return cells
 
 
 @dataclass(frozen=True)
@@ -145,6 +152,8 @@ def load_table(
     source = given_file("path", path, data_dir)
     check_fraction("test_fraction", test_fraction)
     table = read_table(source)
+    if schema is None:
+        table.labels(label)  # refuses missing ones, counted before the rows are split
     if test_path is not None:
         train_table, test_table = table, read_table(given_file("test_path", test_path, data_dir))
     else:
@@ -229,8 +238,7 @@ def class_names(tables: Sequence[RawTable], label: str) -> tuple[str, ...]:
     """The labels in these tables in rising order: as numbers if all are whole numbers, else as names."""
     found: set[str] = set()
     for table in tables:
-        _require_cells(table, label)
-        found.update(map(_label, table.column(label, "label")))
+        found.update(map(_label, table.labels(label)))
     if len(found) == 1:
         raise DataError(
             f"{tables[0].path}: every row has the label {next(iter(found))!r} in column {label!r}. "

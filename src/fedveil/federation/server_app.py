@@ -20,6 +20,7 @@ from fedveil.errors import FedveilError, InputError
 from fedveil.experiment.config import NO_DATASET
 from fedveil.experiment.prepare import facts_of, load_examples, model_shape, prepare, run_options, task_for
 from fedveil.federation.client_app import STATES
+from fedveil.federation.members import registered_members
 from fedveil.federation.parent_watch import end_with_parent
 from fedveil.federation.run_settings import LOG, PROBLEM, RunSettings, vocabulary_on_nodes
 from fedveil.privacy.releases import Plan
@@ -101,7 +102,7 @@ def serve_simulated(grid: Grid, settings: RunSettings) -> Result:
         task,
         method,
         plan,
-        run_options(config, seed, settings.folder, facts, settings.noise_source),
+        run_options(config, seed, settings.folder, facts, settings.noise or prepared.noise),
         prepared.data,
         [DrawPictures(method, prepared.dataset, settings.folder)],
     )
@@ -117,7 +118,7 @@ def serve_deployed(grid: Grid, settings: RunSettings) -> Result:
     reads = model_shape(config, shape)
     task = task_for(config, reads, classes, vocabulary_on_nodes(config), config.run.device)
     method = config.build_method()
-    roster = Roster(grid, fingerprint(task, method))
+    roster = Roster(grid, fingerprint(task, method), registered_members())
     plan = _agreed_plan(roster, settings)
 
     def engine_of(run: str) -> Engine:
@@ -132,7 +133,8 @@ def serve_deployed(grid: Grid, settings: RunSettings) -> Result:
         "classes": list(names),
         "paper": None if config.paper is None else config.paper.model_dump(),
     }
-    options = run_options(config, seed, settings.folder, facts, settings.noise_source)
+    noise = settings.noise or "entropy"
+    options = run_options(config, seed, settings.folder, facts, noise, deployed=noise == "entropy")
     data = AvailableData(None if dataset is None else dataset.test, classes)
     return run_session(engine_of, task, method, plan, options, data)
 
@@ -154,8 +156,9 @@ def _agreed_plan(roster: Roster, settings: RunSettings) -> Plan:
     sizes = [who.size for client, who in roster.clients.items() if client < clients]
     needed = max(1, section.min_clients)
     if len(sizes) < needed:
+        refused = "".join(f"\n{name} is not let in: {why}" for name, why in roster.refusals.items())
         raise FedveilError(
-            f"{len(sizes)} of {clients} nodes are here, {needed} are needed. Start the others."
+            f"{len(sizes)} of {clients} nodes are here, {needed} are needed. Start the others.{refused}"
         )
     cohort = clients if section.cohort is None or section.sampler == "all" else section.cohort
     plan = Plan(clients, cohort, section.sampler, section.rounds, max(1, min(sizes)), max(1, max(sizes)))

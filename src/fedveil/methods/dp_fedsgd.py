@@ -30,7 +30,7 @@ from pydantic.dataclasses import dataclass
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
 from fedveil.messages import Message, Record
-from fedveil.methods.disclosure import Adaptation, LocalSteps
+from fedveil.methods.disclosure import Adaptation, BoundedUpload, LocalSteps
 from fedveil.methods.fields import STRICT, Clip, Fraction, LearningRate, NoiseMultiplier
 from fedveil.methods.method import At, Method, register
 from fedveil.methods.shared_model import Model
@@ -40,8 +40,8 @@ from fedveil.privacy.releases import ADVERSARIES, Plan, PostProcessing, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
 from fedveil.training.local_sgd import Schedule, scheduled_lr
-from fedveil.training.private_sgd import dropout_streams, poisson_batch, private_gradient
-from fedveil.tree import Params, State, add, expand, with_axis, zeros_like
+from fedveil.training.private_sgd import dropout_streams, poisson_batch, private_gradient, require_batch
+from fedveil.tree import Params, State, add, expand, scale, with_axis, zeros_like
 
 
 @record(frozen=True)
@@ -106,6 +106,7 @@ class DPFedSGD(Method[MomentumServer, Model, NoisyGradient]):
     def client_update(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[NoisyGradient, State]:
+        require_batch(self.record_rate * data.largest, self.step_mechanism())
         # Who is in a batch must stay secret for sampling to amplify privacy: it is drawn like noise.
         batch = poisson_batch(data, [self.record_rate] * data.count, rng.noise("sampling"))
         gradient = private_gradient(
@@ -120,6 +121,11 @@ class DPFedSGD(Method[MomentumServer, Model, NoisyGradient]):
         )
         return NoisyGradient(gradient), state
 
+    def bounded_upload(self, at: At, down: Model, up: NoisyGradient) -> BoundedUpload:
+        records = max(at.plan.largest_client, at.plan.records_per_client)
+        divisor = self.nominal_batch(at.plan)
+        return BoundedUpload.of_batch(up.gradient, self.step_mechanism(), divisor, self.record_rate, records)
+
     def server_update(
         self,
         task: Task,
@@ -132,7 +138,7 @@ class DPFedSGD(Method[MomentumServer, Model, NoisyGradient]):
         if up is None:
             return server
         summed = private_sum(up.gradient, server.params, len(clients), at.plan, Unnoised(), rng.noise("sum"))
-        velocity = add(summed.mean(), server.velocity, scale=self.momentum)
+        velocity = summed.added_to(scale(server.velocity, self.momentum))
         return MomentumServer(add(server.params, velocity, scale=-self.lr_at(at)), velocity)
 
     def releases(self, plan: Plan) -> Sequence[Release]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from fedveil.errors import DivergedError, InputError
 from fedveil.experiment.config import build_method, make_config
 from fedveil.methods.method import At
-from fedveil.privacy.clipping import hidden_divergence, normalise_rows, row_norms
+from fedveil.privacy.clipping import clip_rows, hidden_divergence, normalise_rows, row_norms
 from fedveil.streams import ClientStreams
 from fedveil.tree import expand, with_axis
 from tests.contract.federation import make_clients, make_plan, make_task
@@ -27,6 +28,35 @@ def test_normalised_updates_have_the_norm_of_the_clip(dtype: torch.dtype, length
     norms = row_norms(list(normalise_rows(update, 0.7).values()))
     assert float(norms.max()) <= 0.7
     torch.testing.assert_close(norms, torch.full_like(norms, 0.7), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("clip", [1e-3, 0.3, 1.0, 7e5])
+def test_no_normalised_row_is_longer_than_the_clip_in_exact_arithmetic(
+    dtype: torch.dtype, clip: float
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for scale in (1e-25, 1e-3, 1.0, 1e15):
+        update = {"a": (scale * torch.randn(40, 300, dtype=torch.float64, generator=generator)).to(dtype)}
+        scaled = normalise_rows(update, clip)
+        for row in scaled["a"].tolist():
+            assert sum(Fraction(value) ** 2 for value in row) <= Fraction(clip) ** 2
+        assert torch.equal(clip_rows(scaled, clip)["a"], scaled["a"])  # the clip that follows changes nothing
+
+
+def test_one_client_moves_the_sum_of_normalised_updates_by_no_more_than_the_clip() -> None:
+    """Zero-out and add-remove: C. Replace-one: 2 C, reached by opposite directions."""
+    generator = torch.Generator().manual_seed(2)
+    update = torch.randn(3, 8, dtype=torch.float64, generator=generator) * torch.tensor(
+        [[1e-9], [1.0], [1e9]]
+    )
+    scaled = normalise_rows({"a": update}, 0.5)["a"]
+    turned = normalise_rows({"a": torch.cat([-update[:1], update[1:]])}, 0.5)["a"]
+    whole = scaled.sum(0)
+    for k in range(3):
+        without = normalise_rows({"a": torch.cat([update[:k], 0 * update[k : k + 1], update[k + 1 :]])}, 0.5)
+        assert float((whole - without["a"].sum(0)).norm()) <= 0.5 * (1 + 1e-12)
+    assert float((whole - turned.sum(0)).norm()) == pytest.approx(1.0, rel=1e-5)
 
 
 def test_an_update_of_zero_stays_zero() -> None:
