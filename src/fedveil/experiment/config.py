@@ -15,25 +15,32 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedveil.engines.simulation import Execution
 from fedveil.errors import LARGEST_SEED, InputError, known_name, within
+from fedveil.experiment.aggregation import AggregationSection
+from fedveil.features.feature_map import make_features
 from fedveil.methods import METHODS
 from fedveil.methods.method import AnyMethod, field_names
 from fedveil.methods.secure import securely_aggregated
 from fedveil.methods.wrappers import WRAPPERS, Wrapper
 from fedveil.methods.wrappers.wrapper import wrapper_fields
 from fedveil.privacy.releases import MOST_CLIENTS, MOST_ROUNDS, Adversary, Sampler, Unit
-from fedveil.secure_sum.settings import DEFAULT_COLLUDERS, SecureSum
 from fedveil.streams import NoiseSource
 from fedveil.validation import known_keys, refused
 
 VERSION = 1
 # Keys that came after results had been recorded: at their default they leave a configuration's hash as it was.
-_NEWER_KEYS = (
+_NEWER_KEYS: tuple[tuple[str, str, Any], ...] = (
     ("task", "input_shape", None),
     ("task", "classes", None),
+    ("task", "features", None),
+    ("task", "feature_options", {}),
     ("run", "max_message", None),
     ("run", "noise", None),
     ("method", "block", 1),
     ("method", "local_steps", None),
+    ("method", "normalise", False),
+    ("privacy", "target_epsilon", None),
+    ("privacy", "target_adversary", "server"),
+    ("privacy", "target_unit", None),
 )
 # Keys that leave the result as it is: runs that differ in nothing else are runs of one setting.
 WITHOUT_EFFECT = frozenset(
@@ -98,6 +105,8 @@ class TaskSection(_Section):
     classes: Annotated[int, Field(ge=2)] | None = None
     data_options: dict[str, Any] = Field(default_factory=dict)
     model_options: dict[str, Any] = Field(default_factory=dict)
+    features: str | None = None
+    feature_options: dict[str, Any] = Field(default_factory=dict)
     text: TextSection | None = None
 
 
@@ -160,32 +169,9 @@ class PrivacySection(_Section):
     budget_adversary: Adversary = "observer"
     budget_unit: Unit | None = None
     ledger: str | None = None
-
-
-class AggregationSection(_Section):
-    """What the server learns of the uploads: all of them, or only their sum."""
-
-    kind: Literal["plain", "secure"] = "plain"
-    threshold: Annotated[int, Field(ge=1)] | None = None
-    colluders: Annotated[int, Field(ge=0)] | None = None
-
-    @property
-    def assumed_colluders(self) -> int:
-        return DEFAULT_COLLUDERS if self.colluders is None else self.colluders
-
-    def settings(self) -> SecureSum | None:
-        """Of secure aggregation; None for plain."""
-        if self.kind == "secure":
-            return SecureSum(self.threshold, self.assumed_colluders)
-        for key in ("threshold", "colluders"):
-            if (value := getattr(self, key)) is not None:
-                raise InputError(
-                    f"aggregation.{key}",
-                    value,
-                    "is for secure aggregation",
-                    'Set kind = "secure", or leave it out.',
-                )
-        return None
+    target_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    target_adversary: Adversary = "server"
+    target_unit: Unit | None = None
 
 
 class Config(_Section):
@@ -241,13 +227,8 @@ class Config(_Section):
             raise InputError(
                 "run.federation", self.run.federation, 'is for engine = "flower"', "Leave it out."
             )
-        if self.aggregation.kind == "secure" and self.run.engine != "simulation":
-            raise InputError(
-                "aggregation.kind",
-                self.aggregation.kind,
-                f"the engine {self.run.engine!r} does not exchange masked uploads",
-                'Use run.engine = "simulation".',
-            )
+        self.aggregation.require_engine(self.run.engine)
+        make_features(self.task.features, self.task.feature_options)
         self.build_method()
         return self
 
@@ -324,6 +305,9 @@ def distinguishing(content: Mapping[str, Any]) -> dict[str, Any]:
     task = kept.get("task")
     if isinstance(task, dict) and task.get("dataset") != NO_DATASET:  # a dataset says both
         task.update(input_shape=None, classes=None)
+    privacy, method = kept.get("privacy"), kept.get("method")
+    if isinstance(privacy, dict) and isinstance(method, dict) and privacy.get("target_epsilon") is not None:
+        method.pop("noise_multiplier", None)  # it follows from the target
     for name, key, default in _NEWER_KEYS:
         section = kept.get(name)
         if isinstance(section, dict) and section.get(key, default) == default:

@@ -18,13 +18,7 @@ from fedveil.engines.flower.roster import Roster
 from fedveil.engines.flower.wire import LARGEST_MESSAGE, fingerprint
 from fedveil.errors import FedveilError, InputError
 from fedveil.experiment.config import NO_DATASET
-from fedveil.experiment.prepare import (
-    facts_of,
-    load_examples,
-    prepare,
-    run_options,
-    task_for,
-)
+from fedveil.experiment.prepare import facts_of, load_examples, model_shape, prepare, run_options, task_for
 from fedveil.federation.client_app import STATES
 from fedveil.federation.members import registered_members
 from fedveil.federation.parent_watch import end_with_parent
@@ -121,7 +115,8 @@ def serve_deployed(grid: Grid, settings: RunSettings) -> Result:
     shape, classes = config.task.input_shape, config.task.classes
     if shape is None or classes is None:
         raise InputError("task.classes", classes, "the nodes are not told", "Submit the run with fedveil.")
-    task = task_for(config, shape, classes, vocabulary_on_nodes(config), config.run.device)
+    reads = model_shape(config, shape)
+    task = task_for(config, reads, classes, vocabulary_on_nodes(config), config.run.device)
     method = config.build_method()
     roster = Roster(grid, fingerprint(task, method), registered_members())
     plan = _agreed_plan(roster, settings)

@@ -22,7 +22,7 @@ from __future__ import annotations
 from pydantic.dataclasses import dataclass
 
 from fedveil.data.client_data import ClientData
-from fedveil.methods.fields import STRICT, without_local_noise
+from fedveil.methods.fields import STRICT, bounded, without_local_noise
 from fedveil.methods.method import At, ClientSum, register
 from fedveil.methods.shared_model import Server
 from fedveil.methods.user_level import CohortModel, NoisyModel, UserLevelAveraging
@@ -46,13 +46,15 @@ class UDPFedAvg(UserLevelAveraging):
     def client_update(
         self, task: Task, at: At, down: CohortModel, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[NoisyModel, State]:
-        update, after = self._update(task, at, down, data, state, rng)
-        return self.noisy_model(at, down, update, rng), after  # lines 8-10
+        update = sub(self.train(task, at, down.params, data, rng).params, down.params)
+        return self.noisy_model(at, down, update, rng), state  # lines 8-10
 
     def _update(
         self, task: Task, at: At, down: CohortModel, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[Params, State]:
-        return sub(self.train(task, at, down.params, data, rng).params, down.params), state
+        """What each client contributes before it is clipped."""
+        update = sub(self.train(task, at, down.params, data, rng).params, down.params)
+        return bounded(update, self.clip, self.normalise), state
 
     def client_sum(self) -> ClientSum[Server, CohortModel]:
         without_local_noise(self.noise_scope, "shared")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from fedveil.audits.bits import KIND
 from fedveil.audits.of_method import Audited, audit_method
 from fedveil.data.client_data import ClientData
 from fedveil.messages import Message
+from fedveil.methods.dp_fedsgd import DPFedSGD
 from fedveil.methods.method import At
 from fedveil.methods.secure import IntegerUpload, SecurelyAggregated
 from fedveil.methods.udp_fedavg import UDPFedAvg
@@ -77,3 +79,35 @@ def test_a_sound_secure_sum_stays_below_what_is_proven() -> None:
 @pytest.mark.parametrize("kind", [ForgetfulClient, IgnoredThreshold, SharesOfAll])
 def test_missing_shares_are_found(kind: type[SecurelyAggregated]) -> None:
     assert findings(kind(METHOD, SecureSum()))["server"].broken
+
+
+RECORDS = DPFedSGD(noise_multiplier=0.6, record_rate=1.0, lr=0.5)
+
+
+def of_records(method: SecurelyAggregated) -> Audited:
+    found = audit_method(method, PLAN, delta=1e-5, samples=400)
+    return next(audited for audited in found if audited.finding.kind != KIND)
+
+
+def test_a_sound_secure_sum_of_records_stays_below_what_is_proven() -> None:
+    audited = of_records(SecurelyAggregated(RECORDS, SecureSum()))
+    assert (audited.unit, audited.adversary) == ("record", "server")
+    assert not audited.broken
+    assert audited.finding.lower_bound > 0
+
+
+class NobodyAddsNoise(SecurelyAggregated):
+    """Sums of clipped gradients on the right grid, without shares of noise."""
+
+    def client_update(
+        self, task: Task, at: At, down: Message, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[IntegerUpload, State]:
+        value, after = self._parts().contribution(task, at, down, data, state, rng)
+        step = self.noise(at.plan).step
+        return IntegerUpload({name: (leaf / step).round().int() for name, leaf in value.items()}), after
+
+
+def test_shares_that_are_missing_are_found_in_a_sum_of_records() -> None:
+    quiet = replace(RECORDS, noise_multiplier=5.0)
+    assert not of_records(SecurelyAggregated(quiet, SecureSum())).broken
+    assert of_records(NobodyAddsNoise(quiet, SecureSum())).broken

@@ -18,9 +18,10 @@ from fedveil.errors import InputError
 from fedveil.methods import METHODS
 from fedveil.methods.method import AnyMethod, At
 from fedveil.methods.secure import IntegerUpload, SecurelyAggregated, securely_aggregated, sums_securely
-from fedveil.privacy.releases import Plan
+from fedveil.privacy.accounting import account, epsilon_of
+from fedveil.privacy.releases import GaussianNoise, Plan, Release
 from fedveil.secure_sum.settings import SecureSum
-from fedveil.streams import ServerStreams
+from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
 from tests.unit.secure_sum.in_process import Federation
 
@@ -31,6 +32,7 @@ ABLE: dict[str, dict[str, Any]] = {
     "fedprox": {"weighting": "uniform"},
     "fedceo": {"personal": False, "interval": 2},
     "dp-fedags-proven": {},
+    "dp-fedsgd": {"record_rate": 0.5, "clip": 0.5},
 }
 N = 5
 
@@ -198,3 +200,77 @@ def test_impossible_groups_are_refused_before_anything_is_written(tmp_path: Path
     with pytest.raises(InputError) as caught:
         trained(METHODS["udp-fedavg"](), clients=make_clients(2), aggregation=SecureSum())
     assert caught.value.field == "partition.clients"
+
+
+SILOS = SecureSum(4, 1)
+
+
+def test_a_sum_of_records_has_one_noise_for_all_silos() -> None:
+    """Silos with nothing to learn: sigma C sqrt(n / (t - c)) on the sum, where each alone would add sigma C."""
+    task = Task(lambda: nn.Linear(2000, 3, bias=False))
+    clients = ArrayClients.from_arrays([(torch.zeros(4, 2000), torch.zeros(4, dtype=torch.long))] * N)
+    method = make("dp-fedsgd", lr=1.0, momentum=0.0, clip=0.5, noise_multiplier=3.0, record_rate=0.5)
+    start = task.init(0)["weight"]
+    found = {
+        kind: fedveil.run(task, clients, method, rounds=1, sampler="all", aggregation=kind).model["weight"]
+        for kind in (None, SILOS)
+    }
+    plain, secure = (float((found[kind] - start).double().std()) for kind in (None, SILOS))
+    batch = 0.5 * 4
+    assert secure == pytest.approx(3.0 * 0.5 * math.sqrt(5 / 3) / (N * batch), rel=0.03)
+    assert plain == pytest.approx(3.0 * 0.5 * math.sqrt(5) / (N * batch), rel=0.03)
+    assert plain / secure == pytest.approx(math.sqrt(3), rel=0.05)
+
+
+def test_a_sum_of_records_is_charged_as_one_of_records() -> None:
+    method = SecurelyAggregated(make("dp-fedsgd", noise_multiplier=1.5, record_rate=0.1), SILOS)
+    plan = Plan(5, 5, "all", 20, 100, 100)
+    rows = {row.adversary: row for row in account(tuple(method.releases(plan)), plan, 1e-5)}
+    alone = account(
+        tuple(make("dp-fedsgd", noise_multiplier=1.5, record_rate=0.1).releases(plan)), plan, 1e-5
+    )
+    assert {row.unit for row in rows.values()} == {"record"}
+    server, other = rows["server"].epsilon, rows["client"].epsilon
+    assert server is not None
+    assert other is not None
+    assert server == alone[0].epsilon, "the same epsilon against the server for a third of the variance"
+    known = Release("x", "record", ("server",), GaussianNoise(1.5 * math.sqrt(2 / 3)), rate=0.1)
+    assert other == epsilon_of((known,), plan, 1e-5, "server", "record")
+    assert all(row.assumptions for row in rows.values())
+
+
+def test_a_record_moves_the_integers_by_no_more_than_its_clip_and_the_rounding() -> None:
+    """Seeded noise is the same with and without the record, so what is left is the record itself."""
+    task, clients = make_task(), make_clients(equal=True)
+    method = SecurelyAggregated(make("dp-fedsgd", record_rate=1.0, clip=0.05, noise_multiplier=2.0), SILOS)
+    plan = plan_of(clients)
+    at, server = At(plan, 1), method.init_server(task.init(0), plan)
+    noise = method.noise(plan)
+    down = method.broadcast(at, server, range(N))
+    whole = clients.load([0])
+    pairs = [(whole.x[0], whole.y[0]), (whole.x[0][:-1], whole.y[0][:-1])]
+    with_it, without = (
+        method.client_update(
+            task, at, down, ArrayClients.from_arrays([pair]).load([0]), {}, ClientStreams(0, 1, (0,))
+        )[0]
+        for pair in pairs
+    )
+    moved = torch.cat(
+        [(leaf - without.values[key]).double().flatten() for key, leaf in with_it.values.items()]
+    )
+    assert 0 < float(moved.norm()) <= noise.clip / noise.step + math.sqrt(len(moved))
+    assert noise.longest == 0.05 * 8
+
+
+@pytest.mark.parametrize(
+    ("fields", "plan", "field"),
+    [
+        ({"clip": math.inf, "noise_multiplier": 1.0}, Plan(5, 5, "all", 3, 9, 9), "method.clip"),
+        ({"noise_multiplier": 1.0}, Plan(5, 5, "all", 3, 9, 10**7), "method.noise_multiplier"),
+        ({}, Plan(5, 4, "poisson", 3, 9, 9), "run.sampler"),
+    ],
+)
+def test_sums_of_records_that_could_wrap_are_refused(fields: dict[str, Any], plan: Plan, field: str) -> None:
+    with pytest.raises(InputError) as caught:
+        SecurelyAggregated(make("dp-fedsgd", **fields), SILOS).init_server({}, plan)
+    assert caught.value.field == field
