@@ -86,13 +86,13 @@ def test_a_node_killed_at_any_leg_leaves_a_round_that_completes(
     found = run_securely(secure_config(), folders, tmp_path, monkeypatch, faults={1002: silent_from(leg)})
     summed = 4 if leg in LEGS[:3] else 5
     assert [line["answered"] for line in found.history] == [summed, 5]
-    here = simulated(tmp_path / "here", left_out={1: () if summed == 5 else (2,)})
+    here = simulated(left_out={1: () if summed == 5 else (2,)})
     assert distance(here, found.model) == 0
     rows = found.summary["privacy"]["proven"]
     assert any(f"at least {summed} of 5 clients answered" in text for text in rows[0]["assumptions"])
 
 
-def simulated(place: Path, left_out: Mapping[int, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+def simulated(left_out: Mapping[int, tuple[int, ...]]) -> dict[str, torch.Tensor]:
     """The simulator's model where these clients do not answer in these rounds."""
     config = secure_config(engine="simulation")
     prepared = prepare(config, 0)
@@ -119,7 +119,7 @@ def test_below_the_threshold_a_round_is_abandoned(
     faults = {1001: silent_from(leg), 1003: silent_from(leg)}
     found = run_securely(secure_config(), folders, tmp_path, monkeypatch, faults=faults)
     assert [line["answered"] for line in found.history] == [0, 5]
-    assert distance(simulated(tmp_path, {1: tuple(range(5))}), found.model) == 0
+    assert distance(simulated({1: tuple(range(5))}), found.model) == 0
     assert found.folder is not None
     assert "is abandoned" in (found.folder / LOG).read_text()
     assert Ledger(found.folder / "ledger.jsonl").is_charged(run_of(found), 1)
@@ -171,7 +171,7 @@ def test_a_server_restarted_between_legs_begins_another_attempt(
     with pytest.raises(PowerCutError):
         run_securely(secure_config(), folders, tmp_path, monkeypatch, watch=cut)
     found = run_securely(secure_config(), folders, tmp_path, monkeypatch)
-    assert distance(simulated(tmp_path, {}), found.model) == 0
+    assert distance(simulated({}), found.model) == 0
     attempts = {(line["round"], line["attempt"]) for line in reports(found)}
     assert attempts >= {(1, 1), (2, 2)}
     uploads = 2 + (LEGS.index(leg) > LEGS.index("upload"))
@@ -183,7 +183,11 @@ def test_ten_nodes_and_fifty_thousand_parameters_cost_at_most_a_fifth_more_bytes
 ) -> None:
     """Keys, shares and signatures beside a model that is sent once and an upload of the same size."""
     folders = write_secure_nodes(tmp_path / "nodes", count=10)
-    changes = {"run": {"rounds": 1}, "partition": {"clients": 10}, "task": {"model_options": {"hidden": 650}}}
+    changes: dict[str, Any] = {
+        "run": {"rounds": 1},
+        "partition": {"clients": 10},
+        "task": {"model_options": {"hidden": 680}},
+    }
     sizes = {}
     for kind in ("plain", "secure"):
         config = secure_config(aggregation={"kind": kind}, **changes)

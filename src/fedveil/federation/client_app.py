@@ -134,8 +134,8 @@ def _deployed(settings: RunSettings, folder: str) -> Node:
     clients = NodeClients(home.client, examples, labels)
     worker = ClientWorker(task, clients, method, settings.seed, home.noise, deployed=home.noise == "entropy")
     limit = policy.maximum_message
-    held = roster_digest(home.directory)
-    return Node(home.name, home.client, records, worker, home.state / "clients", admit, limit, held)
+    digest = roster_digest(home.directory)
+    return Node(home.name, home.client, records, worker, home.state / "clients", admit, limit, digest)
 
 
 def _as_read(config: Config, home: OwnNode, vocabulary: Vocabulary | None, text: TextSection) -> Examples:

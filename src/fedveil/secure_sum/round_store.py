@@ -49,8 +49,8 @@ class RoundStore:
         salt = primitives.random_key()
         sealed = primitives.seal(primitives.derive(self._session, b"round store", salt), secrets, _bound(key))
         path = self._path(key[0])
-        path.touch(mode=0o600)
         write_atomically(path, salt + sealed)
+        path.chmod(0o600)
 
     def take(self, key: Key) -> bytes | None:
         """What was kept of this attempt, which is then forgotten; None if nothing was, or by another start."""
