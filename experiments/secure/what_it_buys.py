@@ -3,8 +3,8 @@
     python experiments/secure/what_it_buys.py table
     python experiments/secure/what_it_buys.py run mnist --epsilon 3 8 --seeds 0 1 2
 
-`table` needs no data. `run` trains every combination and writes `experiments/records/secure-NAME.json`; what is there is
-not trained again.
+`table` needs no data. `run` trains every combination and writes `experiments/records/secure-NAME.json`; what is there
+is not trained again.
 """
 
 from __future__ import annotations
