@@ -14,6 +14,8 @@ Key = tuple[str, int, int]
 class Journal:
     """Events by (run, round, attempt), each recorded at most once and on disk before it takes effect.
 
+    Processes that may record the same event take turns (`RoundStore.locked`); each looks at the disk first.
+
     Args:
         path: A file of this node alone; None keeps the journal in memory.
     """
@@ -21,24 +23,29 @@ class Journal:
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._known: set[tuple[Event, Key]] = set()
-        self._torn = False
-        if path is not None and path.exists():
-            *lines, rest = path.read_text().split("\n")
-            self._torn = bool(rest)  # of a write that a power cut ended, so it never took effect
-            self._known = {
-                (event, (run, round_, attempt))
-                for event, run, round_, attempt in map(json.loads, filter(None, lines))
-            }
 
     def record(self, event: Event, key: Key) -> bool:
         """Record it; False if it was there already."""
+        torn = self._read()
         if (event, key) in self._known:
             return False
         if self._path is not None:
             with self._path.open("a") as file:
-                file.write(("\n" if self._torn else "") + json.dumps([event, *key]) + "\n")
+                file.write(("\n" if torn else "") + json.dumps([event, *key]) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
-            self._torn = False
         self._known.add((event, key))
         return True
+
+    def _read(self) -> bool:
+        """Learn what is on disk; whether it ends in a write that a power cut interrupted, so it never took effect."""
+        if self._path is None or not self._path.exists():
+            return False
+        *lines, rest = self._path.read_text().split("\n")
+        for line in lines:
+            try:
+                event, run, round_, attempt = json.loads(line)
+            except ValueError:  # what a power cut left, ended by the write after it
+                continue
+            self._known.add((event, (run, round_, attempt)))
+        return bool(rest)

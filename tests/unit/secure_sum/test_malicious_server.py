@@ -292,3 +292,18 @@ def test_wrong_answers_of_nodes_count_as_dropouts_or_end_the_round(five: Federat
     with pytest.raises(AbandonedError):
         server.total([*answers[1:], replace(wrong, node="node-000")])
     assert (server.total(answers) == 0).all()
+
+
+def test_a_journal_is_read_again_before_it_is_written(tmp_path: Path) -> None:
+    """Two processes that were asked at once; and one that was killed while it wrote."""
+    path = tmp_path / "journal.jsonl"
+    one, other = Journal(path), Journal(path)
+    key = ("run", 1, 1)
+    assert one.record("begun", key)
+    assert not other.record("begun", key)
+    with path.open("a") as file:
+        file.write('["unmasked", "ru')
+    third = Journal(path)
+    assert third.record("unmasked", key)
+    assert not Journal(path).record("unmasked", key)
+    assert not Journal(path).record("begun", key)
