@@ -19,13 +19,12 @@ from torch import Tensor
 
 from fedveil.data.dataset import Dataset, Examples, FeatureFacts
 from fedveil.errors import InputError, known_name, within
+from fedveil.features.blocks import in_blocks
 from fedveil.features.cache import cached, digest_of
 from fedveil.features.normalise import constants, scatter_channels
 from fedveil.features.scattering import Scattering
 from fedveil.features.synthetic_images import SyntheticImages
 from fedveil.validation import refused
-
-_CHUNK = 1024
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -42,7 +41,7 @@ class ScatteringFeatures:
     """
 
     name: ClassVar[str] = "scattering"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     depth: Annotated[int, Field(ge=1, le=6)] = 2
     angles: Annotated[int, Field(ge=1, le=32)] = 8
     pooling: Annotated[int, Field(ge=0)] = 0
@@ -76,20 +75,20 @@ class ScatteringFeatures:
             cache,
             digest_of(f"{self.name} {self.version} {asdict(self)}", brightness),
             shape,
-            lambda: self._compute(brightness, shape),
+            lambda: self._compute(brightness),
         )
 
-    def _compute(self, brightness: Tensor, shape: tuple[int, ...]) -> Tensor:
+    def _compute(self, brightness: Tensor) -> Tensor:
         channels, scattering = self._scattering(brightness.shape[1:])
         synthetic = self.synthetic
         if synthetic == "auto":
             synthetic = "strokes" if channels == 1 else "leaves"
         normalise = constants(scattering, channels, synthetic, self.whitening)
-        out = torch.empty(shape)
-        for start in range(0, len(out), _CHUNK):
-            part = slice(start, start + _CHUNK)
-            out[part] = normalise(scatter_channels(scattering, brightness[part]))
-        return out
+        return in_blocks(
+            lambda block: normalise(scatter_channels(scattering, block)),
+            brightness,
+            max(1, scattering.block // channels),
+        )
 
 
 FEATURES: dict[str, type[ScatteringFeatures]] = {ScatteringFeatures.name: ScatteringFeatures}

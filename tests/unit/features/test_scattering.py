@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedveil.errors import InputError
+from fedveil.features.blocks import in_blocks
 from fedveil.features.scattering import Scattering, _filters, _morlet
 
 # (height, width, depth, angles), five of kymatio 0.3.0's coefficients of `image` and the sum of all.
@@ -84,7 +85,7 @@ def test_a_batch_is_its_images_one_by_one() -> None:
 
 def test_the_number_of_threads_is_left_as_it_was() -> None:
     before = torch.get_num_threads()
-    Scattering(8, 8, 1)(torch.zeros(2, 8, 8))
+    in_blocks(Scattering(8, 8, 1), torch.zeros(2, 8, 8), 4)
     assert torch.get_num_threads() == before
 
 
