@@ -8,6 +8,7 @@ from fedveil.models.registry import make_model, register_model
 from fedveil.partition.registry import make_partition
 from fedveil.partition.share import share
 from fedveil.privacy.releases import Plan, Release
+from fedveil.secure_sum.settings import SecureSum
 from fedveil.session.options import PrivacySettings
 from fedveil.session.privacy_guard import privacy_statement
 from fedveil.session.results import Result
@@ -27,6 +28,7 @@ __all__ = [
     "PrivacySettings",
     "Release",
     "Result",
+    "SecureSum",
     "Task",
     "load_dataset",
     "make_model",

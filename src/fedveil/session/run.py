@@ -15,7 +15,9 @@ from fedveil.engines.engine import Engine
 from fedveil.engines.simulation import Execution, Simulation
 from fedveil.errors import InputError, whole_number
 from fedveil.methods.method import AnyMethod
+from fedveil.methods.secure import securely_aggregated
 from fedveil.privacy.releases import Plan, Sampler
+from fedveil.secure_sum.settings import SecureSum
 from fedveil.session.checks import check_clients
 from fedveil.session.loop import Callback
 from fedveil.session.options import AvailableData, PrivacySettings, RunOptions, SimulationOptions
@@ -65,16 +67,15 @@ def run(
     execution: Execution = "auto",
     workers: int = 0,
     max_memory: int | None = None,
+    aggregation: SecureSum | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Train over the clients' data and say how private that was.
 
     Args:
-        clients: `ArrayClients`, `LazyClients`, or a list with one entry per client: a pair (x, y) of tensors or NumPy
-            arrays, `Examples`, or a `torch.utils.data.Dataset`.
+        clients: `ArrayClients`, `LazyClients`, or of each client a pair (x, y) of arrays, `Examples`, a torch data set.
         noise: `RunOptions.noise_source`; "entropy" if not given, "seeded" always for methods that protect nothing.
-        results: The folder of `RunOptions.results`; every round is recorded there.
-        score_clients: Score the final model on each client's own examples, or on `local_test`.
+        aggregation: `SecureSum(...)`: the server learns only the sum of the uploads; None: all of them.
         callbacks: Called at every round.
         others: The fields of `RunOptions`, `SimulationOptions` and `AvailableData`.
 
@@ -83,6 +84,7 @@ def run(
     """
     source = _clients_of(clients)
     plan = make_plan(source, rounds=rounds, cohort=cohort, sampler=sampler)
+    method = securely_aggregated(method, aggregation)
     options = RunOptions(
         seed=seed,
         results=None if results is None else Path(results),
