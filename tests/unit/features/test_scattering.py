@@ -66,7 +66,7 @@ def test_first_layer_is_a_convolution_with_morlet_wavelets() -> None:
             for r in range(0, 20, 2)
         ]
     )
-    expected = _filters(scattering, torch.float64).average(modulus, 1)
+    expected = _filters(scattering, torch.float64).average(modulus[None], 1)[0]
     torch.testing.assert_close(scattering(x[None])[0, 1 + j * 4 + theta], expected, atol=1e-10, rtol=1e-8)
 
 
