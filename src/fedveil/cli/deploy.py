@@ -93,7 +93,8 @@ def schema_command(
     drop: Annotated[list[str] | None, typer.Option(help="Leave this column out.")] = None,
 ) -> None:
     """Write the schema that the nodes' tables share: columns, means, deviations, categories, classes."""
-    from fedveil.federation.schema import schema_of, write_schema
+    from fedveil.data.schema import write_schema
+    from fedveil.data.table import schema_of
 
     made = schema_of(table, label, categorical=categorical or (), drop=drop or ())
     write_schema(made, output)
@@ -108,7 +109,8 @@ def certificate_command(
 ) -> None:
     """Make the server a new key and certificate, for the names in server.toml; restart the server afterwards."""
     from fedveil.federation.certificates import SERVER_DAYS, renew_server_certificate
-    from fedveil.federation.config import SERVER_FILE, ServerConfig, read_toml
+    from fedveil.federation.config import SERVER_FILE, ServerConfig
+    from fedveil.validation import read_toml
 
     names = read_toml(folder / SERVER_FILE, ServerConfig).names
     renew_server_certificate(authority, folder, names)
@@ -202,7 +204,8 @@ def _shown(value: object) -> str:
 
 
 def _state(folder: Path) -> Path:
-    from fedveil.federation.config import NODE_FILE, SERVER_FILE, NodeConfig, ServerConfig, read_toml
+    from fedveil.federation.config import NODE_FILE, SERVER_FILE, NodeConfig, ServerConfig
+    from fedveil.validation import read_toml
 
     if (folder / NODE_FILE).exists():
         return folder / read_toml(folder / NODE_FILE, NodeConfig).state

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedveil.data.schema import TableSchema
 from fedveil.data.vocabulary import Vocabulary
 from fedveil.errors import DataError, InputError
 from fedveil.streams import named_stream
@@ -87,7 +88,7 @@ class Dataset:
 
     `x * std + mean` (per channel, or per feature of a table) is the value before normalisation; for images
     that is a brightness from 0 to 1, whichever normalisation was asked for. `user_names` are those of the
-    users' ids, where the data has names for them.
+    users' ids, where the data has names for them. `schema` is that of a table.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Dataset:
     summary: str = ""
     tokens: TokenFacts | None = None
     user_names: tuple[str, ...] = ()
+    schema: TableSchema | None = None
 
     def __post_init__(self) -> None:
         if len(self.train) == 0:

@@ -29,7 +29,8 @@ from fedveil.data.dataset import (
     stratified_split,
 )
 from fedveil.data.pictures import class_folders, given_folder, list_pictures, read_pictures
-from fedveil.data.table import RawTable, TableSchema, class_names, fit_schema, read_table
+from fedveil.data.schema import TableSchema
+from fedveil.data.table import RawTable, class_names, fit_schema, read_table, table_examples
 from fedveil.errors import DataError, InputError
 
 Array = np.ndarray | Tensor
@@ -49,6 +50,8 @@ class OwnData:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     """`x * std + mean` is the value in the file, per feature or channel; empty where x is that already."""
+    schema: TableSchema | None = None
+    """Of tables."""
 
 
 def examples_from_arrays(
@@ -183,7 +186,9 @@ def load_client_folder(
     mean, std = own.mean or (0.0,) * width, own.std or (1.0,) * width
     summary = f"{len(train)} + {len(test)} examples of {len(own.names)} clients"
     name = f"client-folder:{root.name}"
-    return Dataset(name, train, test, own.classes, mean, std, summary, user_names=own.names)
+    return Dataset(
+        name, train, test, own.classes, mean, std, summary, user_names=own.names, schema=own.schema
+    )
 
 
 def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -257,9 +262,9 @@ def _from_tables(
         )
         classes = class_names([*tables, *([test] if test else [])], label)
         schema = fit_schema(everything, label=label, classes=classes, categorical=categorical, drop=drop)
-    made = [schema.examples(table) for table in tables]
-    own = _own(made, names, schema.classes, None if test is None else schema.examples(test))
-    return replace(own, mean=schema.mean, std=schema.std)
+    made = [table_examples(schema, table) for table in tables]
+    own = _own(made, names, schema.classes, None if test is None else table_examples(schema, test))
+    return replace(own, mean=schema.mean, std=schema.std, schema=schema)
 
 
 def _own(

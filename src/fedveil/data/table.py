@@ -12,7 +12,7 @@ import importlib
 import io
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedveil.data.dataset import Dataset, Examples, check_fraction, stratified_split
 from fedveil.data.files import given_file, read_text
+from fedveil.data.schema import UNKNOWN, Column, TableFeatures, TableSchema, read_schema
 from fedveil.errors import DataError, InputError, install
 
 _MOST_CATEGORIES = 1000
@@ -56,70 +57,61 @@ class RawTable:
         return self.columns[name]
 
 
-@dataclass(frozen=True)
-class Column:
-    """How one column becomes features: a number `(value - mean) / std`, or one feature per category."""
+def table_examples(schema: TableSchema, table: RawTable, users: dict[str, int] | None = None) -> Examples:
+    """The table's rows as examples. A category that the schema does not know gives zeros in its place.
 
-    name: str
-    categories: tuple[str, ...] | None
-    mean: float = 0.0
-    std: float = 1.0
+    `users` gives the users seen so far their ids, and is extended by new ones.
+    """
+    x = TableFeatures(schema)(torch.from_numpy(encode_cells(schema, table)))
+    return Examples(x, _labels(schema, table), _users(schema, table, users))
 
 
-@dataclass(frozen=True)
-class TableSchema:
-    """How a table becomes examples; the same schema makes tables of different clients alike."""
+def encode_cells(schema: TableSchema, table: RawTable, *, refuse_unknown: bool = False) -> np.ndarray:
+    """The cells `[n, columns]` that `TableFeatures` reads; -1 stands for a category that the schema does not know.
 
-    label: str
-    classes: tuple[str, ...]
-    columns: tuple[Column, ...]
-    user: str | None = None
+    Args:
+        refuse_unknown: Raise a DataError that names the row and the column of an unknown category instead.
+    """
+    cells = np.empty((len(table), len(schema.columns)))
+    for k, column in enumerate(schema.columns):
+        found = table.column(column.name, "feature")
+        if column.categories is None:
+            cells[:, k] = numbers(table, column.name)
+            continue
+        _require_cells(table, column.name)
+        place = {category: float(index) for index, category in enumerate(column.categories)}
+        cells[:, k] = [place.get(cell, UNKNOWN) for cell in found]
+        unknown = np.flatnonzero(cells[:, k] == UNKNOWN)
+        if refuse_unknown and len(unknown):
+            raise DataError(
+                f"{table.path}: {table.place(int(unknown[0]))}, column {column.name!r} holds a category that the "
+                f"model was not trained with ({len(unknown)} rows). Known: {_shown(column.categories)}."
+            )
+    return cells
 
-    @property
-    def mean(self) -> tuple[float, ...]:
-        return tuple(value for c in self.columns for value in [c.mean] * len(c.categories or [0]))
 
-    @property
-    def std(self) -> tuple[float, ...]:
-        return tuple(value for c in self.columns for value in [c.std] * len(c.categories or [0]))
+def _shown(names: Sequence[str], most: int = 10) -> str:
+    listed = ", ".join(map(repr, names[:most]))
+    return listed if len(names) <= most else f"{listed} and {len(names) - most} more"
 
-    def examples(self, table: RawTable, users: dict[str, int] | None = None) -> Examples:
-        """The table's rows as examples. A category that the schema does not know gives zeros in its place."""
-        features: list[np.ndarray] = []
-        for column in self.columns:
-            cells = table.column(column.name, "feature")
-            if column.categories is None:
-                values = numbers(table, column.name)
-                features.append(((values - column.mean) / column.std)[:, None])
-            else:
-                _require_cells(table, column.name)
-                place = {category: k for k, category in enumerate(column.categories)}
-                one_hot = np.zeros((len(cells), len(place)))
-                for row, cell in enumerate(cells):
-                    if cell in place:
-                        one_hot[row, place[cell]] = 1.0
-                features.append(one_hot)
-        x = torch.from_numpy(np.concatenate(features, axis=1)).to(torch.float32)
-        return Examples(x, self._labels(table), self._users(table, users))
 
-    def _labels(self, table: RawTable) -> Tensor:
-        place = {name: k for k, name in enumerate(self.classes)}
-        labels: list[int] = []
-        for row, cell in enumerate(map(_label, table.column(self.label, "label"))):
-            if cell not in place:
-                raise DataError(
-                    f"{table.path}: {table.place(row)} has a label that is not one of the classes."
-                )
-            labels.append(place[cell])
-        return torch.tensor(labels, dtype=torch.int64)
+def _labels(schema: TableSchema, table: RawTable) -> Tensor:
+    place = {name: k for k, name in enumerate(schema.classes)}
+    labels: list[int] = []
+    for row, cell in enumerate(map(_label, table.column(schema.label, "label"))):
+        if cell not in place:
+            raise DataError(f"{table.path}: {table.place(row)} has a label that is not one of the classes.")
+        labels.append(place[cell])
+    return torch.tensor(labels, dtype=torch.int64)
 
-    def _users(self, table: RawTable, users: dict[str, int] | None) -> Tensor | None:
-        if self.user is None:
-            return None
-        cells = table.column(self.user, "user")
-        _require_cells(table, self.user)  # rows of nobody would be one client of many people
-        ids = {} if users is None else users
-        return torch.tensor([ids.setdefault(cell, len(ids)) for cell in cells], dtype=torch.int64)
+
+def _users(schema: TableSchema, table: RawTable, users: dict[str, int] | None) -> Tensor | None:
+    if schema.user is None:
+        return None
+    cells = table.column(schema.user, "user")
+    _require_cells(table, schema.user)  # rows of nobody would be one client of many people
+    ids = {} if users is None else users
+    return torch.tensor([ids.setdefault(cell, len(ids)) for cell in cells], dtype=torch.int64)
 
 
 def load_table(
@@ -131,7 +123,7 @@ def load_table(
     user: str | None = None,
     categorical: Sequence[str] = (),
     drop: Sequence[str] = (),
-    schema: TableSchema | None = None,
+    schema: TableSchema | str | Path | None = None,
     test_fraction: float = 0.2,
     seed: int = 0,
 ) -> Dataset:
@@ -139,8 +131,8 @@ def load_table(
 
     `label` names the column to predict, `user` the one that tells whose row it is; `categorical` columns are
     one-hot even if they look like numbers. Without `test_path` the rows are split here, stratified and fixed
-    by the seed. Without `schema`, standardisation uses the training split's mean and std (a constant column
-    becomes zeros) and classes are those of the whole table.
+    by the seed. `schema` may be the path of a schema file. Without it, standardisation uses the training
+    split's mean and std (a constant column becomes zeros) and classes are those of the whole table.
     """
     source = given_file("path", path, data_dir)
     check_fraction("test_fraction", test_fraction)
@@ -151,6 +143,8 @@ def load_table(
         y = np.unique(np.array(table.column(label, "label")), return_inverse=True)[1]
         train, test = stratified_split(y, test_fraction, seed, "table")
         train_table, test_table = rows_of(table, train), rows_of(table, test)
+    if isinstance(schema, (str, Path)):
+        schema = replace(read_schema(given_file("schema", schema, data_dir)), user=user)
     if schema is None:
         schema = fit_schema(
             train_table,
@@ -161,9 +155,9 @@ def load_table(
             classes=class_names([train_table, test_table], label),
         )
     users: dict[str, int] = {}
-    examples = schema.examples(train_table, users)
+    examples = table_examples(schema, train_table, users)
     summary = f"{source.name}: {len(examples)} training rows, {examples.x.shape[1]} features"
-    test_examples = schema.examples(test_table, users)
+    test_examples = table_examples(schema, test_table, users)
     return Dataset(
         f"table:{source.stem}",
         examples,
@@ -173,7 +167,17 @@ def load_table(
         schema.std,
         summary,
         user_names=tuple(users),
+        schema=schema,
     )
+
+
+def schema_of(
+    path: Path, label: str, *, categorical: Sequence[str] = (), drop: Sequence[str] = ()
+) -> TableSchema:
+    """The schema that standardises the rows of this table."""
+    table = read_table(path)
+    classes = class_names([table], label)
+    return fit_schema(table, label=label, classes=classes, categorical=categorical, drop=drop)
 
 
 def fit_schema(

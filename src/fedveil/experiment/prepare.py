@@ -90,7 +90,7 @@ def load_examples(config: Config, data_dir: Path | None) -> Dataset:
 def _state(options: Mapping[str, Any], data_dir: Path | None) -> Hashable:
     """Where data is looked for and what the files that the user names hold, as far as a look at their sizes and times
     tells; published data sets do not change."""
-    named = [options[key] for key in ("path", "test_path") if isinstance(options.get(key), str)]
+    named = [options[key] for key in ("path", "test_path", "schema") if isinstance(options.get(key), str)]
     return tuple(places(data_dir)), tuple(state_of(path, data_dir) for path in named)
 
 

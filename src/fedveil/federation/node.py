@@ -13,15 +13,16 @@ from fedveil.data.client_data import ClientData
 from fedveil.data.dataset import Examples, TextExamples, images_from_bytes, labels_from
 from fedveil.data.own import examples_from_arrays, read_npz
 from fedveil.data.pictures import list_pictures, read_pictures
-from fedveil.data.table import read_table
+from fedveil.data.schema import read_schema
+from fedveil.data.table import read_table, table_examples
 from fedveil.data.text import read_labelled_texts
 from fedveil.data.tokens import TooLong, tokenise_texts
 from fedveil.data.vocabulary import Vocabulary
 from fedveil.errors import DataError, InputError
-from fedveil.federation.config import NODE_FILE, POLICY_FILE, DataSection, NodeConfig, read_toml
+from fedveil.federation.config import NODE_FILE, POLICY_FILE, DataSection, NodeConfig
 from fedveil.federation.policy import Policy, PolicyGuard
-from fedveil.federation.schema import read_schema
 from fedveil.streams import NoiseSource
+from fedveil.validation import read_toml
 
 
 class NodeClients:
@@ -119,4 +120,4 @@ def read_held(data: DataSection, folder: Path) -> Examples | TextExamples:
         pixels = read_pictures([picture for picture, _ in listed], data.channels)
         x, _, _ = images_from_bytes(pixels, half, half)
         return Examples(x, labels_from(np.array([label for _, label in listed])))
-    return read_schema(folder / (data.form or "")).examples(read_table(path))
+    return table_examples(read_schema(folder / (data.form or "")), read_table(path))

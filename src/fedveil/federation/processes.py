@@ -27,8 +27,9 @@ import tomli_w
 
 from fedveil.atomic_files import write_atomically
 from fedveil.errors import FedveilError, InputError, install
-from fedveil.federation.config import NODE_FILE, SERVER_FILE, NodeConfig, ServerConfig, is_loopback, read_toml
+from fedveil.federation.config import NODE_FILE, SERVER_FILE, NodeConfig, ServerConfig, is_loopback
 from fedveil.federation.parent_watch import PARENT
+from fedveil.validation import read_toml
 
 CONNECTION = "fedveil"
 DATABASE = "superlink.db"

@@ -19,7 +19,8 @@ from fedveil.data.own import (
     load_client_folder,
     read_npz,
 )
-from fedveil.data.table import Column, TableSchema, load_table
+from fedveil.data.schema import Column, TableSchema
+from fedveil.data.table import load_table
 from fedveil.errors import DataError, InputError
 
 CSV = "age,town,income,who,label\n" + "".join(
