@@ -192,16 +192,21 @@ def load_client_folder(
 
 
 def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Arrays x and y of an .npz file. Pickled objects are refused, and so is an array that its header
-    declares larger than the file can hold, before memory is taken for it."""
+    """Arrays x and y of an .npz file."""
+    return read_npz_array(path, "x"), read_npz_array(path, "y")
+
+
+def read_npz_array(path: Path, name: str) -> np.ndarray:
+    """One array of an .npz file. Pickled objects are refused, and so is an array that its header declares
+    larger than the file can hold, before memory is taken for it."""
     try:
         with zipfile.ZipFile(path) as archive:
-            for name in ("x.npy", "y.npy"):
-                if name not in archive.namelist():
-                    raise DataError(f"{path}: there is no array {name[0]} in it.")
-                _check_npy(archive, name, path)
+            if f"{name}.npy" not in archive.namelist():
+                raise DataError(f"{path}: there is no array {name} in it.")
+            _check_npy(archive, f"{name}.npy", path)
         with np.load(path, allow_pickle=False) as arrays:
-            return arrays["x"], arrays["y"]
+            found: np.ndarray = arrays[name]
+            return found
     except DataError:
         raise
     except Exception as error:  # a damaged archive can fail in any way at all

@@ -25,6 +25,7 @@ from fedveil.methods.method import AnyMethod
 from fedveil.models.registry import make_model, model_entry
 from fedveil.partition.partition import Partition
 from fedveil.partition.registry import make_partition
+from fedveil.prediction.recipe import Recipe, TextInput, recipe_for
 from fedveil.privacy.releases import Plan
 from fedveil.session.checks import check_test, first_server
 from fedveil.session.options import AvailableData, PrivacySettings, RunOptions
@@ -259,8 +260,23 @@ def facts_of(config: Config, experiment: str, prepared: Prepared) -> dict[str, A
         "classes": list(dataset.classes),
         "partition": prepared.partition.counts(dataset.labels, len(dataset.label_names)).tolist(),
         "paper": None if config.paper is None else config.paper.model_dump(),
+        "prediction": recipe_of(config, dataset).to_json(),
     }
     return facts if dataset.tokens is None else facts | {"text": dataset.tokens.to_json()}
+
+
+def recipe_of(config: Config, dataset: Dataset) -> Recipe:
+    """How to use the model that this configuration trains."""
+    return recipe_for(config.task.model, config.task.model_options, dataset, text_input(config))
+
+
+def text_input(config: Config) -> TextInput | None:
+    """How this configuration's model reads texts; None for a model of images and tables."""
+    if model_entry(config.task.model).reads == "numbers":
+        return None
+    section = _text_section(config)
+    assert section.vocabulary != "auto"
+    return TextInput(section.vocabulary, section.size, section.path, section.length)
 
 
 def run_options(
