@@ -25,8 +25,9 @@ from typer.testing import CliRunner
 pytest.importorskip("flwr")
 import fedveil.cli.deploy  # noqa: F401  its commands register themselves on the app
 from fedveil.cli import app
+from fedveil.data.raw_table import read_table
 from fedveil.data.schema import read_schema
-from fedveil.data.table import read_table, table_examples
+from fedveil.data.table import table_examples
 from fedveil.errors import InputError
 from fedveil.federation.certificates import make_node_key
 from fedveil.federation.processes import CONNECTION, flower, free_port

@@ -90,13 +90,22 @@ def schema_command(
     label: Annotated[str, typer.Option(help="The column to predict.")],
     output: Annotated[Path, typer.Option("--out", help="Where the schema goes.")] = Path("form.toml"),
     categorical: Annotated[list[str] | None, typer.Option(help="One-hot even if it is a number.")] = None,
+    numeric: Annotated[
+        list[str] | None, typer.Option(help="A measurement even if it looks like an identifier.")
+    ] = None,
     drop: Annotated[list[str] | None, typer.Option(help="Leave this column out.")] = None,
+    missing: Annotated[
+        Literal["refuse", "drop", "median", "category"], typer.Option(help="What missing cells become.")
+    ] = "refuse",
+    decimal: Annotated[str, typer.Option(help="The decimal mark, '.' or ','.")] = ".",
 ) -> None:
     """Write the schema that the nodes' tables share: columns, means, deviations, categories, classes."""
     from fedveil.data.schema import write_schema
-    from fedveil.data.table import schema_of
+    from fedveil.data.table import ColumnOptions, schema_of
 
-    made = schema_of(table, label, categorical=categorical or (), drop=drop or ())
+    mark: Any = decimal  # checked with the other options
+    options = ColumnOptions(categorical or (), numeric or (), drop or (), missing, mark)
+    made = schema_of(table, label, options)
     write_schema(made, output)
     out.print(f"{len(made.columns)} columns, {len(made.classes)} classes in {output}", soft_wrap=True)
     notes.print(f"for a server without data: input_shape = [{len(made.mean)}], classes = {len(made.classes)}")

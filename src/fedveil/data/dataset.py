@@ -101,6 +101,10 @@ class Dataset:
     tokens: TokenFacts | None = None
     user_names: tuple[str, ...] = ()
     schema: TableSchema | None = None
+    notes: tuple[str, ...] = ()
+    """What a privacy statement says about how the data was prepared."""
+    rows_per_person: int | None = None
+    """How many training rows of one person there are at most, where the data names people."""
 
     def __post_init__(self) -> None:
         if len(self.train) == 0:

@@ -122,7 +122,7 @@ _ENTRIES: dict[str, _Entry] = {
     "table": _Entry(
         "your CSV or Parquet table",
         "table",
-        f"Give path and label; Parquet needs pyarrow. {install('parquet')}",
+        "Give path and label.",
         load_table,
     ),
     "cola": _Entry("9594 sentences, acceptable or not", "text", "CoLA 1.0's raw files in cola/.", load_cola),

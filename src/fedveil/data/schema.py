@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tomli_w
 import torch
@@ -20,6 +20,10 @@ from torch import Tensor, nn
 from fedveil.atomic_files import write_atomically
 from fedveil.validation import Section, parse_content, read_toml
 
+Missing = Literal["refuse", "drop", "median", "category"]
+Decimal = Literal[".", ","]
+MISSING_CATEGORY = "(missing)"
+_INDICATOR = -2.0
 UNKNOWN = -1.0
 """Stands for a category that the schema does not know: no category has this index."""
 
@@ -32,11 +36,25 @@ class Column:
     categories: tuple[str, ...] | None
     mean: float = 0.0
     std: float = 1.0
+    fill: float | None = None
+    """What a missing cell counts as: a number, or the index of a category; None: it is refused."""
+    indicator: bool = False
+    """Whether one more feature is 1 where the number is missing, else 0."""
 
     @property
     def width(self) -> int:
         """The number of features."""
-        return 1 if self.categories is None else len(self.categories)
+        return 1 + self.indicator if self.categories is None else len(self.categories)
+
+    def to_json(self) -> dict[str, Any]:
+        said: dict[str, Any] = {"name": self.name}
+        if self.categories is None:
+            said |= {"mean": self.mean, "std": self.std}
+        else:
+            said |= {"categories": list(self.categories)}
+        if self.fill is not None:
+            said["fill"] = self.fill
+        return said | {"indicator": True} if self.indicator else said
 
 
 @dataclass(frozen=True)
@@ -47,55 +65,69 @@ class TableSchema:
     classes: tuple[str, ...]
     columns: tuple[Column, ...]
     user: str | None = None
+    person: str | None = None
+    missing: Missing = "refuse"
+    decimal: Decimal = "."
 
     @property
     def mean(self) -> tuple[float, ...]:
-        return tuple(value for c in self.columns for value in [c.mean] * c.width)
+        return tuple(value for c in self.columns for value in [c.mean, *[0.0] * (c.width - 1)])
 
     @property
     def std(self) -> tuple[float, ...]:
-        return tuple(value for c in self.columns for value in [c.std] * c.width)
+        return tuple(value for c in self.columns for value in [c.std, *[1.0] * (c.width - 1)])
 
     def to_json(self) -> dict[str, Any]:
         """What `schema_from_json` reads."""
-        columns = [
-            {"name": c.name, "mean": c.mean, "std": c.std}
-            if c.categories is None
-            else {"name": c.name, "categories": list(c.categories)}
-            for c in self.columns
-        ]
-        return {"label": self.label, "classes": list(self.classes), "column": columns}
+        said: dict[str, Any] = {"label": self.label, "classes": list(self.classes)}
+        if self.missing != "refuse":
+            said["missing"] = self.missing
+        if self.decimal != ".":
+            said["decimal"] = self.decimal
+        return said | {"column": [column.to_json() for column in self.columns]}
 
 
 class TableFeatures(nn.Module):
     """Cells `[n, columns]` as features `[n, features]` in float32.
 
-    A cell of a numeric column is its number, one of a categorical column the index of its category.
+    A cell of a numeric column is its number, one of a categorical column the index of its category, a missing one NaN.
     """
 
     def __init__(self, schema: TableSchema) -> None:
         super().__init__()
         rows = [
-            (place, column.mean, column.std, float(category))
+            (place, column.mean, column.std, category, math.nan if column.fill is None else column.fill)
             for place, column in enumerate(schema.columns)
-            for category in ([math.nan] if column.categories is None else range(len(column.categories)))
+            for category in _features(column)
         ]
-        source, mean, std, category = zip(*rows, strict=True)
+        source, mean, std, category, fill = zip(*rows, strict=True)
         self.register_buffer("source", torch.tensor(source))
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float64))
         self.register_buffer("std", torch.tensor(std, dtype=torch.float64))
         self.register_buffer("category", torch.tensor(category, dtype=torch.float64))
+        self.register_buffer("fill", torch.tensor(fill, dtype=torch.float64))
 
     source: Tensor
     mean: Tensor
     std: Tensor
     category: Tensor
+    fill: Tensor
 
     def forward(self, cells: Tensor) -> Tensor:
         values = cells.to(torch.float64).index_select(1, self.source)
+        missing = torch.isnan(values)
+        values = torch.where(missing, self.fill, values)
         scaled = (values - self.mean) / self.std
         same = (values == self.category).to(torch.float64)
-        return torch.where(torch.isnan(self.category), scaled, same).to(torch.float32)
+        features = torch.where(torch.isnan(self.category), scaled, same)
+        return torch.where(self.category == _INDICATOR, missing.to(torch.float64), features).to(torch.float32)
+
+
+def _features(column: Column) -> list[float]:
+    """The category of each feature of a column; NaN for its number."""
+    if column.categories is not None:
+        return [float(index) for index in range(len(column.categories))]
+    return [math.nan, _INDICATOR] if column.indicator else [math.nan]
 
 
 class _Column(Section):
@@ -103,16 +135,20 @@ class _Column(Section):
     mean: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     std: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     categories: tuple[str, ...] | None = None
+    fill: Annotated[float | None, Field(allow_inf_nan=False)] = None
+    indicator: bool = False
 
 
 class _Schema(Section):
     label: str
+    missing: Missing = "refuse"
+    decimal: Decimal = "."
     classes: Annotated[tuple[str, ...], Field(min_length=1)]
     column: Annotated[tuple[_Column, ...], Field(min_length=1)]
 
     def schema_of_table(self) -> TableSchema:
-        columns = tuple(Column(c.name, c.categories, c.mean, c.std) for c in self.column)
-        return TableSchema(self.label, self.classes, columns)
+        columns = tuple(Column(c.name, c.categories, c.mean, c.std, c.fill, c.indicator) for c in self.column)
+        return TableSchema(self.label, self.classes, columns, missing=self.missing, decimal=self.decimal)
 
 
 def schema_from_json(content: Mapping[str, Any], path: Path) -> TableSchema:

@@ -285,8 +285,13 @@ def run_options(
     results: Path,
     facts: Mapping[str, Any],
     noise_source: NoiseSource = "seeded",
+    *,
+    dataset: Dataset | None = None,
 ) -> RunOptions:
-    """The options of a seed's run with its results in this folder, whatever its engine."""
+    """The options of a seed's run with its results in this folder, whatever its engine.
+
+    `dataset` is what clients train on, for what the privacy statement says about it.
+    """
     section = config.privacy
     ledger = None if section.ledger is None else Path(section.ledger)
     return RunOptions(
@@ -295,7 +300,13 @@ def run_options(
         config=config.to_toml(),
         facts=facts,
         privacy=PrivacySettings(
-            section.delta, section.budget, section.budget_adversary, section.budget_unit, ledger
+            section.delta,
+            section.budget,
+            section.budget_adversary,
+            section.budget_unit,
+            ledger,
+            () if dataset is None else dataset.notes,
+            None if dataset is None else dataset.rows_per_person,
         ),
         evaluate_every=config.run.evaluate_every,
         checkpoint_every=config.run.checkpoint_every,

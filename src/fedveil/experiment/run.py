@@ -59,7 +59,7 @@ def _simulate(
         prepared.clients,
         prepared.method,
         prepared.plan,
-        run_options(config, seed, folder, facts_of(config, experiment, prepared)),
+        run_options(config, seed, folder, facts_of(config, experiment, prepared), dataset=prepared.dataset),
         SimulationOptions(section.execution, section.workers, section.max_memory),
         prepared.data,
         [pictures, *callbacks_for(prepared.plan)],

@@ -13,8 +13,9 @@ from fedveil.data.client_data import ClientData
 from fedveil.data.dataset import Examples, TextExamples, images_from_bytes, labels_from
 from fedveil.data.own import examples_from_arrays, read_npz
 from fedveil.data.pictures import list_pictures, read_pictures
+from fedveil.data.raw_table import read_table
 from fedveil.data.schema import read_schema
-from fedveil.data.table import read_table, table_examples
+from fedveil.data.table import table_examples
 from fedveil.data.text import read_labelled_texts
 from fedveil.data.tokens import TooLong, tokenise_texts
 from fedveil.data.vocabulary import Vocabulary

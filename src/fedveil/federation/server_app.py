@@ -114,7 +114,7 @@ def serve_simulated(grid: Grid, settings: RunSettings) -> Result:
         task,
         method,
         plan,
-        run_options(config, seed, settings.folder, facts, settings.noise_source),
+        run_options(config, seed, settings.folder, facts, settings.noise_source, dataset=prepared.dataset),
         prepared.data,
         [DrawPictures(method, prepared.dataset, settings.folder)],
     )

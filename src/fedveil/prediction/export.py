@@ -69,8 +69,8 @@ def _torchscript(model: TrainedModel, description: str) -> bytes:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that TorchScript is older than torch.export is the user's choice
         traced = torch.jit.trace(model, _example(model))
-    body = io.BytesIO()
-    torch.jit.save(traced, body, _extra_files={DESCRIPTION: description.encode()})
+        body = io.BytesIO()
+        torch.jit.save(traced, body, _extra_files={DESCRIPTION: description.encode()})
     return body.getvalue()
 
 

@@ -13,8 +13,9 @@ from fedveil.data.dataset import TextExamples
 from fedveil.data.files import given_file, text_lines
 from fedveil.data.own import read_npz_array
 from fedveil.data.pictures import pictures_in, read_pictures
+from fedveil.data.raw_table import read_table
 from fedveil.data.schema import TableSchema
-from fedveil.data.table import encode_cells, read_table
+from fedveil.data.table import encode_cells
 from fedveil.data.tokens import tokenise_texts
 from fedveil.data.vocabulary import Vocabulary, make_vocabulary
 from fedveil.errors import DataError

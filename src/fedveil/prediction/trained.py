@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.data.schema import TableFeatures
-from fedveil.errors import FedveilError, ResultError
+from fedveil.errors import FedveilError, InputError, ResultError
 from fedveil.models.registry import make_model, model_entry
 from fedveil.prediction.inputs import read_input, vocabulary_for
 from fedveil.prediction.recipe import Recipe, read_recipe
@@ -132,7 +132,11 @@ def load_trained(folder: Path, data_dir: Path | None = None) -> TrainedModel:
     """The model of a finished run with its preprocessing."""
     run = ResultFolder(folder).read()
     recipe = read_recipe(run.summary, folder)
-    if model_entry(recipe.model).reads == "texts without labels":
+    try:
+        entry = model_entry(recipe.model)
+    except InputError as error:
+        raise ResultError(f"{folder}: its model is not known here. {error}") from error
+    if entry.reads == "texts without labels":
         raise ResultError(
             f"{folder}: {recipe.model} is a language model, which predicts tokens, not classes."
         )

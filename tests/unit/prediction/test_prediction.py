@@ -157,6 +157,7 @@ def test_an_unfinished_run_has_no_model(tmp_path: Path) -> None:
         fedveil.load(tmp_path)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_torchscript_answers_as_the_model_does(trained: tuple[Path, Path], tmp_path: Path) -> None:
     table, folder = trained
     model, target = load_trained(folder), tmp_path / "model.pt"
