@@ -125,6 +125,12 @@ _ENTRIES: dict[str, _Entry] = {
         "Give path and label.",
         load_table,
     ),
+    "heart-disease": _Entry(
+        "740 patients of four hospitals, 13 features, 2 classes (FLamby's Fed-Heart-Disease)",
+        "table",
+        'The four processed UCI files in heart-disease/; partition.kind = "user" keeps hospitals apart.',
+        load_heart_disease,
+    ),
     "cola": _Entry("9594 sentences, acceptable or not", "text", "CoLA 1.0's raw files in cola/.", load_cola),
     "sst2": _Entry("9613 sentences about films, 2 classes", "text", "Three TSV files in sst2/.", load_sst2),
     "sentiment140": _Entry(

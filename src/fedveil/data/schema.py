@@ -40,6 +40,8 @@ class Column:
     """What a missing cell counts as: a number, or the index of a category; None: it is refused."""
     indicator: bool = False
     """Whether one more feature is 1 where the number is missing, else 0."""
+    reference: str | None = None
+    """A category without a feature of its own: all features of the column are 0."""
 
     @property
     def width(self) -> int:
@@ -54,6 +56,8 @@ class Column:
             said |= {"categories": list(self.categories)}
         if self.fill is not None:
             said["fill"] = self.fill
+        if self.reference is not None:
+            said["reference"] = self.reference
         return said | {"indicator": True} if self.indicator else said
 
 
@@ -137,6 +141,7 @@ class _Column(Section):
     categories: tuple[str, ...] | None = None
     fill: Annotated[float | None, Field(allow_inf_nan=False)] = None
     indicator: bool = False
+    reference: str | None = None
 
 
 class _Schema(Section):
@@ -147,7 +152,9 @@ class _Schema(Section):
     column: Annotated[tuple[_Column, ...], Field(min_length=1)]
 
     def schema_of_table(self) -> TableSchema:
-        columns = tuple(Column(c.name, c.categories, c.mean, c.std, c.fill, c.indicator) for c in self.column)
+        columns = tuple(
+            Column(c.name, c.categories, c.mean, c.std, c.fill, c.indicator, c.reference) for c in self.column
+        )
         return TableSchema(self.label, self.classes, columns, missing=self.missing, decimal=self.decimal)
 
 

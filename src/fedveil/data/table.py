@@ -123,6 +123,8 @@ def encode_cells(
 def _category_index(table: RawTable, column: Column) -> npt.NDArray[np.float64]:
     assert column.categories is not None
     place = {category: float(index) for index, category in enumerate(column.categories)}
+    if column.reference is not None:
+        place[column.reference] = float(len(column.categories))
     encoded = pc.dictionary_encode(table.column(column.name, "feature"))
     known = np.array([place.get(cell, UNKNOWN) for cell in encoded.dictionary.to_pylist()])
     found: npt.NDArray[np.float64] = known[np.asarray(encoded.indices)]
