@@ -6,7 +6,7 @@ READY := .venv/.ready
 DEV := .venv/.ready-dev
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: peers scale demo figures test chaos fuzz lint slow bench clean
+.PHONY: peers scale demo figures test test-lowest lowest chaos fuzz lint slow bench clean
 
 # An environment of another Python version is cleared, with all its marks, and made anew.
 %/.python-$(VERSION):
@@ -31,6 +31,22 @@ figures: demo
 test: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile
 
+# The lowest versions that pyproject.toml allows have an environment of their own; what else they need is in the file.
+LOWEST := .venv-lowest
+$(LOWEST)/.ready: $(LOWEST)/.python-$(VERSION) pyproject.toml constraints-lowest.txt
+	$(LOWEST)/bin/pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e '.[dev,flower,report,text]'
+	touch $@
+
+test-lowest: $(LOWEST)/.ready
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -q -n auto --dist loadfile
+
+# Run this after a change of the bounds. CUDA packages come with some builds of torch only.
+lowest: $(DEV)
+	{ echo '# The lowest versions that pyproject.toml declares, and what they need. Written by `make lowest`.'; \
+	  $(BIN)/uv pip compile pyproject.toml --extra dev --extra flower --extra report --extra text --quiet \
+	    --resolution lowest-direct --python-version 3.11 --no-header --no-annotate \
+	  | grep -vE '^(nvidia|triton|cuda)'; } > constraints-lowest.txt
+
 slow: $(DEV)
 	$(BIN)/python -m pytest -q -m slow
 
@@ -50,6 +66,7 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/t_tsvd.py
 	$(BIN)/python benchmarks/per_example.py
 	$(BIN)/python benchmarks/gradient_matching.py
+	$(BIN)/python benchmarks/noise.py
 	$(BIN)/python benchmarks/accounting.py
 	$(BIN)/python benchmarks/deployment.py sizes
 	$(BIN)/python benchmarks/deployment.py clients
@@ -68,4 +85,4 @@ scale: $(DEV)
 	$(BIN)/python benchmarks/scale.py --figure docs/figures/scale.png
 
 clean:
-	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-lowest build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -41,6 +41,7 @@ def idea(out: Path) -> None:
         rounds=config.run.rounds,
         cohort=10,
         workers=1,
+        noise="seeded",
         callbacks=[watch],
     )
     test = prepared.dataset.test

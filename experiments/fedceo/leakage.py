@@ -44,7 +44,7 @@ def updates(task: Task, data: ArrayClients, start: Params, sigma: float) -> tupl
     """One round's uploads and their smoothed models, each read as gradients `[K, ...]`."""
     watch = KeepRounds({1})
     method = FedCEO(lr=LEARNING_RATE, epochs=1, batch_size=1, noise_multiplier=sigma, interval=1)
-    run(task, data, method, rounds=1, cohort=CLIENTS, workers=1, callbacks=[watch])
+    run(task, data, method, rounds=1, cohort=CLIENTS, workers=1, noise="seeded", callbacks=[watch])
     before, kept = expand(with_axis(start), CLIENTS), watch.found[1]
     uploaded, smoothed = (
         scale(sub(before, model), 1 / LEARNING_RATE) for model in (kept.up.params, kept.server.personal)

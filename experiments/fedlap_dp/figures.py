@@ -44,6 +44,7 @@ def watched(config: Config, rounds: tuple[int, ...]) -> tuple[Task, dict[int, Se
         classes=prepared.dataset.num_classes,
         callbacks=[watch],
         workers=1,
+        noise="seeded",
     )
     found = {number: Sets(kept.up.images, kept.up.labels) for number, kept in watch.found.items()}
     return prepared.task, found, watch.found[rounds[-1]].down.params, result.accuracy

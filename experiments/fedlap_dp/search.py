@@ -71,6 +71,7 @@ def main() -> None:
                 test=held_out,
                 evaluate_every=config.run.rounds,
                 workers=1,
+                noise="seeded",
                 score_clients=False,
             )
             accuracy = result.accuracy or 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from operator import index
 
@@ -34,6 +34,22 @@ class DataError(FedveilError):
 
 class DivergedError(FedveilError):
     """A client's upload is not finite; the last good checkpoint is kept."""
+
+
+class NobodyAnsweredError(FedveilError):
+    """Every client that a round invited refused or dropped out, so more rounds would be spent for nothing.
+
+    `reasons` says why, by client.
+    """
+
+    def __init__(self, round: int, reasons: Mapping[int, str], released: str = "") -> None:
+        told = "".join(f"\n  client {client}: {why}" for client, why in sorted(reasons.items()))
+        super().__init__(
+            f"round {round}: none of the {len(reasons)} invited clients answered, so the run ends here.{told}\n"
+            f"{released}Submit the run again to resume once they can take part."
+        )
+        self.round = round
+        self.reasons = dict(reasons)
 
 
 class ResultError(FedveilError):

@@ -28,8 +28,6 @@ class Stream(Protocol):
 
     def random(self, size: int) -> npt.NDArray[np.float64]: ...
     def standard_normal(self, size: int) -> npt.NDArray[np.float64]: ...
-    def laplace(self, loc: float, scale: float, size: int) -> npt.NDArray[np.float64]: ...
-    def gumbel(self, loc: float, scale: float, size: int) -> npt.NDArray[np.float64]: ...
     def bytes(self, length: int) -> bytes: ...
 
 
@@ -69,13 +67,6 @@ class EntropyStream:
         )  # Box-Muller; 1 - u is never 0
         angle = 2.0 * np.pi * self.random(pairs)
         return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
-
-    def laplace(self, loc: float, scale: float, size: int) -> npt.NDArray[np.float64]:
-        magnitude = -np.log1p(-self.random(size))
-        return loc + scale * np.where(self.random(size) < 0.5, -magnitude, magnitude)
-
-    def gumbel(self, loc: float, scale: float, size: int) -> npt.NDArray[np.float64]:
-        return loc - scale * np.log(-np.log1p(-self.random(size)) + np.finfo(np.float64).tiny)
 
 
 @dataclass(frozen=True)

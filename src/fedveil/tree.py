@@ -22,6 +22,11 @@ def add(a: Params, b: Params, scale: float = 1.0) -> Params:
     return {name: torch.add(leaf, b[name], alpha=scale) for name, leaf in a.items()}
 
 
+def moved(a: Params, b: Params, scale: float) -> Params:
+    """`a + scale * b` computed in float64, in the types of `a`."""
+    return {name: torch.add(leaf.double(), b[name], alpha=scale).to(leaf.dtype) for name, leaf in a.items()}
+
+
 def sub(a: Params, b: Params) -> Params:
     return tree_map(torch.sub, a, b)
 

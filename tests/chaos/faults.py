@@ -68,6 +68,7 @@ def train(
         rounds=rounds,
         cohort=4,
         seed=seed,
+        noise="seeded",
         results=folder,
         privacy=PrivacySettings(ledger=ledger),
         checkpoint_every=2,

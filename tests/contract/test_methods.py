@@ -207,7 +207,9 @@ def test_every_disclosure_is_priced_or_refused_with_a_reason(name: str) -> None:
 def test_an_interrupted_run_resumes_to_the_same_bits(name: str, tmp_path: Path) -> None:
     method = make_method(name)
     task, clients = make_task(), make_clients()
-    whole = run(task, clients, method, rounds=5, cohort=3, results=tmp_path / "whole", workers=1)
+    whole = run(
+        task, clients, method, rounds=5, cohort=3, results=tmp_path / "whole", workers=1, noise="seeded"
+    )
     for stop in (2, 4):
         with pytest.raises(KeyboardInterrupt):
             run(
@@ -218,9 +220,12 @@ def test_an_interrupted_run_resumes_to_the_same_bits(name: str, tmp_path: Path) 
                 cohort=3,
                 results=tmp_path / "cut",
                 workers=1,
+                noise="seeded",
                 callbacks=[StopsAfter(stop)],
             )
-    resumed = run(task, clients, method, rounds=5, cohort=3, results=tmp_path / "cut", workers=1)
+    resumed = run(
+        task, clients, method, rounds=5, cohort=3, results=tmp_path / "cut", workers=1, noise="seeded"
+    )
     assert distance(whole.model, resumed.model) == 0
     assert [line["round"] for line in resumed.history] == [1, 2, 3, 4, 5]
     assert resumed.summary["bytes_up"] == whole.summary["bytes_up"]

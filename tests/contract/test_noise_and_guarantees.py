@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -17,13 +18,14 @@ from fedveil.methods.method import AnyMethod, At, field_names
 from fedveil.privacy import noise
 from fedveil.privacy.integer_mechanisms import CalibratedBinomial
 from fedveil.privacy.mechanisms import Gaussian, GumbelTopK, SparseVector
+from fedveil.privacy.noise import grid
 from fedveil.privacy.releases import GaussianNoise, Unprotected
 from fedveil.session.privacy_guard import privacy_statement
 from fedveil.streams import ServerStreams
 from tests.contract.federation import make_clients, make_method, make_plan, make_task
 from tests.contract.test_privacy_gates import FORMS
 
-ENTRY_POINTS = ("add_gaussian", "add_laplace", "add_gumbel", "add_discrete_gaussian", "add_binomial")
+ENTRY_POINTS = ("add_gaussian", "add_laplace", "add_discrete_gaussian", "add_binomial")
 CLIENTS, ANSWERED = (0, 1, 3), (0, 3)  # one of the cohort does not answer, so the server owes its noise
 DP_SGD = ("fedsgd", {"wrap": "dp-sgd"})
 
@@ -42,9 +44,17 @@ each_form = pytest.mark.parametrize(
 )
 
 
-def noise_of_a_round(method: AnyMethod, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Tensor], list[Tensor]]:
+@dataclass(frozen=True)
+class Added:
+    """The noise of one call, and the grid that value and noise were rounded to; 0 for integers."""
+
+    noise: Tensor
+    step: float
+
+
+def noise_of_a_round(method: AnyMethod, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Added], list[Added]]:
     """What clients and what the server really added to their values in one round, in the order of the calls."""
-    added: list[Tensor] = []
+    added: list[Added] = []
 
     def measured(draw: Callable[..., Any]) -> Callable[..., Any]:
         def call(value: Any, *rest: Any) -> Any:
@@ -53,7 +63,8 @@ def noise_of_a_round(method: AnyMethod, monkeypatch: pytest.MonkeyPatch) -> tupl
                 [(noisy[key], value[key]) for key in value] if isinstance(value, dict) else [(noisy, value)]
             )
             parts = [torch.as_tensor(after) - torch.as_tensor(before) for after, before in pairs]
-            added.append(torch.cat([part.double().flatten() for part in parts]))
+            step = rest[2] if len(rest) > 2 else noise.grid_step(rest[0]) if isinstance(value, dict) else 0.0
+            added.append(Added(torch.cat([part.double().flatten() for part in parts]), step))
             return noisy
 
         return call
@@ -122,9 +133,10 @@ def test_half_of_the_noise_in_the_mechanism_is_half_of_the_noise_and_of_the_guar
         assert len(whole) == len(half)
         for a, b in zip(whole, half, strict=True):
             if name == "cpsgd":  # its trials are fewer, by Theorem 1
-                assert float(b.std()) < 0.9 * float(a.std())
-            else:
-                torch.testing.assert_close(b, 0.5 * a, rtol=1e-6, atol=1e-9)
+                assert float(b.noise.std()) < 0.9 * float(a.noise.std())
+            else:  # both are rounded, to half a step each
+                assert b.step == 0.5 * a.step
+                torch.testing.assert_close(b.noise, 0.5 * a.noise, rtol=1e-6, atol=b.step)
 
 
 @each_form
@@ -139,9 +151,9 @@ def test_the_noise_that_is_added_is_the_noise_that_is_priced(
     if not all(isinstance(r.protection, GaussianNoise | Unprotected) for r in releases):
         pytest.skip("not Gaussian alone: measured by the tests of its mechanism")
     with monkeypatch.context() as patch:
-        patch.setattr(noise, "normal", lambda _, shape, like: like.new_ones(1, *shape))
+        patch.setattr(grid, "rounded_normal", lambda value, std, _step, _stream: value + std)
         uploads, top_up = noise_of_a_round(method, patch)
-    own = {round(float(std), 9) for part in uploads for std in part}
+    own = {round(float(std), 9) for part in uploads for std in part.noise}
     priced = {
         r.what: 0.5 * r.protection.multiplier for r in releases if isinstance(r.protection, GaussianNoise)
     }
@@ -150,7 +162,7 @@ def test_the_noise_that_is_added_is_the_noise_that_is_priced(
         assert [*own] == pytest.approx([*set(priced.values())])
         assert not top_up
         return
-    rest = math.fsum(float(part.mean()) ** 2 for part in top_up)
+    rest = math.fsum(float(part.noise.mean()) ** 2 for part in top_up)
     upload = math.fsum(own)
     total = math.sqrt(len(ANSWERED) * upload**2 + rest)
     if upload:

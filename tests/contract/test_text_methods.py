@@ -89,6 +89,7 @@ def test_every_method_runs_on_texts_and_stacked_equals_one_by_one(name: str, mod
             test=texts(6, model, 9),
             execution=execution,
             workers=1,
+            noise="seeded",
         )
         for execution in ("stacked", "one-by-one")
     ]
@@ -132,7 +133,9 @@ def test_fedem_perturbs_the_embeddings_of_tokens_within_its_radius() -> None:
 def test_fedem_without_a_radius_is_fedsgd_on_texts() -> None:
     fedem = build_method({"name": "fedem", "batch_size": 2, "rho_max": 0.0})
     models = [
-        run(task_of("transformer"), clients_of("transformer"), method, rounds=2, workers=1).model
+        run(
+            task_of("transformer"), clients_of("transformer"), method, rounds=2, workers=1, noise="seeded"
+        ).model
         for method in (fedem, method_of("fedsgd"))
     ]
     torch.testing.assert_close(models[0], models[1], rtol=0, atol=0)
@@ -154,7 +157,7 @@ def test_dp_sgd_without_noise_and_clip_is_fedsgd_on_texts() -> None:
     )
     for model in MODELS:
         models = [
-            run(task_of(model), clients_of(model), method, rounds=1, workers=1).model
+            run(task_of(model), clients_of(model), method, rounds=1, workers=1, noise="seeded").model
             for method in (free, method_of("fedsgd"))
         ]
         torch.testing.assert_close(models[0], models[1], rtol=1e-8, atol=1e-10)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedveil.engines.flower.wire import (
     HELLO,
+    REASONS,
     RefusalError,
     Reply,
     hello,
@@ -25,12 +27,17 @@ from fedveil.engines.flower.wire import (
     read_order,
     read_reply,
 )
+from fedveil.errors import NobodyAnsweredError
 from fedveil.federation import client_app as client_module
 from fedveil.federation.client_app import app as client_app
 from fedveil.federation.launch import with_shape
+from fedveil.federation.node import open_node
+from fedveil.federation.resources import require_affordable, require_counted
 from fedveil.federation.run_settings import LOG, RunSettings
+from fedveil.methods import METHODS
 from fedveil.methods.dp_fedags_proven import Selected
 from fedveil.methods.fedavg import TrainedModel
+from fedveil.privacy.releases import Plan
 from fedveil.session.results import Result
 from tests.engines.grid import Fault, InMemoryNodes
 from tests.engines.test_deployed_nodes import NODES, deployed, federated, write_nodes
@@ -82,7 +89,12 @@ REPLY = {"client": 1, "round": 1, "exchange": 0, "version": "", "fingerprint": "
         (head('{"kind": "reply", "client": ' + '{"a": ' * 100_000), "not a message of fedveil"),
         (says("reply", **(REPLY | {"client": float("inf")})), "its reply is damaged"),
         (says("reply", **(REPLY | {"round": 10**400})), "its reply is damaged"),
-        (says("refusal", text="no\n2026-01-01 INFO all is well"), "refused: no 2026-01-01 INFO all is well"),
+        (says("refusal", text="lies"), f"node None refused: {REASONS['error']}"),
+        (
+            says("refusal", node="x\n2026-01-01 INFO all is well"),
+            "node x 2026-01-01 INFO all is well refused",
+        ),
+        (says("refusal", field="x\n2026-01-01 INFO"), "(x 2026-01-01 INFO)"),
     ],
 )
 def test_a_reply_without_sense_costs_its_sender_only(content: RecordDict, said: str, tmp_path: Path) -> None:
@@ -119,9 +131,9 @@ def test_the_only_answer_of_a_round_may_be_hostile(change: Callable[[bytes], byt
     )
     faults = {1000: silent, 1001: uploading(change), 1002: silent}
     config = federated("fedavg", cohort=NODES, deadline=1.0)
-    result = deployed(config, write_nodes(tmp_path), tmp_path, faults=faults)
-    assert [line["answered"] for line in result.history] == [0, 0]
-    assert "client 1, node 'node-1' (1001), is left out:" in log_of(result)
+    with pytest.raises(NobodyAnsweredError) as caught:
+        deployed(config, write_nodes(tmp_path), tmp_path, faults=faults)
+    assert sorted(caught.value.reasons) == [0, 1, 2]
 
 
 def test_an_upload_that_the_server_cannot_use_is_left_out_of_the_update(tmp_path: Path) -> None:
@@ -139,13 +151,14 @@ def test_an_upload_that_the_server_cannot_use_is_left_out_of_the_update(tmp_path
     assert "is left out: the server cannot use its upload (RuntimeError)" in log_of(result)
 
 
-def told(folder: Path, values: dict[str, Any]) -> str:
-    """Why the node of this folder does not introduce itself to a server that sends these values."""
+def told(folder: Path, values: dict[str, Any]) -> tuple[str, str]:
+    """Reason and field: why the node of this folder does not introduce itself to a server that sends these values."""
     grid = InMemoryNodes(client_app, [{"fedveil-node": str(folder)}], values)
     (reply,) = grid.send_and_receive([Message(hello(), 1000, HELLO)])
     with pytest.raises(RefusalError) as caught:
         read_introduction(reply.content)
-    return str(caught.value)
+    assert str(caught.value).startswith(f"node node-0 refused: {REASONS[caught.value.reason]}")
+    return caught.value.reason, caught.value.field
 
 
 def sent(folder: Path, **task: object) -> dict[str, Any]:
@@ -158,29 +171,82 @@ def sent(folder: Path, **task: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "task", [{"model_options": {"hidden": 10**12}}, {"classes": 10**9}, {"model_options": {"hidden": 10**18}}]
+    ("task", "field"),
+    [
+        ({"model_options": {"hidden": 10**12}}, "task.model_options.hidden"),
+        ({"model_options": {"hidden": 10**18}}, "task.model_options.hidden"),
+        ({"model_options": {"hidden": 4 * 10**6}}, "task.model"),
+        ({"classes": 10**9}, "task.classes"),
+        ({"classes": 4 * 10**6}, "task.model"),
+    ],
 )
-def test_a_model_beyond_a_nodes_largest_message_is_not_built(task: dict[str, Any], tmp_path: Path) -> None:
+def test_a_model_beyond_a_nodes_largest_message_is_not_built(
+    task: dict[str, Any], field: str, tmp_path: Path
+) -> None:
     folder = write_nodes(tmp_path)[0]
-    said = told(folder, sent(folder, **task))
-    assert "node node-0: a model of" in said or "the model cannot be built" in said
+    assert told(folder, sent(folder, **task)) == ("size", field)
+
+
+@pytest.mark.parametrize(
+    ("method", "field"),
+    [
+        ({"name": "fedlap-dp", "ipc": 10**9}, "method.ipc"),
+        ({"name": "fedlap-dp", "ipc": 4 * 10**5}, "method.ipc"),
+        ({"name": "fedlap-dp", "trajectories": 10**5, "max_steps": 10**3}, "method.trajectories"),
+        ({"name": "fedlap-dp", "trajectories": 10**5, "real_batches": 10**6}, "method.name"),
+        ({"name": "feddm", "matching_steps": 4 * 10**6}, "method.matching_steps"),
+        ({"name": "dsc", "max_steps": 10**6}, "method.max_steps"),
+        ({"name": "psg", "real_batches": 10**6}, "method.real_batches"),
+        ({"name": "fedavg", "epochs": 10**9}, "method.epochs"),
+        ({"name": "udp-fedavg", "epochs": 3 * 10**6}, "method.epochs"),
+        ({"name": "scaffold", "local_steps": 10**12}, "method.local_steps"),
+        ({"name": "dp-fedavg", "unit": "record", "record_rate": 1e-9}, "method.record_rate"),
+        ({"name": "dp-fedavg", "unit": "record", "record_rate": 5e-324}, "method.record_rate"),
+        ({"name": "fedem", "batch_size": 4 * 10**6}, "method.batch_size"),
+        ({"name": "fedem", "perturbation_steps": 10**7}, "method.perturbation_steps"),
+        ({"name": "fedlap", "labels": [[10**9]]}, "method.labels"),
+    ],
+)
+def test_work_beyond_a_nodes_policy_is_refused_by_its_field_and_charges_nothing(
+    method: dict[str, Any], field: str, tmp_path: Path
+) -> None:
+    folder = write_nodes(tmp_path)[0]
+    values = sent(folder)
+    config = tomllib.loads(values["fedveil-config"]) | {"method": method}
+    assert told(folder, values | {"fedveil-config": tomli_w.dumps(config)}) == ("size", field)
+    assert len(open_node(folder).guard.ledger) == 0
+
+
+def test_the_defaults_of_every_method_are_within_a_new_policy(tmp_path: Path) -> None:
+    folder = write_nodes(tmp_path)[0]
+    policy = open_node(folder).guard.policy
+    for name in METHODS:
+        config = federated(name).model_copy(update={"method": {"name": name}})
+        require_affordable(config, policy, records=600, classes=10, example_bytes=4 * 784)
+
+
+@pytest.mark.parametrize("field", ["clients", "cohort", "rounds"])
+def test_a_plan_beyond_reason_is_refused(field: str, tmp_path: Path) -> None:
+    policy = open_node(write_nodes(tmp_path)[0]).guard.policy
+    huge: dict[str, Any] = {field: 10**12}
+    with pytest.raises(RefusalError) as caught:
+        require_counted(replace(Plan(3, 3, "all", 3, 1, 9), **huge), policy)
+    assert caught.value.field == f"run.{field}"
 
 
 @pytest.mark.parametrize("seed", ["abc", -1, 2**70, float("inf")])
 def test_a_seed_that_is_none_is_refused(seed: object, tmp_path: Path) -> None:
     folder = write_nodes(tmp_path)[0]
-    assert (
-        told(folder, sent(folder) | {"fedveil-seed": seed}) == "refused: node node-0 failed with InputError"
-    )
+    assert told(folder, sent(folder) | {"fedveil-seed": seed}) == ("configuration", "seed")
 
 
 def test_settings_nested_without_end_are_refused(tmp_path: Path) -> None:
     folder = write_nodes(tmp_path)[0]
     given = sent(folder) | {"fedveil-config": "a = " + DEEP}
-    assert told(folder, given) == "refused: node node-0 failed with InputError"
+    assert told(folder, given) == ("configuration", "run configuration")
 
 
-def test_of_a_failure_the_server_is_told_its_kind_only(
+def test_of_a_failure_the_server_is_told_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flower itself would send the text along."""
@@ -190,7 +256,7 @@ def test_of_a_failure_the_server_is_told_its_kind_only(
 
     monkeypatch.setattr(client_module, "node_of", fails)
     folder = write_nodes(tmp_path)[0]
-    assert told(folder, sent(folder)) == "refused: node node-0 failed with ZeroDivisionError"
+    assert told(folder, sent(folder)) == ("error", "")
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 2.5, True, "3", None, [], 10**400])

@@ -28,7 +28,8 @@ from fedveil.cli import app
 from fedveil.data.raw_table import read_table
 from fedveil.data.schema import read_schema
 from fedveil.data.table import table_examples
-from fedveil.errors import InputError
+from fedveil.engines.flower.wire import REASONS
+from fedveil.errors import FedveilError, InputError
 from fedveil.federation.certificates import make_node_key
 from fedveil.federation.processes import CONNECTION, flower, free_port
 from fedveil.models.registry import make_model
@@ -210,13 +211,17 @@ def test_a_private_run_adds_its_noise_and_each_node_charges_itself(federation: F
 
 @pytest.mark.slow
 def test_more_than_the_policies_allow_is_refused_before_any_work(federation: Federation) -> None:
+    """The run ends there; why is the node's own business, and in its own log."""
     before = [status(node)["releases"] for node in federation.nodes]
-    result = federation.submit("method.noise_multiplier=0.3", "run.rounds=1")
+    with pytest.raises(FedveilError) as caught:
+        federation.submit("method.noise_multiplier=0.3", "run.rounds=3")
     assert [status(node)["releases"] for node in federation.nodes] == before
-    refusals = (Path(result["result"]) / "federation.log").read_text()
     for number in range(2):
-        assert f"node node-{number} refuses round 1" in refusals
-    assert "epsilon 12 at delta 1e-05 (client level, against the server)" in refusals
+        assert f"node node-{number} refused: {REASONS['policy']}" in str(caught.value)
+        assert "epsilon 12 at delta 1e-05 (client level, against the server)" in federation.log(
+            f"node-{number}"
+        )
+    assert "epsilon 12" not in str(caught.value)
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ def train(folder: Path) -> Result:
     method = UDPFedAvg(noise_multiplier=1.0, clip=1.0, lr=0.1, epochs=1, batch_size=4)
     return fedveil.run(
         make_task(), make_clients(), method, rounds=ROUNDS, cohort=3, results=folder, checkpoint_every=2,
-        workers=1, execution="one-by-one",
+        workers=1, execution="one-by-one", noise="seeded",
     )  # fmt: skip
 
 

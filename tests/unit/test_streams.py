@@ -48,9 +48,6 @@ def test_entropy_has_the_right_moments_and_never_repeats() -> None:
     assert len(draws) == 200_001
     assert abs(draws.mean()) < 0.02
     assert abs(draws.std() - 1) < 0.02
-    assert abs(np.abs(stream.laplace(0, 2.0, 200_000)).mean() - 2) < 0.05
-    gumbel = stream.gumbel(0, 1, 200_000)
-    assert abs(gumbel.mean() - 0.5772) < 0.02
     assert not np.array_equal(stream.random(10), stream.random(10))
     streams = ClientStreams(0, 1, (0,), noise_source="entropy")
     assert not np.array_equal(streams.noise()[0].random(4), streams.noise()[0].random(4))

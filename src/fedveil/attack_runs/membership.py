@@ -24,6 +24,8 @@ from fedveil.attack_runs.transcript import (
     read_broadcast,
     read_exchange,
     read_upload,
+    recorded_cohort,
+    require_replayable,
     rounds_in_transcript,
 )
 from fedveil.attacks.membership import all as _known  # noqa: F401  (registers them)
@@ -39,7 +41,6 @@ from fedveil.errors import InputError, ResultError
 from fedveil.experiment.config import load_config
 from fedveil.experiment.prepare import Prepared, prepare
 from fedveil.methods.method import At
-from fedveil.privacy.sampling import draw_cohort
 from fedveil.session.results import ResultFolder
 from fedveil.streams import ClientStreams, named_stream
 from fedveil.tree import Params, sub, with_axis
@@ -100,7 +101,8 @@ def attack_result(
     rng = named_stream(attack_seed, "membership", name, target)
     _require_classes(prepared, name)
     if target == "model":
-        observed = _final_model(run, result.model, rounds_seen, _participations(prepared, result.summary))
+        participations = _participations(run, int(result.summary["rounds"]))
+        observed = _final_model(run, result.model, rounds_seen, participations)
     else:
         observed = _one_upload(run, round, client, exchange)
     view, is_member = _question(run, observed, examples, rng)
@@ -145,13 +147,19 @@ def _short(settings: Mapping[str, Any], seed: int) -> str:
     return f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def _participations(prepared: Prepared, summary: Mapping[str, Any]) -> dict[int, int]:
+def _participations(run: StoredRun, rounds: int) -> dict[int, int]:
     """Number of rounds each sampled client participated in. Clients never sampled are not members."""
-    drawn = Counter(
-        client
-        for number in range(1, int(summary["rounds"]) + 1)
-        for client in draw_cohort(prepared.plan, int(summary["seed"]), number)
-    )
+    drawn: Counter[int] = Counter()
+    for number in range(1, rounds + 1):
+        cohort = recorded_cohort(run, number)
+        if cohort is None:
+            raise InputError(
+                "run.noise",
+                "entropy",
+                f"the cohort of round {number} was drawn from entropy and is not on record, so members are unknown",
+                "Run it again with --set run.transcript=true, or with --set run.noise=seeded.",
+            )
+        drawn.update(cohort)
     return dict(sorted(drawn.items()))
 
 
@@ -204,6 +212,7 @@ def _one_upload(run: StoredRun, round: int | None, client: int | None, exchange:
 
 def _behind(run: StoredRun, at: At, part: Tensor, client: int) -> Tensor:
     """Which of a client's examples an upload depends on."""
+    require_replayable(run)
     numbers = ClientData(part.unsqueeze(0), part.unsqueeze(0), torch.tensor([len(part)]))
     streams = ClientStreams(run.seed, at.round, (client,), at.exchange)
     batches = run.prepared.method.batches_behind(at, numbers, streams)

@@ -21,6 +21,7 @@ from fedveil.messages import Message, MessageError
 from fedveil.methods.disclosure import Adaptation, UploadReading
 from fedveil.methods.method import At
 from fedveil.privacy.sampling import draw_cohort
+from fedveil.session.privacy_guard import unit_of
 from fedveil.session.results import ResultFolder
 from fedveil.streams import ClientStreams
 from fedveil.tree import without_axis
@@ -116,6 +117,29 @@ def read_exchange(run: StoredRun, round: int, exchange: int = 0) -> Exchange:
     if up.count != len(clients):
         raise ResultError(f"{place} is damaged: {len(clients)} clients, but {up.count} answers.")
     return Exchange(At(run.prepared.plan, round, exchange), clients, down, up)
+
+
+def recorded_cohort(run: StoredRun, round: int) -> tuple[int, ...] | None:
+    """Who participated in a round: drawn again from the seed, or as the transcript says; None if it does not."""
+    plan = run.prepared.plan
+    if run.prepared.noise == "seeded" or plan.sampler == "all":
+        return draw_cohort(plan, run.seed, round)
+    place = _place_of(run.folder, round, 0)
+    if not (place / "clients.json").is_file():
+        return None
+    return _read(place, "clients.json", lambda data: tuple(int(client) for client in json.loads(data)))
+
+
+def require_replayable(run: StoredRun) -> None:
+    """Refuse to score an attack on records whose batches were drawn from entropy and are on no record."""
+    prepared = run.prepared
+    if prepared.noise == "entropy" and unit_of(prepared.method, prepared.plan) == "record":
+        raise InputError(
+            "run.noise",
+            "entropy",
+            "the records behind an upload were drawn from entropy, so a reconstruction cannot be scored",
+            "Record a run with --set run.noise=seeded, whose model is not to be published.",
+        )
 
 
 T = TypeVar("T")
@@ -242,8 +266,8 @@ class _Earlier:
         run, at = self._run, self._exchange.at
         found: list[list[tuple[Any, Any]]] = [[] for _ in self._clients]
         for number in range(1, at.round):
-            cohort = draw_cohort(run.prepared.plan, run.seed, number)
-            if not set(cohort) & set(self._clients):
+            cohort = recorded_cohort(run, number)
+            if cohort is not None and not set(cohort) & set(self._clients):
                 continue
             try:
                 past = read_exchange(run, number, at.exchange)
@@ -312,6 +336,7 @@ def truth(run: StoredRun, exchange: Exchange, clients: Sequence[int]) -> Truth:
 
 def _client_truth(run: StoredRun, exchange: Exchange, client: int) -> Truth:
     _place(exchange, client)  # refuses one who did not answer
+    require_replayable(run)
     at, data = exchange.at, run.prepared.clients.load([client])
     streams = ClientStreams(run.seed, at.round, (client,), at.exchange)
     batch, *more = run.prepared.method.batches_behind(at, data, streams)

@@ -43,7 +43,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return 0.0
 
     def excess(eps: float) -> float:
-        second = math.exp(eps + float(norm.logcdf(-mu / 2 - eps / mu)))
+        second = math.exp(min(0.0, eps + float(norm.logcdf(-mu / 2 - eps / mu))))  # above 0 by rounding only
         return float(norm.cdf(mu / 2 - eps / mu)) - second - delta
 
     if excess(0.0) <= 0:

@@ -8,7 +8,7 @@ Clients are audited by a canary (with it and without it, many times over); recor
 are in or out by fair coins in a single upload. Both look at one participation, so their bounds are compared with
 what is proven for one participation. Where the server sees several uploads, their noise must also be independent,
 between clients and between rounds: that is tested on clients that have nothing to send but noise, whatever its law and
-whichever unit it protects.
+whichever unit it protects. What is sent is also tested bit by bit (`bits`), in a row of its own.
 
 Synthetic images cannot be read back coordinate by coordinate. Methods that make them are audited one step
 earlier, at the noisy gradients that the images are computed from, by an auditor who sees these.
@@ -18,12 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedveil.audits.bits import audit_bits, float_noises
 from fedveil.audits.canaries import audit_samples, independence_p_value
 from fedveil.audits.findings import AuditFinding
 from fedveil.audits.one_run import one_run, random_canaries
@@ -38,7 +39,7 @@ from fedveil.streams import ClientStreams, ServerStreams, named_stream
 from fedveil.task import Task
 from fedveil.tree import flatten, sub
 
-_DIMENSION = 16
+_DIMENSION = 64
 _RECORD_DIMENSION = 20_000
 _PER_CALL = 2000
 _NOISY_CLIENTS = 64  # whose noise is compared at record level
@@ -87,22 +88,44 @@ def audit_method(
         if unit == "record":
             if adversary == "server":
                 found.append(_audit_records(method, plan, row, seed, delta, confidence))
+                arms = [_record_arm(method, plan, seed + arm, samples, canary=arm == 0) for arm in (0, 1)]
+                found += _bits(method, plan, row, arms, delta, confidence)
             continue
         multiplier = _declared(releases, unit, adversary)
         audit = _uploads if adversary == "server" else _aggregates
         inside, outside = (audit(method, plan, seed + arm, samples, canary=arm == 0) for arm in (0, 1))
         finding = audit_samples(
-            _along(inside),
-            _along(outside),
+            _along(inside.moved),
+            _along(outside.moved),
             delta=delta,
             confidence=confidence,
             declared_multiplier=multiplier,
         )
         if adversary == "server":
-            later = _uploads(method, plan, seed + 1, len(outside), canary=False, first=2)
-            finding = _with_independence(finding, outside, later, gaussian=multiplier is not None)
+            later = _uploads(method, plan, seed + 1, len(outside.moved), canary=False, first=2).moved
+            finding = _with_independence(finding, outside.moved, later, gaussian=multiplier is not None)
         found.append(Audited(unit, adversary, finding, row.epsilon))
+        found += _bits(method, plan, row, [inside.sent, outside.sent], delta, confidence)
     return found
+
+
+def _bits(
+    method: AnyMethod,
+    plan: Plan,
+    row: Guarantee,
+    arms: Sequence[np.ndarray],
+    delta: float,
+    confidence: float,
+) -> list[Audited]:
+    """The test of which values are reachable, on what was sent with and without a canary; none of whole numbers."""
+    noises = float_noises(method, plan)
+    if not noises or arms[0].shape[1] == 0:
+        return []
+    one = replace(plan, records_per_client=1, largest_client=1)  # as clients are that send canaries
+    rows = account_participation(tuple(method.releases(one)), one, delta)
+    proven = {(r.unit, r.adversary): r.epsilon for r in rows}
+    finding = audit_bits(arms[0], arms[1], noises, delta=delta, confidence=confidence)
+    return [Audited(row.unit, row.adversary, finding, proven.get((row.unit, row.adversary)))]
 
 
 def _with_independence(
@@ -196,11 +219,27 @@ def moved(method: AnyMethod, at: At, message: Message, down: Message) -> Tensor:
     return flatten(sub(reading.models, reading.start))
 
 
+class _Seen(NamedTuple):
+    """Many releases: how far each moved the parameters `[n, d]`, and the very numbers that were sent `[n, m]`."""
+
+    moved: np.ndarray
+    sent: np.ndarray
+
+
+def _numbers(up: Message) -> np.ndarray:
+    """All floating-point numbers of the uploads of K clients, `[K, m]`."""
+    leaves = [
+        leaf.flatten(1) for leaf in up.tensors().values() if leaf.is_floating_point() and leaf.dim() > 1
+    ]
+    return torch.cat(leaves, 1).float().numpy() if leaves else np.zeros((0, 0), dtype=np.float32)
+
+
 def _uploads(
     method: AnyMethod, plan: Plan, seed: int, samples: int, *, canary: bool, first: int = 1
-) -> np.ndarray:
-    """Single uploads as the server sees them, `[samples, d]`; the canary moves all coordinates alike."""
+) -> _Seen:
+    """Single uploads as the server sees them; the canary moves all coordinates alike."""
     seen: list[np.ndarray] = []
+    sent: list[np.ndarray] = []
     task = canary_task(_DIMENSION, method, plan)
     for start in range(0, samples, _PER_CALL):
         count = min(_PER_CALL, samples - start)
@@ -212,11 +251,23 @@ def _uploads(
         down = method.broadcast(at, server, ids[: plan.cohort]).rows([0])
         up, _ = ClientWorker(task, clients, method, seed).update(ids, down, {}, at)
         seen.append(moved(method, at, up, down).double().numpy())
-    return np.concatenate(seen)
+        sent.append(_numbers(up))
+    return _Seen(np.concatenate(seen), np.concatenate(sent))
 
 
-def _aggregates(method: AnyMethod, plan: Plan, seed: int, samples: int, *, canary: bool) -> np.ndarray:
-    """The model after one round, as an observer sees it, many times over: `[samples / 4, d]`."""
+def _record_arm(method: AnyMethod, plan: Plan, seed: int, samples: int, *, canary: bool) -> np.ndarray:
+    """The numbers that clients of one record send, or the first gradients behind what they send."""
+    task = canary_task(_DIMENSION, method, plan)
+    clients = canary_clients(samples, range(samples) if canary else (), _DIMENSION, everywhere=True)
+    one = replace(plan, records_per_client=1, largest_client=1)
+    behind = _gradients_behind(method, task, clients, At(one, 1), seed, 1)
+    if behind is not None:
+        return behind[0].float().numpy()
+    return _uploads(method, plan, seed, samples, canary=canary).sent
+
+
+def _aggregates(method: AnyMethod, plan: Plan, seed: int, samples: int, *, canary: bool) -> _Seen:
+    """The model after one round, as an observer sees it, many times over: `samples / 4` rows."""
     task = canary_task(_DIMENSION, method, plan)
     count = min(plan.cohort, plan.clients)
     clients = canary_clients(count, (0,) if canary else (), _DIMENSION, everywhere=True)
@@ -231,8 +282,9 @@ def _aggregates(method: AnyMethod, plan: Plan, seed: int, samples: int, *, canar
         up, _ = worker.update(ids, down, {}, at)
         after = method.server_update(task, at, server, ids, up, ServerStreams(seed, number))
         model = method.model(after)
-        seen.append(next(iter(model.values())).flatten().double().numpy())
-    return np.stack(seen)
+        seen.append(next(iter(model.values())).flatten())
+    models = torch.stack(seen)
+    return _Seen(models.double().numpy(), models.float().numpy())
 
 
 def _audit_records(
@@ -258,7 +310,8 @@ def _audit_records(
         up, _ = ClientWorker(task, clients, method, seed).update((0,), down, {}, at)
         seen = moved(method, at, up, down)[0]
         noises = [
-            _uploads(method, plan, seed + 1, _NOISY_CLIENTS, canary=False, first=round_) for round_ in (1, 2)
+            _uploads(method, plan, seed + 1, _NOISY_CLIENTS, canary=False, first=round_).moved
+            for round_ in (1, 2)
         ]
     scores = (directions.double() @ seen.double()).numpy()
     finding = one_run(scores, included, guesses=canaries // 10, delta=delta, confidence=confidence)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from fedveil.cli.terminal import TerminalConsole, write_plainly
 from fedveil.errors import LARGEST_SEED, FedveilError, InputError
 from fedveil.plugins import load_plugins
 
@@ -21,8 +21,8 @@ app = typer.Typer(
     epilog="Exit codes: 0 done; 1 `audit` refuted something; 2 input to fix, or a run that failed; 130 interrupted.",
 )
 # What is printed is data, in which brackets and numbers mean nothing to the console.
-notes = Console(stderr=True, markup=False, highlight=False)
-out = Console(markup=False, highlight=False)
+notes = TerminalConsole(stderr=True, markup=False, highlight=False)
+out = TerminalConsole(markup=False, highlight=False)
 
 ConfigFile = Annotated[Path, typer.Argument(help="A TOML file, such as experiments/fedceo/digits.toml.")]
 Changes = Annotated[
@@ -80,6 +80,7 @@ def print_words(text: str) -> None:
 
 def main() -> None:
     """The entry point: errors a user can fix are one line, exit code 2."""
+    write_plainly()
     try:
         app()
     except FedveilError as error:

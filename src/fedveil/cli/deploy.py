@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -143,6 +144,21 @@ def node_command(folder: NodeFolder) -> None:
     from fedveil.federation.processes import run_node
 
     run_node(folder, _tell)
+
+
+@deploy.command("check")
+def check_command(folder: NodeFolder, as_json: AsJson = False) -> None:
+    """Check a node's data against what node.toml declares, on the node: no server is asked or told anything."""
+    from fedveil.federation.node import checked_node
+
+    node = checked_node(folder)
+    declared = asdict(node.declared)
+    answer = {"node": node.name, "examples": len(node.held), "declared": declared}
+    if as_json:
+        print(json.dumps(answer))
+        return
+    said = ", ".join(f"{key} {value}" for key, value in declared.items() if value is not None)
+    out.print(f"node {node.name}: {len(node.held)} examples, as declared ({said})", soft_wrap=True)
 
 
 @deploy.command("submit", epilog="Example: fedveil deploy submit federation/server experiment.toml")

@@ -16,7 +16,7 @@ from fedveil.atomic_files import write_atomically
 from fedveil.cli.app import AsJson, Changes, ConfigFile, DataDir, app, check_seed, notes, out, print_words
 from fedveil.errors import InputError, ResultError
 from fedveil.experiment.config import Config, build_method, load_config
-from fedveil.experiment.prepare import check_method, prepare, task_for
+from fedveil.experiment.prepare import check_method, noise_source, prepare, task_for
 from fedveil.methods.method import AnyMethod, field_names
 from fedveil.models.registry import model_entry
 from fedveil.privacy.accounting import account, account_participation, epsilon_by_round, epsilon_of
@@ -79,7 +79,8 @@ def account_command(
     method = loaded.build_method()
     delta = loaded.privacy.delta
     deployed = loaded.run.engine == "flower"
-    statement = privacy_statement(method, plan, delta, deployed=deployed)
+    noise = noise_source(loaded, method, plan)
+    statement = privacy_statement(method, plan, delta, noise=noise, deployed=deployed)
     answer: dict[str, Any] = statement.to_json()
     if target_epsilon is not None or what_if is not None:
         _check_noise_counts(loaded, plan)

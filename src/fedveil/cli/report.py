@@ -13,16 +13,55 @@ import typer
 from fedveil.attack_runs.inversion import attack_smallest
 from fedveil.attacks.membership.all import list_membership_attacks
 from fedveil.attacks.registry import make_attack
-from fedveil.cli.app import SUMMARY_KEYS, AsJson, Changes, DataDir, Results, app, check_seed, notes, out
+from fedveil.cli.app import (
+    SUMMARY_KEYS,
+    AsJson,
+    Changes,
+    DataDir,
+    Results,
+    app,
+    check_seed,
+    notes,
+    out,
+    print_words,
+)
 from fedveil.cli.attack import ShowSteps
 from fedveil.cli.membership import parse_settings
-from fedveil.errors import InputError, ResultError
-from fedveil.experiment.compare import Cell, plan_cells, run_cells, total_rounds
+from fedveil.errors import InputError, ResultError, within
+from fedveil.experiment.compare import Cell, compositions, plan_cells, run_cells, total_rounds
 from fedveil.experiment.prepare import check_attacks
+from fedveil.experiment.selection import SelectionSettings, plan_selection, run_selection
 from fedveil.privacy.releases import Plan
 from fedveil.session.callbacks.progress import ShowProgress, progress_bar
 from fedveil.session.loop import Callback
 from fedveil.session.results import ResultFolder
+
+Methods = Annotated[
+    str | None, typer.Option(help="Methods, separated by commas; without it each file's own.")
+]
+Axes = Annotated[
+    list[str] | None,
+    typer.Option("--grid", help="Try every value: --grid method.clip=0.5,1.0. May be repeated."),
+]
+Seeds = Annotated[
+    list[int] | None,
+    typer.Option("--seed", help="Run this seed only. May be repeated.", callback=check_seed),
+]
+Jobs = Annotated[int | None, typer.Option(help="Runs at the same time; without it one per core.", min=1)]
+AttackName = Annotated[
+    str | None, typer.Option(help="Then try this inversion attack on each run; needs run.transcript.")
+]
+AttackChanges = Annotated[
+    list[str] | None,
+    typer.Option("--attack-set", help="A setting of the attack: --attack-set steps=400."),
+]
+PrivateSelection = Annotated[
+    bool, typer.Option("--private-selection", help="Run a random number of trials; show only the best.")
+]
+SelectionChanges = Annotated[
+    list[str] | None,
+    typer.Option("--selection-set", help="Of --private-selection: score=public, trials=poisson, mean=10."),
+]
 
 
 @app.command(
@@ -31,30 +70,17 @@ from fedveil.session.results import ResultFolder
 )
 def compare(
     configs: Annotated[list[Path], typer.Argument(metavar="CONFIG...", help="TOML files.")],
-    methods: Annotated[
-        str | None, typer.Option(help="Methods, separated by commas; without it each file's own.")
-    ] = None,
+    methods: Methods = None,
     changes: Changes = None,
-    grid: Annotated[
-        list[str] | None,
-        typer.Option(help="Try every value: --grid method.clip=0.5,1.0. May be repeated."),
-    ] = None,
-    seeds: Annotated[
-        list[int] | None,
-        typer.Option("--seed", help="Run this seed only. May be repeated.", callback=check_seed),
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(help="Runs at the same time; without it one per core.", min=1)
-    ] = None,
+    grid: Axes = None,
+    seeds: Seeds = None,
+    jobs: Jobs = None,
     results: Results = Path("results"),
     data: DataDir = None,
-    attack: Annotated[
-        str | None, typer.Option(help="Then try this inversion attack on each run; needs run.transcript.")
-    ] = None,
-    attack_changes: Annotated[
-        list[str] | None,
-        typer.Option("--attack-set", help="A setting of the attack: --attack-set steps=400."),
-    ] = None,
+    attack: AttackName = None,
+    attack_changes: AttackChanges = None,
+    private_selection: PrivateSelection = False,
+    selection_changes: SelectionChanges = None,
     report: Annotated[Path | None, typer.Option(help="End with a report in this HTML file.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print the table as LaTeX (booktabs).")] = False,
@@ -77,6 +103,10 @@ def compare(
     for cell in cells:
         check_attacks(cell.config)
     settings = parse_settings(attack_changes or [])
+    if private_selection or selection_changes:
+        shown = _select(cells, parse_settings(selection_changes or []), results, data, attack)
+        _show(shown, report, markdown=markdown, latex=latex, as_json=as_json)
+        return
     if attack is not None:
         _require_attackable(cells, attack, settings)
     failed = _run(cells, results, data, jobs)
@@ -89,6 +119,24 @@ def compare(
     if failed:
         told = "; ".join(f"{title}: {reason}" for title, reason in failed.items())
         raise ResultError(f"{len(failed)} of {len(cells)} runs failed: {told}")
+
+
+def _select(
+    cells: Sequence[Cell], given: Mapping[str, Any], results: Path, data: Path | None, attack: str | None
+) -> list[Path]:
+    """The folder of the best trial of a private selection."""
+    if attack is not None:
+        raise InputError("--attack", attack, "would show more than the winner", "Leave it out.")
+    with within("--selection-set"):
+        settings = SelectionSettings.of(given)
+    selection = plan_selection(cells, settings, data)
+    with notes.status("running trials; how many is not told"):
+        winner = run_selection(selection, results)
+    if winner is None:
+        raise ResultError(
+            "The selection has no winner: no trial was drawn, or none has a finite model. It stays charged."
+        )
+    return [winner]
 
 
 def _run(cells: Sequence[Cell], results: Path, data: Path | None, jobs: int | None) -> dict[str, str]:
@@ -145,7 +193,9 @@ def _show(
     from fedveil.report.tables import comparison_table, latex_table, markdown_table
 
     settings = group(read_runs(folders))
-    written = None if report is None else write_report(folders, report)
+    together = compositions(folders)
+    words = [one.in_words() for one in together]
+    written = None if report is None else write_report(folders, report, words)
     if as_json:
         runs = []
         for folder in folders:
@@ -153,7 +203,8 @@ def _show(
             runs.append(
                 {"result": str(folder)} | {key: summary[key] for key in ("method", "seed", *SUMMARY_KEYS)}
             )
-        print(json.dumps({"runs": runs} | ({} if written is None else {"report": str(written)})))
+        told = {"runs": runs, "together": [one.to_json() for one in together]}
+        print(json.dumps(told | ({} if written is None else {"report": str(written)})))
         return
     if markdown or latex:
         print(markdown_table(settings) if markdown else latex_table(settings), end="")
@@ -161,6 +212,8 @@ def _show(
         out.print(comparison_table(settings))
         for place in dict.fromkeys(folder.parents[1] for folder in folders):
             out.print(f"results in {place}", soft_wrap=True)
+    for text in words:
+        print_words(text)
     if written is not None:
         to = notes if markdown or latex else out
         to.print(f"report in {written}", soft_wrap=True)
@@ -177,20 +230,35 @@ def report_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write one self-contained page about these runs; damaged ones are shown as far as they can be read."""
-    from fedveil.report.html import write_report
+    """Write one self-contained page about these runs.
 
-    path = write_report(results, output)
+    Damaged runs are shown as far as they can be read, named on stderr with their files, and end in exit code 2.
+    """
+    from fedveil.report.html import empty_folders, write_page
+    from fedveil.report.reading import read_runs
+
+    runs = read_runs(results)
+    path = write_page(runs, output, empty_folders(results))
     figures: list[Path] = []
     if pdf is not None:
         from fedveil.report.figures import save_figures
         from fedveil.report.groups import group
-        from fedveil.report.reading import read_runs
 
-        figures = save_figures(group(read_runs(results)), pdf)
+        figures = save_figures(group(runs), pdf)
+    damaged = {str(run.folder): list(run.problems) for run in runs if run.problems}
     if as_json:
-        print(json.dumps({"report": str(path), "figures": [str(figure) for figure in figures]}))
-        return
-    for written in (path, *figures):
-        kind = "report" if written == path else "figure"
-        out.print(f"{kind} in {written}", soft_wrap=True)
+        print(
+            json.dumps(
+                {"report": str(path), "figures": [str(figure) for figure in figures], "damaged": damaged}
+            )
+        )
+    else:
+        for written in (path, *figures):
+            kind = "report" if written == path else "figure"
+            out.print(f"{kind} in {written}", soft_wrap=True)
+    if damaged:
+        told = "; ".join(f"{folder}: {', '.join(problems)}" for folder, problems in damaged.items())
+        raise ResultError(
+            f"{len(damaged)} of {len(runs)} runs are damaged and shown as far as they can be read. {told}. "
+            "Restore these files from a copy, or remove the folders and run them again."
+        )

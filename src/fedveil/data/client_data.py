@@ -22,12 +22,14 @@ Array = Tensor | npt.NDArray[Any]
 class ClientData:
     """The examples of K clients, padded to the largest of them.
 
-    `x` is `[K, n, ...]`, `y` is `[K, n]`, `sizes` is `[K]`; rows from `sizes[k]` on are padding.
+    `x` is `[K, n, ...]`, `y` is `[K, n]`, `sizes` is `[K]`; rows from `sizes[k]` on are padding. `declared` holds the
+    classes that each client declares in public, whatever it holds; None where label sets are read from the examples.
     """
 
     x: Tensor
     y: Tensor
     sizes: Tensor
+    declared: tuple[tuple[int, ...], ...] | None = None
 
     @property
     def count(self) -> int:
@@ -43,7 +45,9 @@ class ClientData:
 
     def rows(self, index: Sequence[int]) -> ClientData:
         picked = torch.as_tensor(list(index), dtype=torch.long, device=self.x.device)
-        return ClientData(self.x.index_select(0, picked), self.y.index_select(0, picked), self.sizes[picked])
+        declared = None if self.declared is None else tuple(self.declared[k] for k in index)
+        x, y = self.x.index_select(0, picked), self.y.index_select(0, picked)
+        return ClientData(x, y, self.sizes[picked], declared)
 
     def everything(self) -> Batch:
         """All examples as one batch per client."""
@@ -67,6 +71,12 @@ class Clients(Protocol):
     def sizes(self) -> Sequence[int]: ...
 
     def load(self, clients: Sequence[int]) -> ClientData: ...
+
+
+def client_ids(clients: Clients) -> Sequence[int]:
+    """The places on the client axis that can be loaded: all of them, or a node's own (`ids`)."""
+    ids: Sequence[int] = getattr(clients, "ids", range(len(clients.sizes)))
+    return ids
 
 
 class ArrayClients:

@@ -3,7 +3,8 @@
 Reference: du Terrail et al., FLamby: Datasets and Benchmarks for Cross-Silo Federated Learning in Realistic Healthcare
 Settings, NeurIPS 2022. The columns slope, ca and thal, which three hospitals hardly have, are left out, and so are
 rows with a missing value: 740 patients remain. Chest pain and ECG are categories whose first one has no feature, which
-gives 13 features. Each hospital keeps 66 % of its patients for training, stratified, by scikit-learn's split with seed 43.
+gives 13 features. Each hospital keeps 66 % of its patients for training, stratified, by scikit-learn's split with
+seed 43.
 
 Deviations: numbers are standardised with public constants by default; `scaling = "none"` gives FLamby's raw values.
 """

@@ -19,11 +19,10 @@ import pyarrow.parquet
 from torch import Tensor
 
 from fedveil.data.files import read_bytes
+from fedveil.data.missing import MISSING_MARKS, require_labels
 from fedveil.data.schema import Decimal
 from fedveil.errors import DataError
 
-MISSING_MARKS = ("", "?", "nan", "na", "n/a", "#n/a", "<na>", "null", "nat")
-"""What spreadsheets and data frames write for a missing value, in small letters."""
 _MOST_BYTES = 1 << 31
 _HEADER_BYTES = 1 << 20
 _LARGEST = float(np.finfo(np.float32).max)
@@ -75,6 +74,12 @@ class RawTable:
         cells: list[str] = self.column(name, role).to_pylist()
         return cells
 
+    def labels(self, name: str) -> list[str]:
+        """The column of labels; one with missing labels is refused."""
+        cells = self.texts(name, "label")
+        require_labels(self.path, f"column {name!r}", cells, self.place)
+        return cells
+
     def take(self, index: Tensor | npt.NDArray[np.int64]) -> RawTable:
         """The table with these rows, in this order; cells are not copied."""
         picked = np.asarray(index, dtype=np.int64)
@@ -95,7 +100,7 @@ class RawTable:
 def joined(tables: Sequence[RawTable], path: Path) -> RawTable:
     """The rows of these tables, which have the same columns, one after the other."""
     columns = {
-        name: pa.chunked_array([_array(table.column(name, "feature")) for table in tables])
+        name: pa.concat_arrays([_array(table.column(name, "feature")) for table in tables])
         for name in tables[0].columns
     }
     return RawTable(path, columns, None, tuple((table.path.name, len(table)) for table in tables))

@@ -13,6 +13,7 @@ from fedveil.data.cifar import load_cifar10, load_cifar100
 from fedveil.data.dataset import Dataset, TextDataset, check_count
 from fedveil.data.digits import load_digits, load_fashion_mnist, load_mnist, load_mnist5k
 from fedveil.data.emnist import load_emnist
+from fedveil.data.heart import load_heart_disease
 from fedveil.data.own import load_client_folder
 from fedveil.data.pictures import load_image_folder
 from fedveil.data.table import load_table
@@ -158,6 +159,11 @@ def list_datasets() -> list[DatasetInfo]:
         DatasetInfo(name, entry.summary, entry.kind, entry.how_to_get, entry.options())
         for name, entry in _ENTRIES.items()
     ]
+
+
+def is_own_data(name: str) -> bool:
+    """Whether this name stands for files of the user's own, not for a public benchmark."""
+    return name in _ENTRIES and "path" in _ENTRIES[name].needed()
 
 
 def dataset_options(name: str) -> dict[str, object]:

@@ -207,9 +207,12 @@ def load_table(
     other = None if test_path is None else read_table(given_file("test_path", test_path, data_dir))
     table = read_table(source)
     options.check(table)
-    if schema is None and missing == "refuse":  # counted before the rows are split
-        require_present(table, [n for n in table.columns if n not in (label, user, person, *drop)], _FILL_IN)
+    if schema is None:  # missing values are counted before the rows are split
         class_names([table], label)
+        if missing == "refuse":
+            require_present(
+                table, [n for n in table.columns if n not in (label, user, person, *drop)], _FILL_IN
+            )
     train, test = _split(table, other, label, person, test_fraction, seed)
     if person is not None and most is not None:
         train = limit_rows(train, person, most, seed)
@@ -381,9 +384,7 @@ def class_names(tables: Sequence[RawTable], label: str) -> tuple[str, ...]:
     """The labels in these tables in rising order: as numbers if all are whole numbers, else as names."""
     found: set[str] = set()
     for table in tables:
-        table.column(label, "label")
-        require_present(table, [label], "Fill the labels in or drop these rows.")
-        found.update(map(_label, pc.unique(table.column(label, "label")).to_pylist()))
+        found.update(map(_label, table.labels(label)))
     if len(found) == 1:
         raise DataError(
             f"{tables[0].path}: every row has the label {next(iter(found))!r} in column {label!r}. "

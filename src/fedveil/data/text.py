@@ -14,6 +14,7 @@ import torch
 
 from fedveil.data.dataset import TextDataset, TextExamples, check_fraction, stratified_split
 from fedveil.data.files import find, given_file, locate, read_text, text_lines
+from fedveil.data.missing import require_labels
 from fedveil.errors import DataError, InputError
 
 NOT_QUOTED = frozenset({"sentiment140"})
@@ -129,8 +130,10 @@ def load_labelled_text(
     source = given_file("path", path, data_dir)
     check_fraction("test_fraction", test_fraction)
     rows = _labelled_lines(source)
-    classes = tuple(sorted({label for _, label in rows}))
-    y = np.array([classes.index(label) for _, label in rows], dtype=np.int64)
+    labels = [label for _, label in rows]
+    require_labels(source, "the label", labels, lambda row: f"line {row + 1}")
+    classes = tuple(sorted(set(labels)))
+    y = np.array([classes.index(label) for label in labels], dtype=np.int64)
     made = [
         TextExamples(
             tuple(rows[i][0] for i in index.tolist()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from fedveil.messages import Message, Record
@@ -15,10 +15,14 @@ R = TypeVar("R", bound=Record)
 
 @dataclass(frozen=True)
 class Answers:
-    """The uploads of the clients that answered, in their order; `up` is None when nobody did."""
+    """The uploads of the clients that answered, in their order; `up` is None when nobody did, or too few.
+
+    `missing` says of those who refused or dropped out why they did.
+    """
 
     clients: tuple[int, ...]
     up: Message | None
+    missing: Mapping[int, str] = field(default_factory=dict)
 
 
 class Engine(Protocol):

@@ -20,6 +20,7 @@ from fedveil.engines.worker import ClientWorker, one_thread
 from fedveil.messages import Message, Record
 from fedveil.methods.method import AnyMethod, At
 from fedveil.privacy.releases import Plan
+from fedveil.streams import NoiseSource
 from fedveil.task import Task
 from fedveil.tree import State, concatenate
 
@@ -41,11 +42,12 @@ class Simulation:
         plan: Plan,
         *,
         seed: int,
+        noise_source: NoiseSource = "seeded",
         execution: Execution = "auto",
         workers: int = 0,
         max_memory: int | None = None,
     ) -> None:
-        self._worker = ClientWorker(task, clients, method, seed)
+        self._worker = ClientWorker(task, clients, method, seed, noise_source)
         self._sizes = clients.sizes
         self._states: dict[int, State] = {}
         self._stacked = execution == "stacked" or (execution == "auto" and _stacking_pays(task))

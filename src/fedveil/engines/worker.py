@@ -28,12 +28,16 @@ class ClientWorker:
         method: AnyMethod,
         seed: int,
         noise_source: NoiseSource = "seeded",
+        *,
+        deployed: bool = False,
     ) -> None:
+        """`deployed`: an error would tell the server of the data, so what is not finite counts as zero."""
         self.task = task
         self.clients = clients
         self.method = method
         self.seed = seed
         self.noise_source: NoiseSource = noise_source
+        self.deployed = deployed
 
     def update(
         self, ids: Sequence[int], down: Message, known: Mapping[int, State], at: At
@@ -42,7 +46,7 @@ class ClientWorker:
         data = _on(self.clients.load(ids), self.task.device)
         rng = ClientStreams(self.seed, at.round, tuple(ids), at.exchange, self.noise_source)
         state = self._states(ids, data, known)
-        if self.noise_source == "seeded":
+        if not self.deployed:
             try:
                 up, after = self.method.client_update(self.task, at, down, data, state, rng)
             except DivergedError as error:
@@ -77,7 +81,7 @@ class ClientWorker:
 def _on(data: ClientData, device: torch.device) -> ClientData:
     if data.x.device == device:
         return data
-    return ClientData(data.x.to(device), data.y.to(device), data.sizes.to(device))
+    return ClientData(data.x.to(device), data.y.to(device), data.sizes.to(device), data.declared)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from fedveil.engines.simulation import cores
 from fedveil.errors import FedveilError, InputError
@@ -23,8 +24,13 @@ from fedveil.experiment.prepare import result_folder
 from fedveil.experiment.run import run_seed
 from fedveil.methods import METHODS
 from fedveil.methods.method import field_names
+from fedveil.numerics import NUMERICS, numerics_of
+from fedveil.privacy.accounting import Guarantee, Rounds, rounds_of
 from fedveil.privacy.releases import Plan
+from fedveil.privacy.selection import composed
+from fedveil.privacy.statement import show
 from fedveil.session.loop import Callback, CallbacksFor
+from fedveil.session.privacy_guard import declared
 from fedveil.session.results import ResultFolder
 
 _LOOK_EVERY = 0.5  # seconds between two looks at what the processes have done
@@ -117,8 +123,65 @@ def run_cells(
 
 
 def _settled(cell: Cell, results: Path) -> bool:
-    """Whether there is nothing to do or to look at: files that the user names may have changed since."""
-    return ResultFolder(cell.folder(results)).finished and "path" not in cell.config.task.data_options
+    """Whether there is nothing to do or to look at: files that the user names may have changed since, and a run of
+    other numerics is refused."""
+    folder = ResultFolder(cell.folder(results))
+    same = numerics_of(folder.path) == NUMERICS
+    return folder.finished and same and "path" not in cell.config.task.data_options
+
+
+@dataclass(frozen=True)
+class Composition:
+    """What private runs on the same data guarantee together, which is the price of choosing between them."""
+
+    dataset: str
+    runs: int
+    proven: tuple[Guarantee, ...]
+
+    def in_words(self) -> str:
+        rows = [
+            f"{row.unit} against the {row.adversary} epsilon {show(row.epsilon)}"
+            for row in self.proven
+            if row.epsilon is not None
+        ]
+        delta = f" (delta {self.proven[0].delta:g})" if rows else ""
+        return (
+            "Choosing the best of these runs on the same data costs privacy: one that was chosen by its results "
+            f"depends on all of them. The {self.runs} private runs on {self.dataset} together prove "
+            f"{'; '.join(rows) or 'nothing'}{delta}. A choice between many runs costs less with --private-selection."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        proven = [row.to_json() for row in self.proven]
+        return {"dataset": self.dataset, "runs": self.runs, "proven": proven, "note": self.in_words()}
+
+
+def compositions(folders: Sequence[Path]) -> list[Composition]:
+    """For each data set with several private runs among these finished ones: what they prove together."""
+    found: dict[tuple[str, float], list[Rounds]] = {}
+    for folder in folders:
+        config = load_config(folder / "config.toml")
+        summary = ResultFolder(folder).read().summary
+        proven = summary["privacy"]["proven"]
+        if "selection" in summary["privacy"] or all(row["epsilon"] is None for row in proven):
+            continue
+        sizes = summary["plan"]
+        plan = Plan(
+            sizes["clients"],
+            sizes["cohort"],
+            sizes["sampler"],
+            summary["rounds"],
+            sizes["smallest_client"],
+            sizes["largest_client"],
+        )
+        releases = declared(config.build_method(), plan, deployed=config.run.engine == "flower")
+        key = str(summary.get("dataset", "the data")), config.privacy.delta
+        found.setdefault(key, []).append(rounds_of(releases, plan))
+    return [
+        Composition(dataset, len(runs), composed(runs, delta))
+        for (dataset, delta), runs in found.items()
+        if len(runs) > 1
+    ]
 
 
 def total_rounds(cells: Sequence[Cell]) -> int:

@@ -19,7 +19,8 @@ from fedveil.methods import METHODS
 from fedveil.methods.method import AnyMethod, field_names
 from fedveil.methods.wrappers import WRAPPERS, Wrapper
 from fedveil.methods.wrappers.wrapper import wrapper_fields
-from fedveil.privacy.releases import Adversary, Sampler, Unit
+from fedveil.privacy.releases import MOST_CLIENTS, MOST_ROUNDS, Adversary, Sampler, Unit
+from fedveil.streams import NoiseSource
 from fedveil.validation import known_keys, refused
 
 VERSION = 1
@@ -28,6 +29,7 @@ _NEWER_KEYS = (
     ("task", "input_shape", None),
     ("task", "classes", None),
     ("run", "max_message", None),
+    ("run", "noise", None),
     ("method", "block", 1),
     ("method", "local_steps", None),
 )
@@ -99,7 +101,7 @@ class TaskSection(_Section):
 
 class PartitionSection(_Section):
     kind: Literal["iid", "dirichlet", "classes", "shards", "user"] = "iid"
-    clients: Annotated[int, Field(ge=1)] | None = None
+    clients: Annotated[int, Field(ge=1, le=MOST_CLIENTS)] | None = None
     alpha: Annotated[float, Field(gt=0)] | None = None
     classes_per_client: Annotated[int, Field(ge=1)] | None = None
     shards_per_client: Annotated[int, Field(ge=1)] | None = None
@@ -110,9 +112,10 @@ class PartitionSection(_Section):
 
 
 class RunSection(_Section):
-    rounds: Annotated[int, Field(ge=1)] = 20
+    rounds: Annotated[int, Field(ge=1, le=MOST_ROUNDS)] = 20
     cohort: Annotated[int, Field(ge=1)] | None = None
     sampler: Sampler = "fixed"
+    noise: NoiseSource | None = None
     seeds: Annotated[list[Annotated[int, Field(ge=0, le=LARGEST_SEED)]], Field(min_length=1)] = [0]
     engine: Literal["simulation", "flower-simulation", "flower"] = "simulation"
     device: str = "cpu"
@@ -195,6 +198,10 @@ class Config(_Section):
         if self.run.deadline is not None and self.run.engine == "simulation":
             raise InputError(
                 "run.deadline", self.run.deadline, "the simulator waits for every client", "Leave it out."
+            )
+        if self.run.noise == "seeded" and self.run.engine == "flower":
+            raise InputError(
+                "run.noise", "seeded", "deployed nodes draw their own noise from entropy", "Leave it out."
             )
         self._require_shape()
         if self.run.max_message is not None and self.run.engine == "simulation":

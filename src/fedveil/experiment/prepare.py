@@ -15,7 +15,7 @@ from torch import Tensor
 from fedveil.data.client_data import ArrayClients, Clients, digest_of
 from fedveil.data.dataset import Dataset, TextDataset
 from fedveil.data.files import places, state_of
-from fedveil.data.registry import list_datasets, load_dataset
+from fedveil.data.registry import is_own_data, list_datasets, load_dataset
 from fedveil.data.tokens import tokenise
 from fedveil.data.transformers_folder import DEFAULT
 from fedveil.data.vocabulary import Vocabulary, make_vocabulary
@@ -29,6 +29,7 @@ from fedveil.prediction.recipe import Recipe, TextInput, recipe_for
 from fedveil.privacy.releases import Plan
 from fedveil.session.checks import check_test, first_server
 from fedveil.session.options import AvailableData, PrivacySettings, RunOptions
+from fedveil.session.privacy_guard import noise_for
 from fedveil.session.run import make_plan
 from fedveil.streams import NoiseSource, named_stream
 from fedveil.task import Task, cross_entropy
@@ -46,6 +47,7 @@ class Prepared:
     local_test: Clients | None
     plan: Plan
     method: AnyMethod
+    noise: NoiseSource
 
     @property
     def data(self) -> AvailableData:
@@ -240,13 +242,21 @@ def prepare(config: Config, seed: int, data_dir: Path | None = None) -> Prepared
     plan = make_plan(clients, rounds=config.run.rounds, cohort=config.run.cohort, sampler=config.run.sampler)
     method = config.build_method()
     task = make_task(config, dataset, device)
-    return Prepared(task, dataset, partition, clients, local_test, plan, method)
+    noise = noise_source(config, method, plan)
+    return Prepared(task, dataset, partition, clients, local_test, plan, method, noise)
 
 
 def check_method(prepared: Prepared, seed: int) -> None:
     """Refuse a method that does not fit its clients or its model, as a run would before it starts."""
     prepared.method.check_clients(prepared.task, prepared.clients)
     first_server(prepared.task, prepared.method, prepared.plan, seed)
+
+
+def noise_source(config: Config, method: AnyMethod, plan: Plan) -> NoiseSource:
+    """Where runs of this configuration draw their privacy noise and their cohorts from."""
+    if config.run.engine == "flower":
+        return "entropy"
+    return noise_for(method, plan, config.run.noise, own_data=is_own_data(config.task.dataset))
 
 
 def facts_of(config: Config, experiment: str, prepared: Prepared) -> dict[str, Any]:
@@ -284,8 +294,9 @@ def run_options(
     seed: int,
     results: Path,
     facts: Mapping[str, Any],
-    noise_source: NoiseSource = "seeded",
+    noise: NoiseSource,
     *,
+    deployed: bool = False,
     dataset: Dataset | None = None,
 ) -> RunOptions:
     """The options of a seed's run with its results in this folder, whatever its engine.
@@ -313,7 +324,8 @@ def run_options(
         transcript=config.run.transcript,
         transcript_exchanges=config.run.transcript_exchanges,
         min_clients=config.run.min_clients,
-        noise_source=noise_source,
+        noise_source=noise,
+        deployed=deployed,
     )
 
 

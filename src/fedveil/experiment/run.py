@@ -5,7 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedveil.experiment.config import Config
-from fedveil.experiment.prepare import Prepared, facts_of, prepare, result_folder, run_options
+from fedveil.experiment.prepare import (
+    Prepared,
+    facts_of,
+    prepare,
+    result_folder,
+    run_options,
+)
 from fedveil.session.callbacks.pictures import DrawPictures
 from fedveil.session.loop import CallbacksFor
 from fedveil.session.options import SimulationOptions
@@ -59,7 +65,14 @@ def _simulate(
         prepared.clients,
         prepared.method,
         prepared.plan,
-        run_options(config, seed, folder, facts_of(config, experiment, prepared), dataset=prepared.dataset),
+        run_options(
+            config,
+            seed,
+            folder,
+            facts_of(config, experiment, prepared),
+            prepared.noise,
+            dataset=prepared.dataset,
+        ),
         SimulationOptions(section.execution, section.workers, section.max_memory),
         prepared.data,
         [pictures, *callbacks_for(prepared.plan)],

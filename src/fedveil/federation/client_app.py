@@ -14,19 +14,27 @@ from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from torch import Tensor
 
-from fedveil.data.dataset import require_labels_below
+from fedveil.data.client_data import Clients
 from fedveil.data.vocabulary import Vocabulary
 from fedveil.engines.flower.node import Node, admit_all, refused_by
 from fedveil.engines.flower.wire import LARGEST_MESSAGE, Order, RefusalError, read_hello
 from fedveil.engines.worker import ClientWorker
-from fedveil.errors import InputError
+from fedveil.errors import FedveilError, InputError
 from fedveil.experiment.config import Config, TextSection
 from fedveil.experiment.prepare import Prepared, model_bytes, prepare, task_for
+from fedveil.federation.declared import Declared, fit, made_up
+from fedveil.federation.node import Node as OwnNode
 from fedveil.federation.node import NodeClients, open_node
 from fedveil.federation.policy import RefusedError
+from fedveil.federation.resources import require_affordable, require_counted
 from fedveil.federation.run_settings import RunSettings, parse_config, vocabulary_on_nodes
 from fedveil.messages import Message as Downlink
+from fedveil.methods.method import AnyMethod
+from fedveil.privacy.releases import Plan
+from fedveil.session.checks import check_clients, first_server
+from fedveil.task import Task
 
 log = logging.getLogger("flwr.fedveil")
 app = ClientApp()
@@ -67,33 +75,72 @@ def node_of(context: Context) -> Node:
 
 def _deployed(settings: RunSettings, folder: str) -> Node:
     """From the server's settings: the model, the method, the public seed. Everything else is the node's own."""
-    home = open_node(folder)
+    home = _opened(folder)
     config = settings.config
-    classes = config.task.classes
-    if classes is None:
-        raise RefusalError("message", "the run does not say how many classes there are")
-    vocabulary = vocabulary_on_nodes(config)
+    classes = _agreed_classes(config, home.declared)
+    vocabulary, text = vocabulary_on_nodes(config), config.task.text or TextSection()
+    size = _example_bytes(home.examples.x) if vocabulary is None else 0
+    require_affordable(
+        config, home.guard.policy, records=home.declared.records, classes=classes, example_bytes=size
+    )
     if vocabulary is None:
-        examples = home.examples
+        held = home.examples
     else:
-        text = config.task.text or TextSection()
-        examples = home.tokens(vocabulary, length=text.length, too_long=text.too_long)
-    require_labels_below(examples.y, classes, home.name)
+        held = home.tokens(vocabulary, length=text.length, too_long=text.too_long)
+    examples = fit(held, home.declared.records, classes)
+    if unfit := int((held.y >= classes).sum()):  # only this log may say so
+        log.warning("%d examples have no class among the run's %d and count as empty", unfit, classes)
     limit = home.guard.policy.maximum_message
     _require_room(config, examples.x.shape[1:], classes, vocabulary, limit)
     task, method = task_for(config, examples.x.shape[1:], classes, vocabulary), config.build_method()
 
+    labels = home.declared.label_set(classes)
+    probe = NodeClients(home.client, made_up(held), labels)
+
     def admit(order: Order, down: Downlink) -> None:
         at = order.at
+        require_counted(at.plan, home.guard.policy)
+        _require_fit(task, method, at.plan, probe, settings.seed)
         told = {"announced": int(down.scalars().get("cohort", 0)), "seed": settings.seed}
         try:
             home.guard.admit(order.run, at.round, method, at.plan, exchange=at.exchange, **told)
         except RefusedError as error:
             raise RefusalError("policy", str(error)) from error
 
-    clients = NodeClients(home.client, examples)
-    worker = ClientWorker(task, clients, method, settings.seed, home.noise)
-    return Node(home.name, home.client, len(examples), worker, home.state / "clients", admit, limit)
+    clients = NodeClients(home.client, examples, labels)
+    worker = ClientWorker(task, clients, method, settings.seed, home.noise, deployed=home.noise == "entropy")
+    return Node(home.name, home.client, home.declared.records, worker, home.state / "clients", admit, limit)
+
+
+def _example_bytes(x: Tensor) -> int:
+    return x[0].numel() * x.element_size()
+
+
+def _opened(folder: str) -> OwnNode:
+    """The node of this folder. Whatever is wrong with its files is the same to every server."""
+    try:
+        return open_node(folder)
+    except Exception as error:
+        raise RefusalError("unavailable", f"{type(error).__name__}: {error}") from error
+
+
+def _agreed_classes(config: Config, declared: Declared) -> int:
+    """The server's number of classes, if it has room for those that the node declares."""
+    classes = config.task.classes
+    if classes is None or classes < (declared.classes or 0):
+        text = f"the run has {classes} classes, this node declares {declared.classes}"
+        raise RefusalError("configuration", text, "task.classes")
+    return classes
+
+
+def _require_fit(task: Task, method: AnyMethod, plan: Plan, probe: Clients, seed: int) -> None:
+    """Refuse what the simulator would refuse before a run, judged by a made-up example: no record is looked at."""
+    try:
+        check_clients(task, method, plan, probe)
+        first_server(task, method, plan, seed)
+    except FedveilError as error:
+        field = error.field if isinstance(error, InputError) else "task"
+        raise RefusalError("configuration", str(error), field) from error
 
 
 def _require_room(
@@ -103,11 +150,10 @@ def _require_room(
     try:
         size = model_bytes(config, shape, classes, vocabulary)
     except (RuntimeError, OverflowError) as error:  # more elements than can be counted
-        raise RefusalError("size", "the model cannot be built") from error
+        raise RefusalError("size", "the model cannot be built", "task.model") from error
     if size > most:
-        raise RefusalError(
-            "size", f"a model of {size} bytes, more than a message may hold (maximum_message = {most})"
-        )
+        text = f"a model of {size} bytes, more than a message may hold (maximum_message = {most})"
+        raise RefusalError("size", text, "task.model")
 
 
 def _simulated(settings: RunSettings, context: Context) -> Node:
@@ -122,7 +168,8 @@ def _simulated(settings: RunSettings, context: Context) -> Node:
     prepared = _prepared(settings.config.to_toml(), settings.seed, settings.data)
     if not 0 <= client < prepared.plan.clients:
         raise InputError("partition-id", client, "is no client", f"Use 0 to {prepared.plan.clients - 1}.")
-    worker = ClientWorker(prepared.task, prepared.clients, prepared.method, settings.seed)
+    noise = settings.noise or prepared.noise
+    worker = ClientWorker(prepared.task, prepared.clients, prepared.method, settings.seed, noise)
     limit = settings.config.run.max_message or LARGEST_MESSAGE
     size = prepared.clients.sizes[client]
     return Node(

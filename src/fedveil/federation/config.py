@@ -15,6 +15,8 @@ from fedveil.validation import Section
 NODE_FILE = "node.toml"
 POLICY_FILE = "policy.toml"
 SERVER_FILE = "server.toml"
+REGISTRY = "registered.json"  # in the server's state: whose key is whose
+MEMBERS = "FEDVEIL_MEMBERS"  # in the environment of a run's process: where the registry is
 HOST = r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?"  # a name or an IPv4 address
 
 Reader = Literal["npz", "pictures", "table", "texts"]
@@ -25,13 +27,19 @@ class DataSection(Section):
 
     `npz`: arrays x and y. `pictures`: one folder per class. `table`: CSV or Parquet, with the schema (`form`) that all
     nodes agreed on. `texts`: lines of a text, a tab and a label. `classes` fixes the order of the classes of pictures
-    and texts, so that label 3 means the same everywhere.
+    and texts, so that label 3 means the same everywhere; of arrays it is their number.
+
+    `records`, `classes` and `labels` (the classes that the node has examples of) are public: the server is told them,
+    and never anything that was counted in the data instead. Without `records` all examples count, and their number is
+    public.
     """
 
     reader: Reader
     path: Path
     form: Path | None = None
-    classes: tuple[str, ...] | None = None
+    classes: Annotated[int, Field(ge=2)] | tuple[str, ...] | None = None
+    records: Annotated[int, Field(ge=1)] | None = None
+    labels: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
     channels: Annotated[int, Field(ge=1, le=4)] = 3
 
     @model_validator(mode="after")
@@ -43,11 +51,16 @@ class DataSection(Section):
                 "a table needs the schema all nodes agreed on",
                 "See `fedveil deploy form`.",
             )
-        if self.reader in ("pictures", "texts") and not self.classes:
+        if self.reader in ("pictures", "texts") and not self.class_names:
             raise InputError(
                 "data.classes", None, f"{self.reader} need the classes in the agreed order", "List them."
             )
         return self
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes in their order; empty where only their number is given, or nothing."""
+        return self.classes if isinstance(self.classes, tuple) else ()
 
 
 class TestingSection(Section):
@@ -83,10 +96,16 @@ class ServerConfig(Section):
     """Under which names and addresses the nodes know it; its certificate holds them."""
     insecure: bool = False
     state: Path = Path("state")
+    clients: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
+    """Which place on the client axis belongs to the node of this name, whose key is in `keys/NAME.pub`."""
 
     @model_validator(mode="after")
     def _safe(self) -> ServerConfig:
         refuse_insecure(self.insecure, [self.listen, *self.names])
+        places = list(self.clients.values())
+        for name, client in self.clients.items():
+            if places.count(client) > 1:
+                raise InputError(f"clients.{name}", client, "two nodes have this place", "Give each its own.")
         return self
 
 

@@ -141,6 +141,7 @@ def _server(federation: Federation) -> dict[str, Any]:
         "port": federation.port,
         "names": list(federation.names),
         "insecure": federation.insecure,
+        "clients": {f"node-{number}": number for number in range(federation.nodes)},
     }
 
 
@@ -206,6 +207,7 @@ def _policy(federation: Federation, units: Sequence[Unit]) -> dict[str, Any]:
         "methods": list(federation.methods),
         "minimum_cohort": federation.minimum_cohort,
         "maximum_message": 256 << 20,
+        "maximum_steps": 5_000_000,
         "limit": limits,
     }
 

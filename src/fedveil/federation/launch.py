@@ -58,6 +58,7 @@ def simulate(settings: RunSettings, prepared: Prepared, callbacks_for: Callbacks
     """Run on Flower's simulation, with a SuperLink of our own that ends with the run."""
     check_method(prepared, settings.seed)  # refuses before anything is started
     finished = ResultFolder(settings.folder)
+    finished.require_numerics()
     if finished.finished:
         finished.require_data(prepared.digest)
         return finished.read()
@@ -84,6 +85,7 @@ def submit(settings: RunSettings, home: Path, callbacks_for: CallbacksFor = lamb
     config = config.model_copy(update={"run": config.run.model_copy(update={"federation": None})})
     settings = replace(settings, config=config)  # what nodes need not know is not sent to them
     finished = ResultFolder(settings.folder)
+    finished.require_numerics()
     if finished.finished:
         return finished.read()
     section = settings.config.run

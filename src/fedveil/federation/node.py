@@ -21,17 +21,26 @@ from fedveil.data.tokens import TooLong, tokenise_texts
 from fedveil.data.vocabulary import Vocabulary
 from fedveil.errors import DataError, InputError
 from fedveil.federation.config import NODE_FILE, POLICY_FILE, DataSection, NodeConfig
+from fedveil.federation.declared import Declared, check_held
 from fedveil.federation.policy import Policy, PolicyGuard
 from fedveil.streams import NoiseSource
 from fedveil.validation import read_toml
 
 
 class NodeClients:
-    """The one client that lives here, under its index on the client axis. No other's data can be asked for."""
+    """The one client that lives here, under its index on the client axis. No other's data can be asked for.
 
-    def __init__(self, client: int, examples: Examples) -> None:
+    `declared` are the classes that it counts as holding, whatever is in the examples.
+    """
+
+    def __init__(self, client: int, examples: Examples, declared: tuple[int, ...]) -> None:
         self._client = client
-        self._data = ClientData(examples.x[None], examples.y[None], torch.tensor([len(examples)]))
+        sizes = torch.tensor([len(examples)])
+        self._data = ClientData(examples.x[None], examples.y[None], sizes, (declared,))
+
+    @property
+    def ids(self) -> Sequence[int]:
+        return [self._client]
 
     @property
     def sizes(self) -> Sequence[int]:
@@ -57,6 +66,7 @@ class Node:
     state: Path
     """A folder, private to the node, that survives restarts."""
     held: Examples | TextExamples
+    declared: Declared
     guard: PolicyGuard
 
     @property
@@ -94,9 +104,24 @@ def open_node(directory: Path | str) -> Node:
         raise DataError(f"{folder / config.data.path}: there is no example in it.")
     state = folder / config.state
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    guard = PolicyGuard(config.name, policy, state, len(held))
+    declared = _declared(config.data, folder, len(held))
+    guard = PolicyGuard(config.name, policy, state, declared.records)
     noise: NoiseSource = "seeded" if config.testing.seeded_noise else "entropy"
-    return Node(folder, config.name, config.client, noise, state, held, guard)
+    return Node(folder, config.name, config.client, noise, state, held, declared, guard)
+
+
+def checked_node(directory: Path | str) -> Node:
+    """The node of this folder, its data checked against what it declares; for its operator, before it joins."""
+    node = open_node(directory)
+    check_held(node.held, node.declared, str(node.directory / NODE_FILE))
+    return node
+
+
+def _declared(data: DataSection, folder: Path, held: int) -> Declared:
+    classes = data.classes if isinstance(data.classes, int) else len(data.class_names) or None
+    if data.form is not None:
+        classes = len(read_schema(folder / data.form).classes)
+    return Declared(data.records or held, classes, data.labels)
 
 
 def read_held(data: DataSection, folder: Path) -> Examples | TextExamples:
@@ -106,7 +131,7 @@ def read_held(data: DataSection, folder: Path) -> Examples | TextExamples:
         raise DataError(f"{path}: is not there. Put this node's data there, or change [data] in {NODE_FILE}.")
     if data.reader == "npz":
         return examples_from_arrays(*read_npz(path), field=str(path))
-    classes = data.classes or ()
+    classes = data.class_names
     if data.reader == "texts":
         texts = read_labelled_texts(path, classes)
         blank = next((place for place, text in enumerate(texts.texts, 1) if not text.strip()), None)

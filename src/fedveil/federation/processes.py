@@ -27,7 +27,15 @@ import tomli_w
 
 from fedveil.atomic_files import write_atomically
 from fedveil.errors import FedveilError, InputError, install
-from fedveil.federation.config import NODE_FILE, SERVER_FILE, NodeConfig, ServerConfig, is_loopback
+from fedveil.federation.config import (
+    MEMBERS,
+    NODE_FILE,
+    REGISTRY,
+    SERVER_FILE,
+    NodeConfig,
+    ServerConfig,
+    is_loopback,
+)
 from fedveil.federation.parent_watch import PARENT
 from fedveil.validation import read_toml
 
@@ -80,6 +88,7 @@ def server_command(config: ServerConfig, folder: Path) -> list[str]:
         ("--ssl-keyfile", "server.key"),
     ):
         command += [option, str(_existing(folder / name))]
+    _require_private(folder / "server.key", "server.key")
     return [*command, "--enable-supernode-auth"]
 
 
@@ -102,8 +111,7 @@ def node_command(config: NodeConfig, folder: Path, port: int) -> list[str]:
     if connection.insecure:
         return [*command, "--insecure"]
     key = _existing(folder / connection.key)
-    if key.stat().st_mode & 0o077:
-        raise InputError("connection.key", str(key), "others may read it", f"Run: chmod 600 {key}")
+    _require_private(key, "connection.key")
     command += ["--root-certificates", str(_existing(folder / connection.ca))]
     return [*command, "--auth-supernode-private-key", str(key)]
 
@@ -163,11 +171,18 @@ def flower(folder: Path, *arguments: str) -> str:
 
 
 def register_keys(folder: Path) -> list[str]:
-    """Let exactly the nodes whose public keys are in `keys/` take part; returns what was changed, in words."""
-    state = folder / read_toml(folder / SERVER_FILE, ServerConfig).state
-    registry = state / "registered.json"
-    known: dict[str, dict[str, str]] = json.loads(registry.read_text()) if registry.exists() else {}
+    """Let exactly the nodes whose public keys are in `keys/` take part; returns what was changed, in words.
+
+    The registry binds Flower's number of a node, which its key proves, to its name and its place on the client axis.
+    """
+    config = read_toml(folder / SERVER_FILE, ServerConfig)
+    registry = folder / config.state / REGISTRY
+    known: dict[str, dict[str, Any]] = json.loads(registry.read_text()) if registry.exists() else {}
     wanted = {path.stem: path for path in sorted((folder / "keys").glob("*.pub"))}
+    for name in wanted:
+        if name not in config.clients:
+            remedy = f"Add {name} = NUMBER, the node's client, to [clients] in {folder / SERVER_FILE}."
+            raise InputError(f"clients.{name}", None, "this node's key has no place", remedy)
     listed = {str(node["node-id"]) for node in listed_nodes(folder)} if known else set()
     changed = []
     for name, entry in list(known.items()):
@@ -182,13 +197,15 @@ def register_keys(folder: Path) -> list[str]:
         answer = flower(folder, "supernode", "register", str(path), CONNECTION, "--format", "json")
         known[name] = {"id": str(json.loads(answer)["node-id"]), "key": path.read_text()}
         changed.append(f"node {name} may take part")
+    for name, entry in known.items():
+        entry["client"] = config.clients[name]
     write_atomically(registry, (json.dumps(known) + "\n").encode())
     return changed
 
 
 def node_names(folder: Path) -> dict[str, str]:
     """The names of the registered nodes by Flower's number."""
-    registry = folder / read_toml(folder / SERVER_FILE, ServerConfig).state / "registered.json"
+    registry = folder / read_toml(folder / SERVER_FILE, ServerConfig).state / REGISTRY
     if not registry.exists():
         return {}
     return {entry["id"]: name for name, entry in json.loads(registry.read_text()).items()}
@@ -346,6 +363,8 @@ def run_server(folder: Path, tell: Callable[[str], None]) -> int:
     try:
         ready.unlink(missing_ok=True)
         more = {"FEDVEIL_READY": str(ready), PARENT: str(os.getpid())}
+        if not config.insecure:
+            more[MEMBERS] = str(folder / config.state / REGISTRY)
         return supervise(server_command(config, folder), environment(home, **more), started)
     finally:
         os.close(lock)
@@ -354,12 +373,14 @@ def run_server(folder: Path, tell: Callable[[str], None]) -> int:
 def run_node(folder: Path, tell: Callable[[str], None]) -> NoReturn:
     """Become the node of this folder; its data and policy are read once before it connects."""
     require_flower()
-    from fedveil.federation.node import open_node
+    from fedveil.federation.node import checked_node
 
     folder = folder.absolute()
     config = read_toml(folder / NODE_FILE, NodeConfig)
-    node = open_node(folder)
+    node = checked_node(folder)
     tell(f"node {node.name}: client {node.client}, {len(node.held)} examples")
+    if config.data.records is None:
+        tell(f"node {node.name}: their number is public; set data.records in {NODE_FILE} to declare another")
     if node.noise == "seeded":
         tell(
             f"node {node.name}: WARNING, [testing] seeded_noise makes its noise predictable; it hides nothing"
@@ -370,6 +391,12 @@ def run_node(folder: Path, tell: Callable[[str], None]) -> NoReturn:
     lock = mark_running(node.state)
     os.set_inheritable(lock, True)  # the program takes this process's place, and the lock with it
     os.execve(command[0], command, environment(home, FEDVEIL_NODE=node.name))
+
+
+def _require_private(key: Path, field: str) -> None:
+    """Refuse a private key that others may read."""
+    if key.stat().st_mode & 0o077:
+        raise InputError(field, str(key), "others may read it", f"Run: chmod 600 {key}")
 
 
 def _existing(path: Path) -> Path:

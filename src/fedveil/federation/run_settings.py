@@ -32,15 +32,11 @@ class RunSettings:
     results: Path
     data: Path | None = None
     noise: NoiseSource | None = None
-    """Where the server's own noise comes from, if a test says so; nodes never ask."""
+    """Where the noise of the server and of simulated clients comes from, if a test says so; nodes never ask."""
 
     @property
     def folder(self) -> Path:
         return result_folder(self.config, self.seed, self.experiment, self.results)
-
-    @property
-    def noise_source(self) -> NoiseSource:
-        return self.noise or ("entropy" if self.config.run.engine == "flower" else "seeded")
 
     def to_run_config(self) -> dict[str, str | int]:
         """As flat keys with values of TOML, which is all that Flower hands on."""

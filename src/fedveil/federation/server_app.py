@@ -32,6 +32,7 @@ from fedveil.experiment.prepare import (
     text_input,
 )
 from fedveil.federation.client_app import STATES
+from fedveil.federation.members import registered_members
 from fedveil.federation.parent_watch import end_with_parent
 from fedveil.federation.run_settings import LOG, PROBLEM, RunSettings, vocabulary_on_nodes
 from fedveil.prediction.recipe import Recipe
@@ -114,7 +115,14 @@ def serve_simulated(grid: Grid, settings: RunSettings) -> Result:
         task,
         method,
         plan,
-        run_options(config, seed, settings.folder, facts, settings.noise_source, dataset=prepared.dataset),
+        run_options(
+            config,
+            seed,
+            settings.folder,
+            facts,
+            settings.noise or prepared.noise,
+            dataset=prepared.dataset,
+        ),
         prepared.data,
         [DrawPictures(method, prepared.dataset, settings.folder)],
     )
@@ -129,7 +137,7 @@ def serve_deployed(grid: Grid, settings: RunSettings) -> Result:
         raise InputError("task.classes", classes, "the nodes are not told", "Submit the run with fedveil.")
     task = task_for(config, shape, classes, vocabulary_on_nodes(config), config.run.device)
     method = config.build_method()
-    roster = Roster(grid, fingerprint(task, method))
+    roster = Roster(grid, fingerprint(task, method), registered_members())
     plan = _agreed_plan(roster, settings)
 
     def engine_of(run: str) -> Engine:
@@ -147,7 +155,8 @@ def serve_deployed(grid: Grid, settings: RunSettings) -> Result:
         "paper": None if config.paper is None else config.paper.model_dump(),
         "prediction": _recipe(config, dataset, schema, shape, names).to_json(),
     }
-    options = run_options(config, seed, settings.folder, facts, settings.noise_source)
+    noise = settings.noise or "entropy"
+    options = run_options(config, seed, settings.folder, facts, noise, deployed=noise == "entropy")
     data = AvailableData(None if dataset is None else dataset.test, classes)
     return run_session(engine_of, task, method, plan, options, data)
 
@@ -191,8 +200,9 @@ def _agreed_plan(roster: Roster, settings: RunSettings) -> Plan:
     sizes = [who.size for client, who in roster.clients.items() if client < clients]
     needed = max(1, section.min_clients)
     if len(sizes) < needed:
+        refused = "".join(f"\n{name} is not let in: {why}" for name, why in roster.refusals.items())
         raise FedveilError(
-            f"{len(sizes)} of {clients} nodes are here, {needed} are needed. Start the others."
+            f"{len(sizes)} of {clients} nodes are here, {needed} are needed. Start the others.{refused}"
         )
     cohort = clients if section.cohort is None or section.sampler == "all" else section.cohort
     plan = Plan(clients, cohort, section.sampler, section.rounds, max(1, min(sizes)), max(1, max(sizes)))

@@ -24,12 +24,15 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from flwr.supercore.corestate import in_memory_corestate, sql_corestate
 from flwr.superlink import extensions
 from flwr.superlink.cli.flower_superlink import flower_superlink
+from flwr.superlink.servicer.fleet import fleet_handlers
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Push = Callable[..., Any]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 TIMEOUTS = Path(__file__).with_name("timeouts.py")
@@ -103,8 +106,22 @@ class OnlyNodesFromOutside:
         return watched
 
 
+def own_replies_only(push: Push) -> Push:
+    """Flower checks that a request comes from the node it names, but not that its messages do."""
+
+    def checked(request: Any, state: Any) -> Any:
+        for message in request.messages_list:
+            if message.metadata.src_node_id != request.node.node_id:
+                log.warning("refused a reply in another's name from node %s", request.node.node_id)
+                raise HTTPException(401, "a reply in another node's name")
+        return push(request=request, state=state)
+
+    return checked
+
+
 def main() -> None:
     """`flower-superlink` with its own arguments."""
+    fleet_handlers.push_messages = own_replies_only(fleet_handlers.push_messages)
     runpy.run_path(str(PARENT_WATCH))["end_with_parent"]()
     runpy.run_path(str(TIMEOUTS))["wait_longer"](in_memory_corestate, sql_corestate)
     named = os.environ.get("FEDVEIL_READY")

@@ -15,6 +15,7 @@ import os
 import runpy
 import tomllib
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from flwr.supernode.cli.flower_supernode import flower_supernode
 
 CLIENT_APP = "fedveil.federation.client_app:app"
 TIMEOUTS = Path(__file__).with_name("timeouts.py")
-_HARMLESS = (".toml", ".md", ".json", "/CONTENT", "/LICENSE")
-_MOST_BYTES = 1 << 20
+MEMBERS = ("pyproject.toml", ".info/CONTENT")  # what `flwr run` makes of settings without code
+MOST_BYTES = 1 << 20  # of all members together, packed and unpacked
 log = logging.getLogger("flwr.fedveil")
 
 
@@ -36,19 +37,42 @@ class ForeignAppError(Exception):
 
 
 def require_own_app(fab: bytes) -> None:
-    """Refuse a bundle that holds more than settings, or whose client is not this installation's."""
+    """Refuse a bundle that holds more than settings, or whose client is not this installation's.
+
+    Flower unpacks every member in turn, so that a second one of the same place would replace the one that was read
+    here: the bundle must hold exactly `MEMBERS`, each under its plain name and once.
+    """
+    if len(fab) > MOST_BYTES:
+        raise ForeignAppError(f"the application has {len(fab)} bytes, more than {MOST_BYTES}")
     try:
         with zipfile.ZipFile(io.BytesIO(fab)) as bundle:
-            for member in bundle.infolist():
-                name = f"/{member.filename}"
-                if not name.endswith(_HARMLESS) or member.file_size > _MOST_BYTES:
-                    raise ForeignAppError(f"the application brings {member.filename!r}")
+            _require_members(bundle.infolist())
             settings = tomllib.loads(bundle.read("pyproject.toml").decode())
         client = settings["tool"]["flwr"]["app"]["components"]["clientapp"]
-    except (zipfile.BadZipFile, KeyError, TypeError, ValueError) as error:
+    except (
+        zipfile.BadZipFile,
+        KeyError,
+        TypeError,
+        ValueError,
+        NotImplementedError,
+        RecursionError,
+    ) as error:
         raise ForeignAppError(f"the application cannot be read ({type(error).__name__})") from error
     if client != CLIENT_APP:
         raise ForeignAppError(f"the application's client is {client!r}, not {CLIENT_APP!r}")
+
+
+def _require_members(members: Sequence[zipfile.ZipInfo]) -> None:
+    """Exactly the known members, none twice, and no more of them than a node may unpack."""
+    names = [member.filename for member in members]
+    for name in names:
+        if name not in MEMBERS:
+            raise ForeignAppError(f"the application brings {name!r}")
+        if names.count(name) > 1:
+            raise ForeignAppError(f"the application brings {name!r} twice")
+    size = sum(member.file_size for member in members)
+    if size > MOST_BYTES:
+        raise ForeignAppError(f"the application unpacks to {size} bytes, more than {MOST_BYTES}")
 
 
 def main() -> None:

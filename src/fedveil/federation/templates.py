@@ -5,11 +5,13 @@ from __future__ import annotations
 SERVER = """\
 # The server. `names` are in its certificate, which ends after {days} days: to change or renew it, see README.md.
 # Nodes may connect from anywhere; runs are submitted on this machine only.
+# [clients]: the place of each node, by the name of its key in keys/. Whoever claims another is refused.
 """
 
 NODE = """\
 # This node, as its own operator wants it. The server neither sees nor changes this file.
-# [data] says where the examples are and how they are read: see docs/deploy.md.
+# [data] says where the examples are and how they are read: see docs/deploy.md. Its keys records, classes and labels
+# are public; without records, the number of examples is. `fedveil deploy check .` compares the data with them.
 """
 
 POLICY = """\
@@ -72,7 +74,8 @@ runs `rm node.key node.pub; ssh-keygen -t ecdsa -b 384 -N "" -f node.key` in the
 ## Each node's operator
 
 1. Install fedveil with its extra `flower`, the same version everywhere: `pip install ".[flower]"` in a clone of it.
-2. Put the data at `{data}`, or change `[data]` in `node.toml`.
+2. Put the data at `{data}`, or change `[data]` in `node.toml`. Declare there what may be known of it (`records`,
+   `classes`, `labels`) and compare: `fedveil deploy check .`
 3. Read `policy.toml` and change it until you can answer for it: methods, minimum cohort, limits on epsilon.
 4. `./start.sh` in the node's folder (or install the `.service` file). No port has to be opened: the node calls.
 5. `fedveil deploy status .` tells what has been spent of each limit.
@@ -95,5 +98,5 @@ The server's certificate ends after {days} days. Before that, or after a change 
 `fedveil deploy certificate authority server`, where both folders are, then restart the server. Nodes need nothing new.
 
 To add a node later, make its folder like another node's, with a key, a name and a `client` number of its own, add its
-public key to `server/keys/` as NAME.pub and restart the server.
+public key to `server/keys/` as NAME.pub and `NAME = NUMBER` to `[clients]` in `server.toml`, and restart the server.
 """

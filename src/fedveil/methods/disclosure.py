@@ -11,9 +11,12 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Literal
 
+from torch import Tensor
+
 from fedveil.messages import Message
+from fedveil.privacy.mechanisms import SumMechanism
 from fedveil.privacy.releases import GaussianNoise, Protection, RandomGaussianNoise, Release
-from fedveil.tree import Params, add, expand, scale, sub
+from fedveil.tree import Params, add, expand, norms, scale, sub
 
 Earlier = Callable[[], Sequence[Sequence[tuple[Any, Any]]]]
 """For each client, what it was sent and what it answered in the earlier rounds on record."""
@@ -167,3 +170,58 @@ def _multiplier(protection: Protection) -> float:
         drawn = zip(protection.multipliers, protection.weights, strict=True)
         return math.sqrt(math.fsum(weight * value**2 for value, weight in drawn))
     return 0.0
+
+
+_TAIL = 1e-12
+"""The probability with which the noise of an honest upload may be longer than its bound."""
+_GRID = 2.0**-9
+"""Rounding to the grid of the noise, whose step is at most 2^-10 of the standard deviation, relative to the bound."""
+_FLOAT = 2.0**-21
+"""Rounding of float32 when an update is added to a model and taken off again, relative to both."""
+
+
+@dataclass(frozen=True)
+class BoundedUpload:
+    """What K clients clipped and perturbed before they sent it.
+
+    Attributes:
+        value: As far as it can be read from what was sent, `[K, ...]` in float64.
+        mechanism: What clipped and perturbed it.
+        error: How far `value` may be off by rounding, `[K]`.
+    """
+
+    value: Params
+    mechanism: SumMechanism
+    error: Tensor
+
+    @classmethod
+    def of_values(cls, sent: Params, mechanism: SumMechanism) -> BoundedUpload:
+        """Values that were sent as they are."""
+        value = {name: leaf.double() for name, leaf in sent.items()}
+        return cls(value, mechanism, norms(value) * _FLOAT)
+
+    @classmethod
+    def of_models(
+        cls, sent: Params, start: Params, mechanism: SumMechanism, lr: float = 1.0
+    ) -> BoundedUpload:
+        """Updates that were sent as models `start + lr * update`."""
+        ours = {name: leaf.double() for name, leaf in sent.items()}
+        theirs = {name: leaf.double() for name, leaf in expand(start, len(next(iter(ours.values())))).items()}
+        value = {name: (leaf - theirs[name]) / lr for name, leaf in ours.items()}
+        return cls(value, mechanism, (norms(ours) + norms(theirs)) * (_FLOAT / lr))
+
+    def lengths(self) -> Tensor:
+        """The L2 norm of what each client sent, `[K]`."""
+        return norms(self.value)
+
+    def longest(self) -> Tensor:
+        """The length that an honest upload exceeds with probability at most 1e-12, `[K]`.
+
+        C + s (sqrt(d) + sqrt(2 ln(1 / beta))), by the concentration of the norm of d normal numbers, and rounding.
+
+        **Guarantees** `tests/unit/methods/test_bounded_uploads.py::test_honest_uploads_are_within_the_bound`.
+        """
+        dimension = sum(leaf[0].numel() for leaf in self.value.values())
+        spread = math.sqrt(dimension) + math.sqrt(2 * math.log(1 / _TAIL))
+        bound = self.mechanism.clip + self.mechanism.std * spread
+        return bound * (1 + _GRID) + self.error

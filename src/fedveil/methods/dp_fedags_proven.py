@@ -37,7 +37,7 @@ from torch import Tensor
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
 from fedveil.messages import Message, Record
-from fedveil.methods.disclosure import Adaptation, LocalSteps, UploadReading
+from fedveil.methods.disclosure import Adaptation, BoundedUpload, LocalSteps, UploadReading
 from fedveil.methods.dp_fedags import Share, accumulated_gradient
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, Method, register
@@ -46,7 +46,7 @@ from fedveil.privacy.private_sum import CohortNoise, private_sum
 from fedveil.privacy.releases import ADVERSARIES, Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams, named_stream
 from fedveil.task import Task
-from fedveil.tree import Params, State, add, flatten, unflatten, with_axis, without_axis
+from fedveil.tree import Params, State, flatten, moved, unflatten, with_axis, without_axis
 
 Variant = Literal["everywhere", "public-mask", "top-k", "sparse-vector"]
 _PUBLIC = ("everywhere", "public-mask")
@@ -175,6 +175,15 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
         noisy = self._noise(at.plan).upload(down.cohort)({"values": gradient}, rng.noise())
         return Selected(noisy["values"], {}, down.cohort), state
 
+    def bounded_upload(self, at: At, down: ModelAndMask, up: Selected) -> BoundedUpload | None:
+        if self.variant == "sparse-vector":
+            return None
+        values = {"values": up.values}
+        if self.variant == "top-k":
+            count = self.count(sum(leaf[0].numel() for leaf in down.params.values()))
+            return BoundedUpload.of_values(values, self._top_k(count).values)
+        return BoundedUpload.of_values(values, self._noise(at.plan).upload(down.cohort))
+
     def _noise(self, plan: Plan) -> CohortNoise:
         """V0's and V1's noise: what clients and server add, and what `releases` charges."""
         return CohortNoise(self.clip, self.noise_multiplier, "local", plan)
@@ -232,7 +241,7 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
 
     def _moved(self, at: At, server: Server, mean: Tensor, seen: Tensor) -> Server:
         gradient = without_axis(unflatten(mean.unsqueeze(0), with_axis(server.params)))
-        return Server(add(server.params, gradient, scale=-self.lr_at(at)), seen.to(server.seen))
+        return Server(moved(server.params, gradient, -self.lr_at(at)), seen.to(server.seen))
 
     def model(self, server: Server) -> Params:
         return server.params

@@ -33,7 +33,7 @@ from pydantic.dataclasses import dataclass
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
 from fedveil.messages import Message
-from fedveil.methods.disclosure import Adaptation, LocalSteps
+from fedveil.methods.disclosure import Adaptation, BoundedUpload, LocalSteps
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, Method, register
 from fedveil.methods.shared_model import Server
@@ -112,6 +112,11 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
         update = sub(self.train(task, at, down.params, data, rng).params, down.params)
         upload = self.noise(at.plan).upload(down.cohort)
         return Update(upload(update, rng.noise()), down.cohort), state
+
+    def bounded_upload(self, at: At, down: CohortModel, up: Update) -> BoundedUpload | None:
+        if self.unit == "record":
+            return None
+        return BoundedUpload.of_values(up.update, self.noise(at.plan).upload(down.cohort))
 
     def _dp_sgd(self, task: Task, at: At, start: Params, data: ClientData, rng: ClientStreams) -> Params:
         """Each client's model after `steps()` noisy steps; a client without examples adds noise only."""

@@ -63,6 +63,9 @@ class DSC(SyntheticImages, OneShot[SizedSet]):
     lr: LearningRate = 0.01
     server_steps: Count = 1000
 
+    def image_steps(self, slots: int) -> int:
+        return self.trajectories * self.max_steps * (slots * self.image_updates + self.model_updates)
+
     def client_update(
         self, task: Task, at: At, down: Nothing, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[SizedSet, State]:

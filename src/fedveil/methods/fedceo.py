@@ -33,20 +33,19 @@ from torch import Tensor
 from fedveil.data.client_data import ClientData
 from fedveil.data.dataset import Dataset
 from fedveil.messages import Message, Record
-from fedveil.methods.disclosure import Adaptation, LocalSteps
+from fedveil.methods.disclosure import Adaptation, BoundedUpload, LocalSteps
 from fedveil.methods.fedceo_record import RecordUnit
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, Method, register
 from fedveil.methods.smoothing import Smoothing
 from fedveil.privacy.mechanisms import SumMechanism, gaussian
-from fedveil.privacy.private_sum import CohortNoise, NoiseScope, private_sum
+from fedveil.privacy.private_sum import CohortNoise, NoiseScope, noisy_models, private_sum
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
 from fedveil.tree import (
     Params,
     State,
-    add,
     concatenate,
     expand,
     mean,
@@ -110,7 +109,7 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
     def protection(self) -> ClientUnit | RecordUnit:
         """What protects the updates, and what `releases` charges."""
         if self.unit == "record":
-            return RecordUnit(self, gaussian(self.clip, self.noise_multiplier))
+            return RecordUnit(self, gaussian(self.clip, self.noise_multiplier), self.server_lr)
         return ClientUnit(self)
 
     def init_server(self, params: Params, plan: Plan) -> Server:
@@ -129,8 +128,14 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
     ) -> tuple[NoisyModel, State]:
         start = expand(down.params, data.count)
         slot = down.slot.expand(data.count)
-        update = self.protection().update(task, at, start, data, rng, down.cohort)
-        return NoisyModel(add(start, update, scale=self.server_lr), slot, down.cohort), state
+        models = self.protection().models(task, at, start, data, rng, down.cohort)
+        return NoisyModel(models, slot, down.cohort), state
+
+    def bounded_upload(self, at: At, down: Start, up: NoisyModel) -> BoundedUpload | None:
+        if self.unit == "record":
+            return None
+        mechanism = ClientUnit(self).noise(at.plan).upload(down.cohort)
+        return BoundedUpload.of_models(up.params, down.params, mechanism, self.server_lr)
 
     def server_update(
         self,
@@ -147,17 +152,15 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
                 return Server(server.params, {})
             smooth = self.smooth(up.params, at.round, self.noise_std(at, up.cohort))  # lines 12-14
             return Server(mean(smooth), smooth)
-        relative = None
-        if up is not None:
-            relative = add(sub(up.params, _starts(server, up.slot)), with_axis(server.params))
         summed = private_sum(
-            relative,
+            None if up is None else up.params,
             server.params,
             len(clients),
             at.plan,
             self.protection().top_up(at.plan, len(clients), 0 if up is None else up.cohort),
             rng.noise("top-up"),
-            start=server.params,
+            upload=self.protection().upload(at.plan, 0 if up is None else up.cohort),
+            start=None if up is None else _starts(server, up.slot),
             lr=self.server_lr,
         )
         shared = summed.added_to(server.params, self.server_lr)  # line 17
@@ -244,12 +247,16 @@ class ClientUnit:
         own = self.method
         return CohortNoise(own.clip, own.noise_multiplier, own.noise_scope, plan)
 
-    def update(
+    def models(
         self, task: Task, at: At, start: Params, data: ClientData, rng: ClientStreams, cohort: int
     ) -> Params:
-        """The clipped and noisy change of each client's model `[K, ...]`."""
+        """What each client sends: its model `[K, ...]` with a clipped and noisy update."""
         delta = sub(self.method.train(task, at, start, data, rng).params, start)
-        return self.noise(at.plan).upload(cohort)(delta, rng.noise())
+        return noisy_models(self.upload(at.plan, cohort), start, delta, rng.noise(), self.method.server_lr)
+
+    def upload(self, plan: Plan, cohort: int) -> SumMechanism:
+        """What protects one update."""
+        return self.noise(plan).upload(cohort)
 
     def top_up(self, plan: Plan, present: int, cohort: int) -> SumMechanism:
         """The noise that the server owes to the sum of `present` updates."""
@@ -257,7 +264,7 @@ class ClientUnit:
 
     def std(self, at: At, cohort: int) -> float:
         """The standard deviation of the noise in each entry of an update."""
-        return self.noise(at.plan).upload(cohort).std
+        return self.upload(at.plan, cohort).std
 
 
 def _slots(personal: Params) -> int:

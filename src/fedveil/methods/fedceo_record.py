@@ -14,7 +14,7 @@ from fedveil.privacy.mechanisms import SumMechanism, Unnoised
 from fedveil.privacy.releases import ADVERSARIES, Plan, PostProcessing, Release
 from fedveil.streams import ClientStreams
 from fedveil.task import Task
-from fedveil.tree import Params, sub
+from fedveil.tree import Params, add, sub
 
 
 @dataclass(frozen=True)
@@ -23,17 +23,22 @@ class RecordUnit:
 
     training: LocalTraining
     mechanism: SumMechanism
+    server_lr: float
 
     @property
     def level(self) -> RecordLevel:
         local = self.training
         return RecordLevel(self.mechanism, local.batch_size, local.epochs, local.momentum, local.weight_decay)
 
-    def update(
+    def models(
         self, task: Task, at: At, start: Params, data: ClientData, rng: ClientStreams, cohort: int
     ) -> Params:
-        """The change of each client's model `[K, ...]`: every step behind it is private."""
-        return sub(self.level.train(task, start, data, rng, self.training.lr_at(at)), start)
+        """What each client sends `[K, ...]`: every step behind it is private."""
+        update = sub(self.level.train(task, start, data, rng, self.training.lr_at(at)), start)
+        return add(start, update, scale=self.server_lr)
+
+    def upload(self, plan: Plan, cohort: int) -> None:
+        """The sum needs no noise of its own."""
 
     def top_up(self, plan: Plan, present: int, cohort: int) -> SumMechanism:
         """The server owes nothing: each update is protected by itself."""

@@ -98,6 +98,9 @@ class FedDM(SyntheticImages, AggregatedModel[SizedSet]):
     lr_schedule: Schedule = "cosine"
     server_steps: Count = 500
 
+    def image_steps(self, slots: int) -> int:
+        return self.matching_steps * slots
+
     def check_clients(self, task: Task, clients: Clients) -> None:
         super().check_clients(task, clients)
         last_linear(task)

@@ -35,7 +35,7 @@ from fedveil.errors import InputError
 from fedveil.methods.disclosure import LocalSteps
 from fedveil.methods.fedsgd import Gradient, batch_in_step, batches_per_round
 from fedveil.methods.fields import STRICT, BatchSize, LearningRate, NonNegative
-from fedveil.methods.method import At, register, unprotected
+from fedveil.methods.method import At, Demand, register, unprotected
 from fedveil.methods.shared_model import AggregatedModel, Model, Server, averaging_weights
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, normal
@@ -115,6 +115,9 @@ class FedEM(AggregatedModel[Gradient]):
 
     def exchanges(self, plan: Plan) -> int:
         return math.ceil(batches_per_round(plan, self.batch_size) / self.block)
+
+    def demand(self, plan: Plan, records: int, classes: int) -> Demand:
+        return Demand(self.block * (1 + self.perturbation_steps), examples=self.batch_size)
 
     def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
         return {"delta": task.no_offset(data.x, self.batch_size)}

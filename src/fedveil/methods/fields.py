@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from fedveil.data.client_data import ClientData
@@ -28,8 +28,20 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Clip = Annotated[
     float, Field(gt=0, description="largest L2 norm of what a unit contributes; inf turns it off")
 ]
+LARGEST_MULTIPLIER = 2.0**30
+
+
+def _in_range(multiplier: float) -> float:
+    """Noise that floating point can add: outside this range it drowns the update or is drowned by it."""
+    if multiplier != 0 and not 1 / LARGEST_MULTIPLIER <= multiplier <= LARGEST_MULTIPLIER:
+        raise ValueError("use a number from 2^-30 to 2^30 (about 1e-9 to 1e9), or 0 for no noise")
+    return multiplier
+
+
 NoiseMultiplier = Annotated[
-    float, Field(ge=0, allow_inf_nan=False, description="standard deviation of the noise over the clip")
+    float,
+    Field(ge=0, allow_inf_nan=False, description="standard deviation of the noise over the clip"),
+    AfterValidator(_in_range),
 ]
 
 

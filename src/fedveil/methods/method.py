@@ -19,6 +19,7 @@ from fedveil.errors import InputError, require_free
 from fedveil.messages import Message, Record
 from fedveil.methods.disclosure import (
     Adaptation,
+    BoundedUpload,
     Earlier,
     LocalSteps,
     TrainingStart,
@@ -48,6 +49,21 @@ class At:
     exchange: int = 0
 
 
+@dataclass(frozen=True)
+class Demand:
+    """What one exchange asks of a client's machine.
+
+    Attributes:
+        steps: How many gradients it computes, one after another.
+        examples: How many examples it makes or keeps besides its own.
+        indices: How many positions of examples it keeps.
+    """
+
+    steps: int
+    examples: int = 0
+    indices: int = 0
+
+
 class Method(ABC, Generic[S, Down, Up]):
     """One way to learn from clients without collecting their data."""
 
@@ -62,8 +78,23 @@ class Method(ABC, Generic[S, Down, Up]):
         return 1
 
     def check_clients(self, task: Task, clients: Clients) -> None:
-        """Refuse data that this configuration does not fit, before a simulated run starts; a node checks its own."""
+        """Refuse data that this configuration does not fit, before a run starts.
+
+        A node is asked too, before it charges anything, with made-up examples in place of its own: what it answers
+        must not depend on its records.
+        """
         return
+
+    def demand(self, plan: Plan, records: int, classes: int) -> Demand:
+        """What one exchange asks of a client with so many records; nodes refuse what is beyond their policy.
+
+        By default the steps of the local training. A method with loops of its own counts them.
+        """
+        local = self.local_training(At(plan, 1))
+        if local is None:
+            return Demand(1)
+        steps = local.count(records)
+        return Demand(steps, indices=0 if local.batch_size is None else steps * local.batch(records))
 
     @abstractmethod
     def init_server(self, params: Params, plan: Plan) -> S:
@@ -167,6 +198,19 @@ class Method(ABC, Generic[S, Down, Up]):
         if sent is None:
             return None
         return read_fields(sent, up, self.local_training(at), self.round_training(at))
+
+    def bounded_upload(self, at: At, down: Down, up: Up) -> BoundedUpload | None:
+        """What K clients clipped and perturbed before they sent it, so that a server can refuse what is too long.
+
+        Args:
+            at: The exchange of both messages.
+            down: What these clients were sent.
+            up: Their answers.
+
+        Returns:
+            None (the default) where uploads are not bounded as a whole.
+        """
+        return None
 
     def adaptation(self, at: At, dimension: int, examples: int) -> Adaptation:
         """How an attacker who knows the configuration adapts to what was done to an upload.

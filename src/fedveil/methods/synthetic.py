@@ -12,7 +12,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedveil.data.client_data import ClientData, Clients
+from fedveil.data.client_data import ClientData, Clients, client_ids
 from fedveil.data.dataset import Dataset
 from fedveil.errors import InputError
 from fedveil.messages import Message
@@ -25,7 +25,7 @@ from fedveil.methods.fields import (
     NoiseMultiplier,
     NonNegative,
 )
-from fedveil.methods.method import At
+from fedveil.methods.method import At, Demand
 from fedveil.privacy.mechanisms import SumMechanism, gaussian
 from fedveil.privacy.releases import ADVERSARIES, Plan, PostProcessing, Release
 from fedveil.streams import ClientStreams
@@ -81,17 +81,29 @@ class SyntheticImages:
     batch_size: BatchSize = 256
     augment: tuple[Change, ...] = ()
 
-    def label_sets(self, classes: int, data: ClientData, clients: Sequence[int]) -> tuple[Tensor, int]:
-        """The labels `[K, slots * ipc]` of these clients, and the number of slots.
-
-        Slots are as many for every client, so that all sets have one shape: all classes, `classes_per_client`,
-        or the longest list that is declared.
-        """
+    def slots(self, classes: int) -> int:
+        """How many classes a synthetic set has room for: as many for every client, so that all sets have one shape."""
         if self.labels == "all":
-            return synthetic_labels([range(classes)] * data.count, self.ipc, classes), classes
-        held = own_classes(data)
+            return classes
         if self.labels == "own":
-            slots = min(classes, self.classes_per_client or classes)
+            return min(classes, self.classes_per_client or classes)
+        return max((len(group) for group in self.labels), default=0)
+
+    def image_steps(self, slots: int) -> int:
+        """How many gradients one participation computes."""
+        return self.image_updates
+
+    def demand(self, plan: Plan, records: int, classes: int) -> Demand:
+        slots = self.slots(classes)
+        return Demand(self.image_steps(slots), examples=slots * self.ipc)
+
+    def label_sets(self, classes: int, data: ClientData, clients: Sequence[int]) -> tuple[Tensor, int]:
+        """The labels `[K, slots * ipc]` of these clients, and the number of slots."""
+        slots = self.slots(classes)
+        if self.labels == "all":
+            return synthetic_labels([range(classes)] * data.count, self.ipc, slots), slots
+        held = own_classes(data) if data.declared is None else data.declared
+        if self.labels == "own":
             for client, own in zip(clients, held, strict=True):
                 if len(own) > slots:
                     raise InputError(
@@ -102,7 +114,6 @@ class SyntheticImages:
                     )
             return synthetic_labels(held, self.ipc, slots), slots
         declared = [self._declared(client, classes, own) for client, own in zip(clients, held, strict=True)]
-        slots = max(len(group) for group in self.labels)
         return synthetic_labels(declared, self.ipc, slots), slots
 
     def _declared(self, client: int, classes: int, own: Sequence[int]) -> tuple[int, ...]:
@@ -138,13 +149,14 @@ class SyntheticImages:
     def check_clients(self, task: Task, clients: Clients) -> None:
         """Label sets are looked at for all clients at once: the last one's must not be refused after hours."""
         self._refuse_texts(task)
-        first = clients.load([0])
+        ids = client_ids(clients)
+        first = clients.load([ids[0]])
         check_images(self.augment, first.x.shape[2:])
         if self.labels == "all":
             return
         shown = ClientData(first.x.to(task.device), first.y, first.sizes)
         classes = class_count(task, with_axis(task.init(0)), shown)
-        for client in range(len(clients.sizes)):
+        for client in ids:
             self.label_sets(classes, clients.load([client]), [client])
 
     def _refuse_texts(self, task: Task) -> None:
@@ -205,6 +217,10 @@ class Matching(SyntheticImages):
     lr_schedule: Schedule = "cosine"
     lr_floor: NonNegative = 0.0
     server_steps: Count = 100
+
+    def image_steps(self, slots: int) -> int:
+        inner = self.real_batches * (1 + self.image_updates) + self.model_updates
+        return self.trajectories * self.max_steps * inner
 
     def lr_at(self, at: At) -> float:
         return scheduled_lr(self.lr, self.lr_schedule, at.round, at.plan.rounds, self.lr_floor)

@@ -14,15 +14,15 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from fedveil.messages import Message
-from fedveil.methods.disclosure import LocalSteps
+from fedveil.methods.disclosure import BoundedUpload, LocalSteps
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, Method
 from fedveil.methods.shared_model import Server
-from fedveil.privacy.private_sum import CohortNoise, NoiseScope, private_sum
+from fedveil.privacy.private_sum import CohortNoise, NoiseScope, noisy_models, private_sum
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
-from fedveil.tree import Params, add, expand, with_axis
+from fedveil.tree import Params, expand, with_axis
 
 
 @record(frozen=True)
@@ -63,9 +63,12 @@ class UserLevelAveraging(LocalTraining, Method[Server, CohortModel, NoisyModel])
 
     def noisy_model(self, at: At, down: CohortModel, update: Params, rng: ClientStreams) -> NoisyModel:
         """What K clients send: the model they were sent plus their clipped and noisy `update [K, ...]`."""
-        noisy = self.noise(at.plan).upload(down.cohort)(update, rng.noise())
-        start = expand(down.params, len(rng.clients))
-        return NoisyModel(add(start, noisy, scale=self.server_lr), down.cohort)
+        upload, start = self.noise(at.plan).upload(down.cohort), expand(down.params, len(rng.clients))
+        return NoisyModel(noisy_models(upload, start, update, rng.noise(), self.server_lr), down.cohort)
+
+    def bounded_upload(self, at: At, down: CohortModel, up: NoisyModel) -> BoundedUpload:
+        mechanism = self.noise(at.plan).upload(down.cohort)
+        return BoundedUpload.of_models(up.params, down.params, mechanism, self.server_lr)
 
     def averaged(
         self, at: At, start: Params, clients: Sequence[int], up: NoisyModel | None, rng: ServerStreams
@@ -79,7 +82,8 @@ class UserLevelAveraging(LocalTraining, Method[Server, CohortModel, NoisyModel])
             at.plan,
             self.noise(at.plan).top_up(len(clients), asked),
             rng.noise("top-up"),
-            start=start,
+            upload=self.noise(at.plan).upload(asked),
+            start=with_axis(start),
             lr=self.server_lr,
         )
         return summed.added_to(start, self.server_lr)

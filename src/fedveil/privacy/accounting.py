@@ -13,6 +13,9 @@ it depends on the same draw of the cohort:
   dp-accounting's bound for the truncated subsampled Gaussian (replace-one). Under zero-out the smaller of
   that bound and the one with participation seen is used; both are valid.
 * anything else that is hidden is charged as if it were seen: telling the adversary more is never optimistic.
+* records: a hidden cohort does not amplify their privacy. A record is in the sum with probability p * q (client in the
+  cohort, record in the batch), but the client's other records are in it with probability p, and if the adversary
+  knows them they show that the client participated. The round is the mixture p * (q-subsampled) + (1 - p) * identity.
 * a `client` knows in which rounds it took part itself, and there it knows its own share of the noise (`insider`).
   The round is the mixture of those two cases, which it can tell apart. Of a cohort of fixed size it thereby
   learns that the others were drawn out of N - 1. Of a Poisson cohort it is told the size when it is part of it,
@@ -41,13 +44,13 @@ from fedveil.privacy.releases import (
     LaplaceNoise,
     Plan,
     PostProcessing,
+    Protection,
     Release,
     RenyiCurve,
     Sampler,
     Unit,
     Unprotected,
     ZeroConcentratedDP,
-    check_plan,
 )
 
 Accountant = Literal["best", "rdp"]
@@ -111,12 +114,14 @@ Rounds = Counter[Round]
 
 def rounds_of(releases: Sequence[Release], plan: Plan, last: int | None = None, first: int = 1) -> Rounds:
     """The rounds `first`..`last` (default: all) of the plan, equal ones counted."""
-    check_plan(plan)
     cohort = Cohort.of(plan)
-    counts: Counter[tuple[int, ...]] = Counter(
-        tuple(i for i, release in enumerate(releases) if release.happens_in(t))
-        for t in range(first, (plan.rounds if last is None else last) + 1)
-    )
+    end = plan.rounds if last is None else last
+    # From round 2 on, what happens repeats with this period.
+    period = math.lcm(*(release.except_every or release.every for release in releases))
+    counts: Counter[tuple[int, ...]] = Counter()
+    for t in range(first, min(end, max(first, 2) + period - 1) + 1):
+        times = 1 if t < 2 else (end - t) // period + 1
+        counts[tuple(i for i, release in enumerate(releases) if release.happens_in(t))] += times
     return Counter({Round(tuple(releases[i] for i in p), cohort): n for p, n in counts.items() if p})
 
 
@@ -211,14 +216,49 @@ def _sampler_words(rounds: Iterable[Round], releases: Sequence[Release], unit: U
     return clients
 
 
-def _guarantee(
-    rounds: Rounds, delta: float, unit: Unit, adversary: Adversary, accountant: Accountant
-) -> Guarantee:
+def _visible(rounds: Rounds, adversary: Adversary) -> Rounds:
+    """What this adversary observes of the rounds."""
     visible: Rounds = Counter()
     for round_, count in rounds.items():
         kept = tuple(r for r in round_.releases if adversary in r.visible_to)
         if kept:
             visible[Round(kept, round_.cohort)] += count
+    return visible
+
+
+def renyi_curve(rounds: Rounds, unit: Unit, adversary: Adversary) -> RenyiCurve:
+    """The Renyi divergences of these rounds, for theorems that speak of them.
+
+    Raises:
+        InputError: Nothing is proven for this unit and adversary, or only up to a failure of the mechanisms.
+    """
+    row = _guarantee(rounds, 0.5, unit, adversary, "rdp")
+    visible, split = _visible(rounds, adversary), adversary == "client"
+    costly = {round_: n for round_, n in visible.items() if any(r.costs for r in round_.releases)}
+    if row.epsilon is None or not costly:
+        reason = row.reason or "everything is computed from other releases"
+        raise InputError(
+            "method", adversary, f"has no Renyi curve: {reason}", "Choose a method with a proof."
+        )
+    how = (unit, _adjacency(visible, unit, True, split), True, True)
+    price = _price_to_a_client if split else _price
+    steps = [(price(round_, *how)[0], count) for round_, count in costly.items()]
+    orders, values, failure = loss.renyi_curve(steps)
+    if failure > 0:
+        raise InputError(
+            "method",
+            adversary,
+            f"its mechanisms may fail with probability {failure:g}",
+            "Use Gaussian noise.",
+        )
+    kept = [(a, float(value)) for a, value in zip(orders, values, strict=True) if math.isfinite(value)]
+    return RenyiCurve(tuple(a for a, _ in kept), tuple(value for _, value in kept))
+
+
+def _guarantee(
+    rounds: Rounds, delta: float, unit: Unit, adversary: Adversary, accountant: Accountant
+) -> Guarantee:
+    visible = _visible(rounds, adversary)
     releases = list({r: None for round_ in visible for r in round_.releases})
     costly = [r for r in releases if r.costs]
     sampler = _sampler_words(visible or rounds, costly, unit)
@@ -229,7 +269,8 @@ def _guarantee(
 
     if not releases:
         return none("no release to this adversary is declared, so nothing is claimed")
-    reasons = [f"{r.what}: {r.protection.reason}" for r in costly if isinstance(r.protection, Unprotected)]
+    against = [(r.what, p) for r in costly for p in _protections(r, adversary)]
+    reasons = [f"{what}: {p.reason}" for what, p in against if isinstance(p, Unprotected)]
     if reasons:
         return none("; ".join(dict.fromkeys(reasons)))
     foreign = [r.what for r in costly if r.unit != unit]
@@ -238,9 +279,9 @@ def _guarantee(
     if not costly:
         return Guarantee(unit, adversary, adjacency, sampler, 0.0, delta, "post-processing")
 
-    only_renyi = any(isinstance(r.protection, (ZeroConcentratedDP, RenyiCurve)) for r in costly)
+    only_renyi = any(isinstance(p, (ZeroConcentratedDP, RenyiCurve)) for _, p in against)
     renyi = accountant == "rdp" or only_renyi or delta < loss.SMALLEST_PLD_DELTA
-    split = adversary == "client" and unit == "client"
+    split = adversary == "client"
     adjacency = _adjacency(visible, unit, renyi, split)
     epsilon, theorems = _composed(visible, delta, unit, adjacency, renyi, split, fixed_is_seen=renyi)
     fixed = any(r.cohort.sampler == "fixed" for r in visible)
@@ -249,8 +290,18 @@ def _guarantee(
         epsilon, theorems = min((epsilon, theorems), other)
     how = "Renyi divergence, converted by Balle et al. 2020" if renyi else "privacy loss distribution"
     if not math.isfinite(epsilon):
-        return none(f"delta {delta:g} is smaller than what the mechanisms themselves may fail with")
+        return none(
+            f"no finite epsilon holds at delta {delta:g}: there is next to no noise, or the mechanisms themselves "
+            "may fail with a larger probability"
+        )
     return Guarantee(unit, adversary, adjacency, sampler, epsilon, delta, f"{how}: {'; '.join(theorems)}")
+
+
+def _protections(release: Release, adversary: Adversary) -> tuple[Protection, ...]:
+    """All that protects a release from this adversary, inside the cohort or outside."""
+    if adversary != "client" or release.insider is None:
+        return (release.protection,)
+    return release.protection, release.insider
 
 
 def _composed(
@@ -329,7 +380,7 @@ def _price_to_a_client(
     """The round to a client, which knows whether it was in the cohort: a mixture of the two cases."""
     releases, cohort = round_.releases, round_.cohort
     knows = any(r.insider is not None for r in releases)
-    hidden = any(r.participation == "hidden" for r in releases if r.costs)
+    hidden = unit == "client" and any(r.participation == "hidden" for r in releases if r.costs)
     if not knows and not (hidden and cohort.sampler == "fixed"):
         return _price(round_, unit, adjacency, renyi, fixed_is_seen)
     inside = tuple(replace(r, protection=r.insider or r.protection, insider=None) for r in releases)
@@ -357,22 +408,17 @@ def _price(
     """One round as a step of the composition, and the theorem that allows it."""
     costly = [r for r in round_.releases if r.costs]
     cohort = round_.cohort
-    amplification = _amplification(round_, renyi)
-    if unit == "client" and amplification == "add-remove":
+    amplification = _amplification(round_, renyi) if unit == "client" else None
+    if amplification == "add-remove":
         bundle = Bundle.of([part for r in costly for part in _parts(r)], adjacency)
         ((protection, _, _),) = bundle.parts  # all Gaussians of a round are one vector query
         step = Step(Bundle.of([(protection, cohort.rate, 1)], adjacency))
         kind = "Gaussian" if isinstance(protection, GaussianNoise) else "Laplace"
         return step, f"Poisson-subsampled {kind} mechanism"
-    if unit == "client" and amplification == "replace-one" and not fixed_is_seen:
+    if amplification == "replace-one" and not fixed_is_seen:
         bundle = Bundle.of([part for r in costly for part in _parts(r)], adjacency)
         step = Step(bundle, fixed_cohort=(cohort.clients, cohort.cohort))
         return step, "truncated subsampled Gaussian bound (cohorts without replacement, sensitivity 2C)"
-    if unit == "record" and amplification == "add-remove" and len(costly) == 1 and costly[0].accesses == 1:
-        only = costly[0]
-        rate = cohort.rate * (only.rate if only.first_rate is None else only.first_rate)
-        step = Step(Bundle.of([(only.protection, rate, 1)], adjacency))
-        return step, "Poisson subsampling of clients and records together"
     bundle = Bundle.of([part for r in costly for part in _parts(r)], adjacency)
     records = " of Poisson-sampled batches" if any(rate < 1 for _, rate, _ in bundle.parts) else ""
     charged = any(r.participation == "charged" for r in costly)

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedveil.errors import InputError
 from fedveil.privacy import noise
 from fedveil.privacy.clipping import check_clip, check_level, check_streams, clip_rows
+from fedveil.privacy.noise.integers import Ints, rational_variance
 from fedveil.privacy.releases import ApproximateDP, ZeroConcentratedDP
 from fedveil.streams import Stream
 from fedveil.tree import Params, flatten, unflatten
@@ -55,7 +56,7 @@ class Grid:
     def linf(self) -> float:
         return float(math.ceil(self.clip / self.spacing))
 
-    def round(self, row: Floats, stream: Stream) -> noise.Ints:
+    def round(self, row: Floats, stream: Stream) -> Ints:
         """`row` (float64, clipped) in grid steps, rounded at random without bias but for the rejections."""
         steps = row / self.spacing
         low = np.floor(steps)
@@ -66,7 +67,7 @@ class Grid:
         return np.trunc(steps).astype(np.int64)  # towards zero: never longer than the clip
 
 
-def _to_grid(value: Params, grid: Grid, streams: Sequence[Stream]) -> list[noise.Ints]:
+def _to_grid(value: Params, grid: Grid, streams: Sequence[Stream]) -> list[Ints]:
     check_streams(value, streams)
     flat = flatten(clip_rows(value, grid.clip)).double().numpy()
     if flat.shape[1] != grid.dimension:
@@ -94,7 +95,7 @@ class DiscreteGaussian:
 
     def __post_init__(self) -> None:
         check_level("multiplier", self.multiplier)
-        noise.rational_variance(self.multiplier * self.grid.l2)
+        rational_variance(self.multiplier * self.grid.l2)
 
     @property
     def grid(self) -> Grid:

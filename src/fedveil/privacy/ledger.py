@@ -3,7 +3,8 @@
 `ledger.jsonl` holds one line per release. Each line carries the hash of the line before, so an altered,
 missing or reordered line is found and the ledger refused. `ledger.jsonl.head` beside it holds the number of
 lines and the last hash, so a cut-off end is found too (unless both files are forged together: the ledger
-guards against accidents and careless edits, not against the owner of the disk).
+guards against accidents and careless edits, not against the owner of the disk). The head is written before
+the first line, so a ledger with lines and no head is damaged.
 
 A crash while a line is written leaves a torn last line. The round's uploads had not been released then, since
 `charge` returns only after the disk confirmed; the torn bytes are removed when the ledger is next written,
@@ -133,7 +134,8 @@ class Ledger:
     def refresh(self) -> None:
         """Read and verify what other processes have appended."""
         # The head first: what another process appends meanwhile only adds to what it vouches for.
-        count, last = self._head()
+        head = self._head()
+        count, last = head or (0, GENESIS)
         try:
             if not self.path.exists():
                 if self._entries or count:
@@ -149,6 +151,11 @@ class Ledger:
             raise LedgerError(
                 f"{self.path}: the privacy ledger cannot be opened: {error.strerror}. Choose another place."
             ) from error
+        if head is None and (data or self._entries):
+            if self._head() is not None:  # another process began the ledger just now
+                self.refresh()
+                return
+            raise LedgerError(f"{self.path}: its head is missing, so its end may have been cut. {_REMEDY}")
         complete = data.rfind(b"\n") + 1
         for line in data[:complete].splitlines():
             try:
@@ -210,12 +217,13 @@ class Ledger:
     def _head_path(self) -> Path:
         return self.path.parent / f"{self.path.name}.head"
 
-    def _head(self) -> tuple[int, str]:
+    def _head(self) -> tuple[int, str] | None:
+        """How many lines were written and the hash of the last; None where there is no head."""
         try:
             head = json.loads(self._head_path().read_text())
             return whole_number("entries", head["entries"], 0), str(head["hash"])
         except (FileNotFoundError, NotADirectoryError):
-            return 0, GENESIS
+            return None
         except OSError as error:
             raise LedgerError(f"{self._head_path()}: cannot be read: {error.strerror}") from error
         except (ValueError, KeyError, TypeError, RecursionError, InputError) as error:
@@ -258,6 +266,8 @@ class Ledger:
     def _append(self, file: int, new: Sequence[Entry]) -> None:
         data = b"".join(entry.line() for entry in new)
         try:
+            if self._offset == 0:
+                self._write_head(0, GENESIS)
             os.ftruncate(file, self._offset)  # a torn last line of a crash: never released
             os.lseek(file, self._offset, os.SEEK_SET)
             written = 0

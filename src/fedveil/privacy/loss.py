@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from fedveil.errors import InputError
 from fedveil.privacy.releases import (
+    LEAST_LEVEL,
     Adjacency,
     ApproximateDP,
     GaussianNoise,
@@ -36,8 +37,16 @@ SMALLEST_PLD_DELTA = 1e-10
 _COARSEST = 10.0  # spacing of losses above which distributions are not worth having
 _SPACINGS = ((1e-2, 1.0), (2e-3, 0.09), (1e-3, 0.03), (1e-4, 1e-3))  # spacing, from which size of loss on
 _MOST_POINTS = 2e6
+_MOST_COMPOSED = (
+    2_000_000  # distributions; more would add up the grid's own spacing, and Renyi divergences are used
+)
 _TAIL = 2e-22
 _MOST_DEVIATIONS = 1e5  # of the noise, up to the highest order
+_MOST_LOSS = 1e9  # of one access; above it no finite epsilon is stated
+_MOST_PURE = (
+    500.0  # epsilon of one access above which exponentials overflow, so that Renyi divergences are used
+)
+_ROUNDING = 1e-14  # of a logarithm of moments
 _ORDERS: tuple[float, ...] = (  # the customary ones
     *(1 + i / 10 for i in range(1, 100)),
     *map(float, range(11, 64)),
@@ -74,7 +83,8 @@ class Bundle:
         if drawn:
             merged.append((_of_one_draw(drawn, precision), 1.0, 1))
         elif precision:
-            merged.append((GaussianNoise(1 / math.sqrt(precision)), 1.0, 1))
+            # Below the least level there is next to no noise, for which no epsilon is stated.
+            merged.append((GaussianNoise(max(1 / math.sqrt(precision), LEAST_LEVEL)), 1.0, 1))
         return cls(tuple(merged), adjacency)
 
     @property
@@ -99,7 +109,7 @@ def _of_one_draw(parts: list[tuple[RandomGaussianNoise, int]], precision: float)
     rows = zip(*(part.multipliers for part, _ in parts), strict=True)
     counts = [count for _, count in parts]
     totals = [precision + sum(n / m**2 for n, m in zip(counts, row, strict=True)) for row in rows]
-    return RandomGaussianNoise(tuple(1 / math.sqrt(total) for total in totals), weights)
+    return RandomGaussianNoise(tuple(max(1 / math.sqrt(total), LEAST_LEVEL) for total in totals), weights)
 
 
 @dataclass(frozen=True)
@@ -125,7 +135,10 @@ Steps = Counter[Step]
 
 
 def epsilon(steps: Steps, delta: float, renyi: bool) -> float:
-    """Epsilon at `delta` of all steps composed; infinite where delta is too small for the mechanisms."""
+    """Epsilon at `delta` of all steps composed; infinite where delta is too small or there is next to no noise."""
+    branches = [branch for step in steps for branch in step.branches()]
+    if any(_largest_loss(p) > _MOST_LOSS for branch in branches for p, _, _ in branch.bundle.parts):
+        return math.inf
     key = tuple(sorted(steps.items(), key=lambda item: (repr(item[0]), item[1])))
     if renyi or delta < SMALLEST_PLD_DELTA:
         return _epsilon_by_renyi(key, delta)
@@ -146,16 +159,25 @@ def _epsilon_by_pld(steps: tuple[tuple[Step, int], ...], delta: float) -> float:
 
 def _grid(steps: tuple[tuple[Step, int], ...]) -> float:
     """The spacing of losses: fine for small losses, coarse where losses are large and fineness is idle."""
-    smallest, span = math.inf, 0.0
+    smallest, span, reach = math.inf, 0.0, 0.0
     branches = [(branch, count) for step, count in steps for branch in step.branches()]
     for branch, count in branches:
         hidden = 2 * branch.fixed_cohort[1] / branch.fixed_cohort[0] if branch.fixed_cohort else 1.0
         for protection, rate, n in branch.bundle.parts:
+            pure = isinstance(protection, (LaplaceNoise, PureDP, ApproximateDP))
+            idle = pure and _largest_loss(protection) > _MOST_PURE
+            always = branch.fixed_cohort is None and branch.seen_rate * branch.weight == 1
+            unsampled = isinstance(protection, GaussianNoise) and rate == 1 and always
+            if idle or (count * n > _MOST_COMPOSED and not unsampled):
+                return math.inf
             scale = hidden * _loss_scale(protection, rate)
             smallest = min(smallest, scale)
-            span += count * n * branch.seen_rate * scale**2 + 20 * math.sqrt(count * n) * scale
+            size = _largest_loss(protection)
+            widest = _widest_loss(protection, rate)
+            span += count * n * branch.seen_rate * widest**2 + 20 * math.sqrt(count * n) * widest
+            reach = max(reach, size if pure else size**2 / 2 + 10 * size)
     spacing = next((h for h, above in _SPACINGS if smallest >= above), 1e-5)
-    while span / spacing > _MOST_POINTS:
+    while max(span, reach) / spacing > _MOST_POINTS:
         spacing *= 10
     return spacing
 
@@ -170,6 +192,32 @@ def _loss_scale(protection: Protection, rate: float) -> float:
         case LaplaceNoise(epsilon=eps) | PureDP(epsilon=eps) | ApproximateDP(epsilon=eps):
             return rate * eps / 4
     return 1.0
+
+
+def _widest_loss(protection: Protection, rate: float) -> float:
+    """`_loss_scale` of the draw with the least noise, and of a batch that holds the record where epsilon is large."""
+    match protection:
+        case RandomGaussianNoise(multipliers=multipliers):
+            return rate / min(multipliers)
+        case LaplaceNoise(epsilon=eps) | PureDP(epsilon=eps) | ApproximateDP(epsilon=eps) if eps > 4:
+            return _amplified(PureDP(eps), rate)[0]
+    return _loss_scale(protection, rate)
+
+
+def _largest_loss(protection: Protection) -> float:
+    """The size of one access's privacy loss without sampling, in deviations of the noise where it is Gaussian."""
+    match protection:
+        case GaussianNoise(multiplier=multiplier):
+            return 1 / multiplier
+        case RandomGaussianNoise(multipliers=multipliers):
+            return 1 / min(multipliers)
+        case LaplaceNoise(epsilon=eps) | PureDP(epsilon=eps) | ApproximateDP(epsilon=eps):
+            return eps
+        case ZeroConcentratedDP(rho=rho):
+            return math.sqrt(2 * rho)
+        case RenyiCurve(values=values):
+            return math.sqrt(2 * min(values))
+    return math.inf
 
 
 @functools.lru_cache(maxsize=512)
@@ -283,13 +331,25 @@ def _gaussian_pld(protection: RandomGaussianNoise, adjacency: Adjacency, grid: f
 def _amplified(protection: PureDP | ApproximateDP, rate: float) -> tuple[float, float]:
     """(epsilon, delta) of the mechanism on a Poisson sample: log(1 + q(e^eps - 1)), q delta."""
     failure = protection.delta if isinstance(protection, ApproximateDP) else 0.0
-    return math.log1p(rate * math.expm1(protection.epsilon)), rate * failure
+    eps = protection.epsilon
+    if eps > _MOST_PURE:  # 1 + q(e^eps - 1) <= e^eps
+        return eps, rate * failure
+    return math.log1p(rate * math.expm1(eps)), rate * failure
 
 
 @functools.lru_cache(maxsize=4096)
+@np.errstate(over="ignore")  # an overflow is an infinite divergence
 def _epsilon_by_renyi(steps: tuple[tuple[Step, int], ...], delta: float) -> float:
     from dp_accounting import rdp
 
+    orders, total, failure = renyi_curve(steps)
+    if failure >= delta:  # an (eps, delta) mechanism is eps-DP except with probability delta
+        return math.inf
+    return float(rdp.compute_epsilon(orders, total, delta - failure)[0])
+
+
+def renyi_curve(steps: Sequence[tuple[Step, int]]) -> tuple[tuple[float, ...], Floats, float]:
+    """Orders, the divergences of all steps composed, and the probability with which they fail altogether."""
     curves = {p.orders for step, _ in steps for p, _, _ in step.bundle.parts if isinstance(p, RenyiCurve)}
     if len(curves) > 1:
         raise InputError("orders", sorted(curves), "Renyi curves differ in orders", "Use the same orders.")
@@ -300,9 +360,7 @@ def _epsilon_by_renyi(steps: tuple[tuple[Step, int], ...], delta: float) -> floa
         value, fails = _step_renyi(step, orders)
         total += count * value
         failure += count * fails
-    if failure >= delta:  # an (eps, delta) mechanism is eps-DP except with probability delta
-        return math.inf
-    return float(rdp.compute_epsilon(orders, total, delta - failure)[0])
+    return orders, total, failure
 
 
 def _step_renyi(step: Step, orders: tuple[float, ...]) -> tuple[Floats, float]:
@@ -326,22 +384,28 @@ def _step_renyi(step: Step, orders: tuple[float, ...]) -> tuple[Floats, float]:
         if step.otherwise is None:
             return _seen_renyi(value, step.weight, orders), step.weight * fails
         instead, also = _step_renyi(step.otherwise, orders)
-        mixed = _mixed_renyi([(step.weight, value), (1 - step.weight, instead)], orders)
+        mixed = mixed_renyi([(step.weight, value), (1 - step.weight, instead)], orders)
         return mixed, step.weight * fails + (1 - step.weight) * also
     return value, fails
 
 
-def _mixed_renyi(branches: list[tuple[float, Floats]], orders: tuple[float, ...]) -> Floats:
+def mixed_renyi(branches: list[tuple[float, Floats]], orders: tuple[float, ...]) -> Floats:
     """The divergence of a mixture with the branch known: log E e^((a - 1) D) / (a - 1)."""
     above = np.asarray(orders) - 1
     terms = np.stack([math.log(weight) + above * value for weight, value in branches])
-    mixed: Floats = np.logaddexp.reduce(terms, axis=0) / above
-    return mixed
+    mixed = np.logaddexp.reduce(terms, axis=0) / above
+    return _not_rounded_away(mixed, np.max([value for _, value in branches], axis=0), orders)
+
+
+def _not_rounded_away(values: Floats, bound: Any, orders: tuple[float, ...]) -> Floats:
+    """The divergences, where rounding may have lost a tiny one the size of the rounding; `bound` is a cruder bound."""
+    kept: Floats = np.maximum(values, np.minimum(bound, _ROUNDING / (np.asarray(orders) - 1)))
+    return kept
 
 
 def _seen_renyi(value: Floats, rate: float, orders: tuple[float, ...]) -> Floats:
     """The divergence of the mixture rate * M + (1 - rate) * nothing, with the branch known."""
-    return value if rate == 1 else _mixed_renyi([(rate, value), (1 - rate, np.zeros(len(orders)))], orders)
+    return value if rate == 1 else mixed_renyi([(rate, value), (1 - rate, np.zeros(len(orders)))], orders)
 
 
 @functools.lru_cache(maxsize=512)
@@ -365,7 +429,7 @@ def _part_renyi(
                 (weight / total, _part_renyi(GaussianNoise(m), rate, adjacency, orders))
                 for weight, m in zip(weights, multipliers, strict=True)
             ]
-            return _mixed_renyi(branches, orders)
+            return mixed_renyi(branches, orders)
         case _ if adjacency == "replace-one":
             raise InputError("adjacency", adjacency, "is not priced here", "Use zero-out or add-remove.")
         case LaplaceNoise(epsilon=eps) if rate == 1:
@@ -373,7 +437,7 @@ def _part_renyi(
 
             accountant = dp_accounting.rdp.RdpAccountant(list(orders))
             accountant.compose(dp_accounting.LaplaceDpEvent(1 / eps))
-            return np.asarray(accountant.rdp)
+            return _not_rounded_away(np.asarray(accountant.rdp), np.asarray(orders) * eps**2 / 2, orders)
         case PureDP() | ApproximateDP() | LaplaceNoise():
             pure = PureDP(protection.epsilon) if isinstance(protection, LaplaceNoise) else protection
             return _pure_renyi(_amplified(pure, rate)[0], orders)
@@ -412,13 +476,13 @@ def _sampled_gaussian_renyi(rate: float, multiplier: float, orders: tuple[float,
         log_ratio = np.logaddexp(math.log1p(-rate), math.log(rate) + (2 * z - 1) / (2 * multiplier**2))
         exponent = between[:, None] * log_ratio + log_density
         out[~whole] = (np.logaddexp.reduce(exponent, axis=1) + math.log(step)) / (between - 1)
-    return out
+    return _not_rounded_away(out, alpha / (2 * multiplier**2), orders)
 
 
 def _pure_renyi(eps: float, orders: tuple[float, ...]) -> Floats:
     """The largest Renyi divergence an eps-DP mechanism can have: that of randomised response."""
     alpha = np.asarray(orders)
-    log_p, log_q = -math.log1p(math.exp(-eps)), -math.log1p(math.exp(eps))
+    log_p = -math.log1p(math.exp(-eps))
+    log_q = log_p - eps
     total = np.logaddexp(alpha * log_p + (1 - alpha) * log_q, alpha * log_q + (1 - alpha) * log_p)
-    curve: Floats = total / (alpha - 1)
-    return curve
+    return _not_rounded_away(total / (alpha - 1), alpha * eps**2 / 2, orders)

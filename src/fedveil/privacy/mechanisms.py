@@ -23,6 +23,7 @@ from fedveil.errors import InputError
 from fedveil.privacy import noise
 from fedveil.privacy.clipping import check_clip, check_level, check_streams, clip_rows, clip_rows_l1
 from fedveil.privacy.integer_mechanisms import Binomial, DiscreteGaussian, Grid
+from fedveil.privacy.noise.grid import FINENESS
 from fedveil.privacy.releases import (
     GaussianNoise,
     LaplaceNoise,
@@ -71,6 +72,10 @@ class SumMechanism(Mechanism, Protocol):
     def std(self) -> float:
         """The standard deviation of the noise in each entry."""
 
+    @property
+    def step(self) -> float:
+        """The grid that results lie on; 0 if they lie on none."""
+
     def perturb(self, total: Params, streams: Sequence[Stream]) -> Params:
         """Noise on a sum of contributions that were bounded one by one, row k from stream k."""
 
@@ -81,6 +86,8 @@ class Gaussian:
 
     clip: float
     multiplier: float
+    fineness: int = FINENESS
+    """Results lie on a grid whose step is a power of two between std / 2^fineness and half of that."""
 
     def __post_init__(self) -> None:
         check_clip(self.clip)
@@ -90,12 +97,16 @@ class Gaussian:
     def std(self) -> float:
         return self.clip * self.multiplier
 
+    @property
+    def step(self) -> float:
+        return noise.grid_step(self.std, self.fineness)
+
     def __call__(self, value: Params, streams: Sequence[Stream]) -> Params:
         return self.perturb(clip_rows(value, self.clip), streams)
 
     def perturb(self, total: Params, streams: Sequence[Stream]) -> Params:
         check_streams(total, streams)
-        return noise.add_gaussian(total, self.std, streams)
+        return noise.add_gaussian(total, self.std, streams, self.step)
 
     def protection(self) -> GaussianNoise:
         return GaussianNoise(self.multiplier)
@@ -112,6 +123,10 @@ class Unnoised:
     def std(self) -> float:
         return 0.0
 
+    @property
+    def step(self) -> float:
+        return 0.0
+
     def __call__(self, value: Params, streams: Sequence[Stream]) -> Params:
         return clip_rows(value, self.clip) if math.isfinite(self.clip) else value
 
@@ -122,13 +137,13 @@ class Unnoised:
         return Unprotected(self.reason)
 
 
-def gaussian(clip: float, multiplier: float) -> Gaussian | Unnoised:
+def gaussian(clip: float, multiplier: float, fineness: int = FINENESS) -> Gaussian | Unnoised:
     """The mechanism of these two numbers; one without noise, and without a price, where either switches it off."""
     if multiplier == 0:
         return Unnoised(clip, "no noise is added (noise_multiplier = 0)")
     if math.isinf(clip):
         return Unnoised(clip, "contributions are not clipped (clip = inf)")
-    return Gaussian(clip, multiplier)
+    return Gaussian(clip, multiplier, fineness)
 
 
 @dataclass(frozen=True)
@@ -152,11 +167,6 @@ class Laplace:
 
     def protection(self) -> LaplaceNoise:
         return LaplaceNoise(self.epsilon)
-
-
-def _laplace(values: Tensor, scale: float, stream: Stream) -> Tensor:
-    """`values` `[d]` with Laplace noise."""
-    return noise.add_laplace({"values": values.unsqueeze(0)}, scale, [stream])["values"][0]
 
 
 @dataclass(frozen=True)
@@ -188,11 +198,15 @@ class SparseVector:
         out = torch.zeros_like(flat)
         for row, (values, stream) in enumerate(zip(flat, streams, strict=True)):
             order = torch.from_numpy(np.argsort(stream.random(len(values))))
-            bar = _laplace(values.new_tensor([self.threshold]), self.clip / self.epsilon_threshold, stream)
-            asked = _laplace(values.abs(), 2 * self.releases * self.clip / self.epsilon_questions, stream)
-            answers = _laplace(values, self.releases * self.clip / self.epsilon_answers, stream)
-            above = order[(asked >= bar)[order]][: self.releases]
-            out[row, above] = answers[above]
+            scales = (
+                self.clip / self.epsilon_threshold,
+                2 * self.releases * self.clip / self.epsilon_questions,
+            )
+            above = noise.reaching(values.abs(), self.threshold, scales, order, self.releases, stream)
+            if len(above):
+                answer = {"values": values[above].unsqueeze(0)}
+                scale = self.releases * self.clip / self.epsilon_answers
+                out[row, above] = noise.add_laplace(answer, scale, [stream])["values"][0]
         first = next(iter(value.values()))
         return unflatten(out.to(first.dtype), value)
 
@@ -225,8 +239,7 @@ class GumbelTopK:
         magnitude = flatten(clip_rows(value, self.clip)).double().abs()
         if magnitude.shape[1] < self.count:
             raise InputError("count", self.count, f"there are {magnitude.shape[1]} coordinates", "Use fewer.")
-        noisy = noise.add_gumbel(magnitude, 2 * self.clip / self.epsilon, streams)
-        index = noisy.topk(self.count, dim=1).indices
+        index = noise.largest(magnitude, 2 * self.clip / self.epsilon, self.count, streams)
         return torch.zeros_like(magnitude, dtype=torch.bool).scatter_(1, index, True)
 
     def __call__(self, value: Params, streams: Sequence[Stream]) -> Params:

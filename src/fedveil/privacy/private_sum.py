@@ -11,14 +11,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import torch
+
+from fedveil.errors import DivergedError, InputError
 from fedveil.privacy.mechanisms import SumMechanism, Unnoised, gaussian
 from fedveil.privacy.releases import GaussianNoise, Plan, Protection, RandomGaussianNoise, Release
 from fedveil.privacy.sampling import cohort_sizes
 from fedveil.streams import Stream
-from fedveil.tree import Params, add, scale, with_axis, without_axis, zeros_like
+from fedveil.tree import Params, add, moved, with_axis, without_axis, zeros_like
 
 NoiseScope = Literal["shared", "local"]
 _MOST_DRAWS = 48
+_SUMMED = 4
+"""The grid of uploads is coarse, so that float32 holds them exactly (docs/noise.md, claim 3)."""
+_HELD = 2.0**21
+"""So many multiples of the grid survive float32 beside a model: product, sum and `lr` are each rounded once, which
+moves them by less than 3 / 8 of the step."""
+_FAR = 16
+"""No draw is further out than so many standard deviations, but for a chance below 2^-180."""
 
 
 class TopUp(Protocol):
@@ -52,7 +62,15 @@ class CohortNoise:
         """What each client does to its update."""
         if self.scope == "central":
             return Unnoised(self.clip, 'the server adds the noise (noise_scope = "central")')
-        return gaussian(self.clip, self._share(cohort))
+        upload = gaussian(self.clip, self._share(cohort), _SUMMED)
+        if upload.step and not _fits(upload, 0.0):
+            raise InputError(
+                "noise_multiplier",
+                self.multiplier,
+                "leaves so little noise in an upload that a float32 number cannot hold update and noise",
+                "Use more noise, or 0 for none.",
+            )
+        return upload
 
     def total(self, cohort: int = 0) -> SumMechanism:
         """What protects the sum: the uploads' noise and what the server adds."""
@@ -142,8 +160,8 @@ class NoisySum:
         return {name: leaf / self.cohort for name, leaf in without_axis(self.total).items()}
 
     def added_to(self, start: Params, lr: float = 1.0) -> Params:
-        """`start` plus `lr` times the mean."""
-        return add(start, without_axis(self.total), scale=lr / self.cohort)
+        """`start` plus `lr` times the mean, in the type of `start`."""
+        return moved(start, without_axis(self.total), lr / self.cohort)
 
 
 def private_sum(
@@ -154,6 +172,7 @@ def private_sum(
     top_up: TopUp,
     stream: Stream,
     *,
+    upload: SumMechanism | None = None,
     start: Params | None = None,
     lr: float = 1.0,
 ) -> NoisySum:
@@ -167,15 +186,47 @@ def private_sum(
             divided by those who answered.
         top_up: What the server adds.
         stream: What the server's noise is drawn from.
-        start: Given if uploads are models `start + lr * update`; the updates are summed.
+        upload: What the clients did to their updates, if noise in the sum is theirs.
+        start: Given if uploads are models `start + lr * update`: the model `[1, ...]` or models `[present, ...]` that
+            the clients were sent. The updates are summed.
         lr: See `start`.
+
+    Guarantees: multiples of the uploads' grid are summed without any rounding, so that the sum's guarantee is that of
+    its whole noise (`test_the_sum_of_uploads_is_exact`).
     """
     if uploads is None:
-        total = with_axis(zeros_like(like))
+        total = {name: leaf.double() for name, leaf in with_axis(zeros_like(like)).items()}
     else:
-        total = {name: leaf.sum(0, keepdim=True) for name, leaf in uploads.items()}
-        if start is not None:
-            total = {name: leaf - present * start[name] for name, leaf in total.items()}
-            total = scale(total, 1 / lr)
+        step = 0.0 if upload is None else upload.step
+        updates = uploads if start is None else _updates(uploads, start, lr, step)
+        total = {name: leaf.sum(0, keepdim=True, dtype=torch.float64) for name, leaf in updates.items()}
     divisor = plan.cohort if plan.sampler == "poisson" or present == 0 else present
     return NoisySum(top_up.perturb(total, [stream]), divisor)
+
+
+def noisy_models(
+    upload: SumMechanism, start: Params, update: Params, streams: Sequence[Stream], lr: float = 1.0
+) -> Params:
+    """What clients send: `start` plus `lr` times their bounded and noisy `update`, all `[K, ...]`.
+
+    Raises:
+        DivergedError: The model, which the server knows, is too large for float32 to hold the noise beside it.
+    """
+    largest = max((float(leaf.abs().max()) for leaf in start.values() if leaf.numel()), default=0.0)
+    if upload.step and not _fits(upload, largest / lr):
+        raise DivergedError(
+            f"the model has grown to {largest:g}: float32 cannot hold noise of {upload.std * lr:g} beside it"
+        )
+    return add(start, upload(update, streams), scale=lr)
+
+
+def _fits(upload: SumMechanism, beside: float) -> bool:
+    """Whether float32 tells the multiples of the upload's grid apart, beside a number as large as `beside`."""
+    return beside + upload.clip + _FAR * upload.std <= _HELD * upload.step
+
+
+def _updates(uploads: Params, start: Params, lr: float, step: float) -> Params:
+    """The updates in models `start + lr * update`, in float64: exactly the multiples of the step that were added."""
+    doubles = {name: leaf.to(torch.float64, copy=True) for name, leaf in uploads.items()}
+    found = {name: leaf.sub_(start[name]).div_(lr * (step or 1.0)) for name, leaf in doubles.items()}
+    return {name: leaf.round_().mul_(step) for name, leaf in found.items()} if step else found

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from fedveil.errors import InputError
+from fedveil.errors import InputError, whole_number
 
 Unit = Literal["record", "client"]
 Adversary = Literal["server", "observer", "client"]
@@ -35,6 +35,13 @@ ADVERSARIES: tuple[Adversary, ...] = ("server", "observer", "client")
 SAMPLERS: tuple[Sampler, ...] = ("fixed", "poisson", "all")
 ADJACENCIES: tuple[Adjacency, ...] = ("add-remove", "replace-one", "zero-out")
 PARTICIPATIONS: tuple[Participation, ...] = ("seen", "hidden", "charged")
+
+# What is accounted for at most. Far beyond any run, and small enough for counts and squares to stay exact.
+MOST_CLIENTS = 10**7
+MOST_ROUNDS = 10**9
+MOST_RECORDS = 10**12
+LEAST_RATE = 1e-12
+LEAST_LEVEL = 2.0**-100
 
 
 @dataclass(frozen=True)
@@ -52,29 +59,33 @@ class Plan:
     records_per_client: int = 1
     largest_client: int = 1
 
+    def __post_init__(self) -> None:
+        """Refuse a plan that no run could follow."""
+        if self.sampler not in SAMPLERS:
+            raise InputError(
+                "sampler", self.sampler, "is not a sampler", f"Use one of {', '.join(SAMPLERS)}."
+            )
+        whole_number("clients", self.clients, 1, MOST_CLIENTS)
+        if not 1 <= self.cohort <= self.clients:
+            raise InputError(
+                "cohort", self.cohort, "is not a part of the clients", f"Use 1 to {self.clients} clients."
+            )
+        whole_number("rounds", self.rounds, 0, MOST_ROUNDS)
+        whole_number("records_per_client", self.records_per_client, 0, MOST_RECORDS)
+        whole_number("largest_client", self.largest_client, 0, MOST_RECORDS)
+
     @property
     def rate(self) -> float:
         """The probability that a given client takes part in a round."""
         return 1.0 if self.sampler == "all" else self.cohort / self.clients
 
 
-def check_plan(plan: Plan) -> None:
-    """Refuse a plan that no run could follow."""
-    if plan.sampler not in SAMPLERS:
-        raise InputError("sampler", plan.sampler, "is not a sampler", f"Use one of {', '.join(SAMPLERS)}.")
-    if plan.clients < 1:
-        raise InputError("clients", plan.clients, "there must be a client", "Use at least 1.")
-    if not 1 <= plan.cohort <= plan.clients:
+def _check_level(field: str, value: float) -> None:
+    """Refuse noise or an epsilon whose square leaves the range of floating point."""
+    if not LEAST_LEVEL <= value <= 1 / LEAST_LEVEL:  # neither is NaN
         raise InputError(
-            "cohort", plan.cohort, "is not a part of the clients", f"Use 1 to {plan.clients} clients."
+            field, value, "is out of range", "Use a number from 2^-100 to 2^100 (about 1e-30 to 1e30)."
         )
-    if plan.rounds < 0:
-        raise InputError("rounds", plan.rounds, "is negative", "Use 0 or more.")
-
-
-def _positive(field: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise InputError(field, value, "is not a positive finite number", "Use a number above 0.")
 
 
 @dataclass(frozen=True)
@@ -99,7 +110,7 @@ class GaussianNoise(Protection):
     kind: ClassVar[str] = "gaussian"
 
     def __post_init__(self) -> None:
-        _positive("multiplier", self.multiplier)
+        _check_level("multiplier", self.multiplier)
 
     def in_words(self) -> str:
         return f"Gaussian noise {self.multiplier:.3g} C"
@@ -121,7 +132,7 @@ class RandomGaussianNoise(Protection):
         object.__setattr__(self, "multipliers", tuple(self.multipliers))
         object.__setattr__(self, "weights", tuple(self.weights))
         for multiplier in self.multipliers:
-            _positive("multipliers", multiplier)
+            _check_level("multipliers", multiplier)
         if len(self.weights) != len(self.multipliers) or not self.weights or min(self.weights) <= 0:
             raise InputError(
                 "weights", self.weights, "do not match the multipliers", "Give a positive one for each."
@@ -147,7 +158,7 @@ class LaplaceNoise(Protection):
     kind: ClassVar[str] = "laplace"
 
     def __post_init__(self) -> None:
-        _positive("epsilon", self.epsilon)
+        _check_level("epsilon", self.epsilon)
 
     def in_words(self) -> str:
         return f"Laplace noise of epsilon {self.epsilon:.3g}"
@@ -161,7 +172,7 @@ class PureDP(Protection):
     kind: ClassVar[str] = "pure-dp"
 
     def __post_init__(self) -> None:
-        _positive("epsilon", self.epsilon)
+        _check_level("epsilon", self.epsilon)
 
     def in_words(self) -> str:
         return f"a mechanism of epsilon {self.epsilon:.3g}"
@@ -176,7 +187,7 @@ class ApproximateDP(Protection):
     kind: ClassVar[str] = "approximate-dp"
 
     def __post_init__(self) -> None:
-        _positive("epsilon", self.epsilon)
+        _check_level("epsilon", self.epsilon)
         if not 0 <= self.delta < 1:
             raise InputError("delta", self.delta, "is not a probability below 1", "Use 0 <= delta < 1.")
 
@@ -192,7 +203,7 @@ class ZeroConcentratedDP(Protection):
     kind: ClassVar[str] = "zcdp"
 
     def __post_init__(self) -> None:
-        _positive("rho", self.rho)
+        _check_level("rho", self.rho)
 
     def in_words(self) -> str:
         return f"a mechanism of {self.rho:.3g}-zCDP"
@@ -311,16 +322,29 @@ class Release:
             self._check_one_of("adjacency", self.adjacency, ADJACENCIES)
         if not self.visible_to:
             raise InputError("visible_to", (), "nobody sees this release", f"Name some of {ADVERSARIES}.")
-        if self.accesses < 1 or self.every < 1 or self.except_every < 0:
-            raise InputError("accesses", self.accesses, "counts start at 1", "Use positive whole numbers.")
+        whole_number("accesses", self.accesses, 1, MOST_RECORDS)
+        whole_number("every", self.every, 1, MOST_ROUNDS)
+        whole_number("except_every", self.except_every, 0, MOST_ROUNDS)
         if self.except_every and self.every != 1:
             raise InputError("every", self.every, "excludes except_every", "Give only one of the two.")
         if self.following is not None and not self.except_every:
             raise InputError("following", self.following, "follows no round", "Give except_every too.")
         for field in ("rate", "first_rate"):
             value = getattr(self, field)
-            if value is not None and not 0 < value <= 1:
-                raise InputError(field, value, "is not a sampling rate", "Use a number in (0, 1].")
+            if value is not None and not LEAST_RATE <= value <= 1:
+                remedy = (
+                    f"Use a number from {LEAST_RATE:g} to 1: larger batches, or fewer records per client."
+                )
+                raise InputError(field, value, "is not a sampling rate", remedy)
+        if self.insider is not None and any(
+            isinstance(p, PostProcessing) for p in (self.protection, self.insider)
+        ):
+            raise InputError(
+                "insider",
+                self.insider,
+                "what is only post-processing is the same to everybody",
+                "Leave it out.",
+            )
         if self.unit == "client" and (self.rate != 1 or self.first_rate is not None):
             raise InputError("rate", self.rate, "batches hide records, not clients", 'Use unit = "record".')
 

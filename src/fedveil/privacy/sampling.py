@@ -1,11 +1,13 @@
-"""Who takes part in a round: drawn from a stream of the round, and always in ascending order."""
+"""Who participates in a round: drawn from a stream of the round or from entropy, and always in ascending order."""
 
 from __future__ import annotations
+
+from random import SystemRandom
 
 import numpy as np
 
 from fedveil.privacy.releases import Plan
-from fedveil.streams import named_stream
+from fedveil.streams import EntropyStream, named_stream
 
 
 def draw_cohort(plan: Plan, seed: int, round: int) -> tuple[int, ...]:
@@ -16,6 +18,21 @@ def draw_cohort(plan: Plan, seed: int, round: int) -> tuple[int, ...]:
     size = plan.cohort if plan.sampler == "fixed" else int(stream.binomial(plan.clients, plan.rate))
     drawn = stream.choice(plan.clients, size=size, replace=False, shuffle=False)
     return tuple(sorted(drawn.tolist()))
+
+
+def draw_secret_cohort(plan: Plan) -> tuple[int, ...]:
+    """A cohort of the same distribution, from the operating system's entropy.
+
+    Guarantees:
+        Nobody can draw it again, not even with the run's seed: amplification by sampling needs that
+        (`test_a_secret_cohort_has_the_distribution_of_the_sampler`).
+    """
+    if plan.sampler == "all":
+        return tuple(range(plan.clients))
+    if plan.sampler == "fixed":
+        return tuple(sorted(SystemRandom().sample(range(plan.clients), plan.cohort)))
+    present = EntropyStream().random(plan.clients) < plan.rate
+    return tuple(np.flatnonzero(present).tolist())
 
 
 def cohort_sizes(plan: Plan, present: int = 0) -> list[tuple[int, float]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedveil.privacy.accounting import Guarantee
 from fedveil.privacy.releases import ADVERSARIES, Adversary, Plan, PostProcessing, Release, Unprotected
+from fedveil.streams import NoiseSource
 
 _WHO: dict[Adversary, str] = {
     "server": "the server",
@@ -21,11 +22,16 @@ _NEIGHBOUR = {
     "zero-out": "taking part with one's own contribution or with an empty one",
 }
 NO_AUDIT = "No audit has tested this run."
+SEEDED = (
+    "The privacy noise of this run comes from its seed: whoever knows the seed can remove the noise, so the model must "
+    'not be published. What is proven below holds only against those who do not know the seed; run.noise = "entropy" '
+    "draws noise that nobody can remove."
+)
 
 
 def show(value: float) -> str:
     """A number to four digits, as in the tables."""
-    return f"{value:.1f}" if value >= 100 else f"{value:.4g}"
+    return f"{value:.1f}" if 100 <= value < 1e7 else f"{value:.4g}"
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,9 @@ class PrivacyStatement:
     audit: Mapping[str, Any] | None = None
     releases: tuple[Release, ...] = ()
     plan: Plan | None = None
+    noise: NoiseSource = "entropy"
+    removable: bool = False
+    """Whether the seed is all it takes to draw the noise again."""
     notes: tuple[str, ...] = ()
     """How the data was prepared, as far as that matters to privacy."""
     rows_per_person: int | None = None
@@ -51,6 +60,8 @@ class PrivacyStatement:
             "paper_claim": self.paper_claim,
             "proven": [row.to_json() for row in self.proven],
             "audit": None if self.audit is None else dict(self.audit),
+            "noise": self.noise,
+            "removable": self.removable,
         } | ({"data": list(self.notes), "persons": self.persons()} if self.notes else {})
 
     def persons(self) -> list[dict[str, Any]]:
@@ -74,7 +85,8 @@ class PrivacyStatement:
 
     def in_words(self) -> str:
         """For a privacy officer: what is protected, against whom, and what is not."""
-        lines = [_claim(self.paper_claim), ""]
+        lines = [SEEDED, ""] if self.removable else []
+        lines += [_claim(self.paper_claim), ""]
         for adversary in ADVERSARIES:
             rows = [row for row in self.proven if row.adversary == adversary]
             if rows:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.attack_runs.verdict import AttackVerdict, attack_verdict
-from fedveil.report.files import natural, number, read_bytes, read_json, why
+from fedveil.report.files import Problems, natural, number, read_bytes, read_json, why
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _LARGEST_PICTURE = 4 << 20
@@ -48,7 +48,7 @@ class Attack:
     verdict: AttackVerdict | None = None
 
 
-def read_attacks(place: Path, problems: list[str]) -> tuple[Attack, ...]:
+def read_attacks(place: Path, problems: Problems) -> tuple[Attack, ...]:
     """What each attack in this folder of attacks left; what cannot be read is added to `problems`."""
     return tuple(_attack(folder, place, problems) for folder in _attacks(place))
 
@@ -60,7 +60,7 @@ def _attacks(place: Path) -> list[Path]:
     return sorted(found, key=natural)
 
 
-def _attack(folder: Path, place: Path, problems: list[str]) -> Attack:
+def _attack(folder: Path, place: Path, problems: Problems) -> Attack:
     name, *target = folder.relative_to(place).parts
     within = "/".join(("attacks", name, *target, ""))
     found = read_json(folder / "finding.json", problems, within=within)
@@ -125,7 +125,7 @@ def _flat(values: Mapping[str, Any], within: str = "", depth: int = 0) -> Iterab
             yield name, ", ".join(f"{v:.4g}" for v in value)
 
 
-def read_pictures(folder: Path, problems: list[str]) -> tuple[Picture, ...]:
+def read_pictures(folder: Path, problems: Problems) -> tuple[Picture, ...]:
     """The PNG pictures of a folder, none where there is no such folder."""
     if not folder.is_dir():
         return ()
@@ -142,7 +142,7 @@ def read_pictures(folder: Path, problems: list[str]) -> tuple[Picture, ...]:
             continue
         pictures.append(Picture(path.stem, body))
     if len(paths) > _MOST_PICTURES:
-        problems.append(f"{folder.name}: the first {_MOST_PICTURES} of {len(paths)} pictures are shown")
+        problems.notes.append(f"{folder.name}: the first {_MOST_PICTURES} of {len(paths)} pictures are shown")
     return tuple(pictures)
 
 

@@ -14,6 +14,14 @@ _LARGEST_TEXT = 256 << 20
 _LARGEST_NUMBER = 1e100  # beyond anything measured, and far from where sums overflow
 
 
+class Problems(list[str]):
+    """What is damaged or missing in a run's folder; `notes` tell what is no damage, such as an unfinished run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[str] = []
+
+
 def read_bytes(path: Path, most: int) -> bytes:
     """What a file holds: a pipe would never end, and neither would a device."""
     seen = path.stat()

@@ -25,15 +25,20 @@ from fedveil.session.results import Result
 _TITLES = re.compile(r'<section id="([a-z-]+)"[^>]*><h2[^>]*>(.*?)</h2>')
 
 
-def write_report(results: Sequence[Path | str | Result], path: Path | str) -> Path:
-    """Write the report on these runs (result folders, or folders of them) and return its path.
+def write_report(results: Sequence[Path | str | Result], path: Path | str, notes: Sequence[str] = ()) -> Path:
+    """Write the report on these runs (result folders, or folders of them), with these notes, and return its path.
 
     Unfinished and damaged runs are shown as far as they can be read; the report says what is missing.
     """
     target = Path(path)
+    return write_page(read_runs(results), target, [*notes, *empty_folders(results)])
+
+
+def write_page(runs: Sequence[Run], target: Path, notes: Sequence[str] = ()) -> Path:
+    """Write the report on runs that are read already."""
     if target.is_dir():
         raise InputError("-o", str(target), "is a folder", "Give the path of a file, such as report.html.")
-    body = render(read_runs(results), _empty(results))
+    body = render(runs, notes)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, body.encode("utf-8", "replace"))  # a folder's name may be no text
@@ -44,7 +49,7 @@ def write_report(results: Sequence[Path | str | Result], path: Path | str) -> Pa
     return target
 
 
-def _empty(results: Sequence[Path | str | Result]) -> list[str]:
+def empty_folders(results: Sequence[Path | str | Result]) -> list[str]:
     """Folders among these that hold no run."""
     places = [Path(item) for item in results if not isinstance(item, Result)]
     return [f"There is no run in {place}." for place in places if not run_folders(place)]

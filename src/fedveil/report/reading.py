@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.errors import InputError, ResultError
+from fedveil.numerics import NUMERICS, numerics_of
 from fedveil.report.attack_files import Attack, Picture, read_attacks, read_pictures
-from fedveil.report.files import natural, number, parse_json, parse_toml, read_json, read_text
+from fedveil.report.files import Problems, natural, number, parse_json, parse_toml, read_json, read_text
+from fedveil.session.model_file import model_problems
 from fedveil.session.results import Result
 
 MARKS = ("summary.json", "rounds.jsonl", "config.toml")
@@ -95,6 +97,8 @@ class Run:
     proven: tuple[Proof, ...] = ()
     audits: tuple[Mapping[str, Any], ...] = ()
     words: str = ""
+    removable: bool = False
+    """Whether whoever knows the seed can remove the privacy noise."""
     classes: tuple[str, ...] = ()
     per_class: tuple[float | None, ...] = ()
     per_client: tuple[float | None, ...] = ()
@@ -102,6 +106,7 @@ class Run:
     partition: tuple[tuple[int, ...], ...] = ()
     plan: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    numerics: int = NUMERICS
     parameters: int | None = None
     paper: Paper | None = None
     history: tuple[Point, ...] = ()
@@ -111,6 +116,9 @@ class Run:
     synthetic: tuple[Picture, ...] = ()
     figures: tuple[Picture, ...] = ()
     problems: tuple[str, ...] = ()
+    """What is damaged or missing, file by file."""
+    notes: tuple[str, ...] = ()
+    folder: Path | None = None
 
     @property
     def budget(self) -> float | None:
@@ -121,7 +129,8 @@ class Run:
 def read_runs(results: Sequence[Path | str | Result]) -> list[Run]:
     """Every run in these folders (at any depth) and results, in the order given.
 
-    A path that does not exist is refused, and so is a collection without a single run.
+    A path that does not exist is refused, and so is a collection without a single run or with runs of different
+    numerics.
     """
     runs: list[Run] = []
     seen: set[Path] = set()
@@ -141,7 +150,23 @@ def read_runs(results: Sequence[Path | str | Result]) -> list[Run]:
     if not runs:
         given = ", ".join(str(item) for item in results) or "nothing"
         raise ResultError(f"no run in {given}. Give result folders, such as results/demo.")
+    _require_one_numerics(runs)
     return runs
+
+
+def _require_one_numerics(runs: Sequence[Run]) -> None:
+    """Refuse to show runs beside one another that differ in how they were computed."""
+    names: dict[int, list[str]] = {}
+    for run in runs:
+        names.setdefault(run.numerics, []).append(run.name)
+    if len(names) > 1:
+        listed = "; ".join(f"{version}: {', '.join(names[version])}" for version in sorted(names))
+        raise InputError(
+            "numerics",
+            sorted(names),
+            f"these runs were made by different numerics and are not comparable ({listed})",
+            "Give the folders of one version, or run the older ones again in another folder.",
+        )
 
 
 def run_folders(place: Path) -> list[Path]:
@@ -160,7 +185,7 @@ def run_folders(place: Path) -> list[Path]:
 
 def read_folder(folder: Path) -> Run:
     """One run, whatever state its folder is in."""
-    problems: list[str] = []
+    problems = Problems()
     config_text = read_text(folder / "config.toml", problems) or ""
     config = parse_toml(config_text, problems)
     history = _history(folder / "rounds.jsonl", problems)
@@ -171,8 +196,9 @@ def read_folder(folder: Path) -> Run:
             summary = loaded
         elif loaded is not None:
             problems.append("summary.json is not an object")
+        problems.extend(model_problems(folder, summary or {}))
     else:
-        problems.append(_unfinished(history, config))
+        problems.notes.append(_unfinished(history, config))
     attacks = read_attacks(folder / "attacks", problems)
     audits = [
         row
@@ -187,6 +213,8 @@ def read_folder(folder: Path) -> Run:
         config_text,
         audits,
         problems,
+        folder=folder,
+        numerics=numerics_of(folder) or NUMERICS,
         attacks=attacks,
         synthetic=read_pictures(folder / "synthetic", problems),
         figures=read_pictures(folder / "figures", problems),
@@ -194,9 +222,10 @@ def read_folder(folder: Path) -> Run:
 
 
 def _from_memory(result: Result) -> Run:
-    problems: list[str] = []
+    problems = Problems()
+    version = result.summary.get("numerics", NUMERICS)
     name = f"{result.summary.get('method', 'run')}, seed {result.summary.get('seed', '?')}"
-    return _build(name, result.summary, _points(result.history), {}, "", [], problems)
+    return _build(name, result.summary, _points(result.history), {}, "", [], problems, numerics=version)
 
 
 def _build(
@@ -206,7 +235,7 @@ def _build(
     config: Mapping[str, Any],
     config_text: str,
     audits: Sequence[Mapping[str, Any]],
-    problems: list[str],
+    problems: Problems,
     **others: Any,
 ) -> Run:
     told = _Fields(found or {}, problems if found is not None else [])
@@ -234,6 +263,7 @@ def _build(
         proven=_proofs(privacy, plan),
         audits=(*(_audit_rows(audit) if audit else []), *audits),
         words=told.text("privacy_in_words"),
+        removable=privacy.values.get("removable") is True,
         plan={str(key): str(value) for key, value in plan.items()},
         environment={
             str(key): str(value) for key, value in told.mapping("environment", required=False).items()
@@ -245,6 +275,7 @@ def _build(
         **_measured(told),
         **others,
         problems=tuple(dict.fromkeys(problem for problem in problems if problem)),
+        notes=tuple(problems.notes),
     )
 
 

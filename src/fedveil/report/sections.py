@@ -43,7 +43,8 @@ def problems(runs: Sequence[Run], notes: Sequence[str]) -> str:
     """What is missing, damaged or not comparable; nothing if all is well."""
     items = [f"<li>{escape(note)}</li>" for note in notes]
     for run in runs:
-        items += [f"<li><strong>{escape(run.name)}</strong>: {escape(text)}</li>" for text in run.problems]
+        texts = (*run.problems, *run.notes)
+        items += [f"<li><strong>{escape(run.name)}</strong>: {escape(text)}</li>" for text in texts]
     if not items:
         return ""
     return (
@@ -150,7 +151,10 @@ def _privacy_rows(setting: Setting) -> list[Row]:
         if bound is not None:
             who = str(audit.get("adversary", ""))
             whom = f" against {WHO[who]}" if who in WHO else ""
-            said = f"{setting.name}: an audit{whom} showed epsilon of at least {show(bound)}{_scope(audit)}"
+            of = " of the bits" if audit.get("kind") == "reachable values" else ""
+            said = (
+                f"{setting.name}: an audit{of}{whom} showed epsilon of at least {show(bound)}{_scope(audit)}"
+            )
             audits.setdefault(who, []).append(Mark("audit", bound, said))
     for who, marks in audits.items():
         if who in WHO:

@@ -63,7 +63,19 @@ def _large_delta(row: Proof) -> bool:
 
 
 def headline(settings: Sequence[Setting]) -> Verdict:
-    """The whole report in one or two sentences."""
+    """The whole report in one or two sentences; noise that can be removed is said before anything else."""
+    said = _headline(settings)
+    seeded = [setting for setting in settings if any(run.removable for run in setting.runs)]
+    if not seeded:
+        return said
+    return Verdict(
+        said.level,
+        f"The privacy noise of {_listed(seeded)} comes from the seed: whoever knows the seed can remove the noise, so "
+        f"{'the model' if len(seeded) == 1 else 'these models'} must not be published. {said.text}",
+    )
+
+
+def _headline(settings: Sequence[Setting]) -> Verdict:
     broken = [setting for setting in settings if contradictions(setting)]
     if broken:
         return Verdict(

@@ -13,6 +13,7 @@ import safetensors.torch
 
 from fedveil.atomic_files import write_atomically, writing
 from fedveil.messages import MessageError, Record
+from fedveil.numerics import NUMERICS, require_numerics
 from fedveil.tree import State
 
 _MAGIC = b"fedveil checkpoint 1\n"
@@ -37,7 +38,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
             for place, (name, leaf) in enumerate(state.items())
         }
     )
-    head = json.dumps({"round": checkpoint.round}).encode()
+    head = json.dumps({"round": checkpoint.round, "numerics": NUMERICS}).encode()
     body = b"".join(struct.pack("<Q", len(part)) + part for part in (head, server, clients))
     data = _MAGIC + body + hashlib.sha256(body).digest()
     write_atomically(folder / f"round-{checkpoint.round:06d}.ckpt", data)
@@ -46,7 +47,11 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def load_checkpoint(folder: Path, server_type: type[Record], *, most: int | None = None) -> Checkpoint | None:
-    """The newest checkpoint that is whole, of round `most` at the latest, or None."""
+    """The newest checkpoint that is whole, of round `most` at the latest, or None.
+
+    Raises:
+        InputError: It was made by other numerics.
+    """
     for path in sorted(folder.glob("round-*.ckpt"), reverse=True):
         checkpoint = _read(path, server_type)
         if checkpoint is not None and (most is None or checkpoint.round <= most):
@@ -69,11 +74,13 @@ def _read(path: Path, server_type: type[Record]) -> Checkpoint | None:
         parts.append(body[offset + 8 : offset + 8 + length])
         offset += 8 + length
     head, server, clients = parts
+    facts = json.loads(head)
+    require_numerics(path, facts.get("numerics", 1))
     states: dict[int, State] = {}
     for name, leaf in sorted(safetensors.torch.load(clients).items()):
         client, _, key = name.split("/", maxsplit=2)
         states.setdefault(int(client), {})[key] = leaf
     try:
-        return Checkpoint(json.loads(head)["round"], server_type.from_bytes(server), states)
+        return Checkpoint(facts["round"], server_type.from_bytes(server), states)
     except MessageError:
         return None

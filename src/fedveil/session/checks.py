@@ -5,7 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedveil.data.client_data import Array, ArrayClients, Clients, first_not_finite, labels_of, tensor_of
+from fedveil.data.client_data import (
+    Array,
+    ArrayClients,
+    Clients,
+    client_ids,
+    first_not_finite,
+    labels_of,
+    tensor_of,
+)
 from fedveil.data.dataset import Examples
 from fedveil.errors import DataError, InputError, within
 from fedveil.messages import Record
@@ -25,8 +33,7 @@ def check_clients(task: Task, method: AnyMethod, plan: Plan, clients: Clients) -
 
 def check_fit(task: Task, clients: Clients) -> None:
     """Refuse examples that the model cannot read and labels that it has no output for."""
-    largest = max(range(len(clients.sizes)), key=clients.sizes.__getitem__)
-    data = clients.load([largest])
+    data = clients.load([_largest(clients)])
     if not data.largest:
         raise DataError("no client has an example. Give at least one client some data.")
     labels = clients.y if isinstance(clients, ArrayClients) else data.y[0]
@@ -40,8 +47,7 @@ def check_apart(task: Task, method: AnyMethod, plan: Plan, clients: Clients) -> 
     """
     if unit_of(method, plan) != "record":
         return
-    largest = max(range(len(clients.sizes)), key=clients.sizes.__getitem__)
-    data = clients.load([largest])
+    data = clients.load([_largest(clients)])
     x, y = data.x[:, :1].to(task.device), data.y[:, :1].to(task.device)
     other = 1 - x if x.is_floating_point() else torch.zeros_like(x)
     w = with_axis(task.init(0))
@@ -57,6 +63,12 @@ def check_apart(task: Task, method: AnyMethod, plan: Plan, clients: Clients) -> 
             "an example's loss depends on the others of its batch, so one record's influence cannot be bounded",
             "Normalise within an example (torch.nn.GroupNorm), or use a method that protects whole clients.",
         )
+
+
+def _largest(clients: Clients) -> int:
+    """The client with the most examples."""
+    sizes = dict(zip(client_ids(clients), clients.sizes, strict=True))
+    return max(sizes, key=sizes.__getitem__)
 
 
 def check_min_clients(min_clients: int, plan: Plan) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from fedveil.engines.engine import Answers, Engine
-from fedveil.errors import DivergedError, FedveilError
+from fedveil.errors import DivergedError, FedveilError, NobodyAnsweredError
 from fedveil.messages import Message, Record
 from fedveil.methods.method import AnyMethod, At
 from fedveil.privacy.releases import Plan
-from fedveil.privacy.sampling import draw_cohort
+from fedveil.privacy.sampling import draw_cohort, draw_secret_cohort
 from fedveil.streams import NoiseSource, ServerStreams
 from fedveil.task import Task
 from fedveil.tree import Params, flat_rows
@@ -73,18 +73,21 @@ def run_rounds(
     callbacks: Sequence[Callback] = (),
     noise_source: NoiseSource = "seeded",
     min_clients: int = 0,
-    cohort_seed: int | None = None,
 ) -> Outcome:
     """Rounds `start + 1` to `plan.rounds`, from the server's state after round `start`.
 
     An exchange that fewer than `min_clients` answered counts as answered by nobody. Cohorts are drawn from
-    `cohort_seed`, or from `seed` where there is none.
+    where the noise comes from: the sampling that accounting relies on must be as secret as the noise.
+
+    Raises:
+        NobodyAnsweredError: Every client of a cohort refused or dropped out.
     """
     exchanges = _Exchanges(task, method, engine, callbacks, seed, noise_source, min_clients)
     for number in range(start + 1, plan.rounds + 1):
         began = time.perf_counter()
         at = At(plan, number)
-        cohort = draw_cohort(plan, seed if cohort_seed is None else cohort_seed, number)
+        seeded = noise_source == "seeded"
+        cohort = draw_cohort(plan, seed, number) if seeded else draw_secret_cohort(plan)
         for callback in callbacks:
             if (reason := callback.round_starts(at, cohort)) is not None:
                 return Outcome(server, number - 1, reason)
@@ -127,8 +130,9 @@ class _Exchanges:
     def run(self, at: At, server: Record, cohort: tuple[int, ...]) -> _Exchanged:
         down = self.method.broadcast(at, server, cohort)
         answers = self.engine.exchange(cohort, down, at)
+        _require_somebody(answers.missing, cohort, at)
         if len(answers.clients) < self.min_clients:
-            answers = Answers((), None)
+            answers = Answers((), None, answers.missing)
         received = 0
         if answers.up is not None:
             _require_finite(answers.up, answers.clients, at)
@@ -142,6 +146,7 @@ class _Exchanges:
             raise
         except Exception as error:
             answers = _without_failing(self.engine, at, answers, update, error, self.min_clients)
+            _require_somebody(answers.missing, cohort, at)
             server = update(answers)
         sent = down.row_bytes() * len(cohort)
         return _Exchanged(self.engine.own(server), len(answers.clients), received, sent)
@@ -178,9 +183,20 @@ def _without_failing(
         raise error
     if not all(engine.leave_out(client, at, problem) for client, problem in problems.items()):
         raise error
+    missing = {**answers.missing, **problems}
     if answers.up is None or len(kept) < max(1, min_clients):
-        return Answers((), None)
-    return Answers(tuple(answers.clients[row] for row in kept), answers.up.rows(kept))
+        return Answers((), None, missing)
+    return Answers(tuple(answers.clients[row] for row in kept), answers.up.rows(kept), missing)
+
+
+def _require_somebody(missing: Mapping[int, str], cohort: Sequence[int], at: At) -> None:
+    """End a run whose whole cohort refused or dropped out.
+
+    An empty cohort is no such round: its noise is released like any other's, and to stop there would tell that it was
+    empty.
+    """
+    if cohort and missing.keys() >= set(cohort):
+        raise NobodyAnsweredError(at.round, {client: missing[client] for client in cohort})
 
 
 def _form(model: Params) -> dict[str, torch.Size]:

@@ -38,15 +38,17 @@ class RunOptions:
     """How a run is carried out and recorded, whatever its engine.
 
     Attributes:
-        results: The run's folder. An interrupted run resumes there to the same result, a finished one is read back,
-            and a folder that holds another run is refused. None: nothing is written.
+        results: The run's folder. An interrupted run resumes there (if seeded, to the same result), a finished one is
+            read back, and a folder that holds another run is refused. None: nothing is written.
         config: The text kept there as `config.toml`.
         facts: Added to the run's summary.
         transcript: Whether to record the messages of every round, or of which rounds.
         transcript_exchanges: Record only the first so many exchanges of a round.
         min_clients: An exchange that fewer clients answered counts as answered by nobody.
-        noise_source: With "entropy" a repeated round draws fresh noise, so it is charged again; cohorts are then drawn
-            from entropy too, since the sampling that accounting relies on must be secret.
+        noise_source: "seeded": privacy noise and cohorts come from the seed, so whoever knows it can remove the noise.
+            "entropy": both, and the Poisson batches of records, come from the operating system; a repeated round draws
+            fresh noise, so it is charged again.
+        deployed: Whether the clients are nodes that decide for themselves if they answer.
 
     Raises:
         InputError: A value is out of range; its `field` is the key in a configuration, such as `run.seed`.
@@ -63,6 +65,7 @@ class RunOptions:
     transcript_exchanges: int | None = None
     min_clients: int = 0
     noise_source: NoiseSource = "seeded"
+    deployed: bool = False
 
     def __post_init__(self) -> None:
         _whole(self, "seed", 0, LARGEST_SEED)
@@ -71,7 +74,7 @@ class RunOptions:
         _whole(self, "min_clients", 0)
         if self.transcript_exchanges is not None:
             _whole(self, "transcript_exchanges", 1)
-        known_name("run.noise_source", "source of noise", self.noise_source, get_args(NoiseSource))
+        known_name("run.noise", "source of noise", self.noise_source, get_args(NoiseSource))
         if isinstance(self.transcript, bool):
             return
         if not isinstance(self.transcript, Sequence):

@@ -11,10 +11,11 @@ from fedveil.errors import InputError, LedgerError
 from fedveil.methods.method import AnyMethod, At
 from fedveil.privacy.accounting import Rounds, account, account_rounds, rounds_of
 from fedveil.privacy.ledger import Budget, BudgetKeeper, Ledger
-from fedveil.privacy.releases import Plan, Release, Unit, Unprotected
+from fedveil.privacy.releases import Plan, PostProcessing, Release, Unit, Unprotected
 from fedveil.privacy.statement import PrivacyStatement
 from fedveil.session.loop import Callback, RoundEnd
 from fedveil.session.options import PrivacySettings
+from fedveil.streams import NoiseSource
 
 _POINTS = 10  # how often epsilon is worked out on the way; every round would cost more than the training
 
@@ -27,6 +28,22 @@ def unit_of(method: AnyMethod, plan: Plan) -> Unit:
             return release.unit
     stated = {release.unit for release in releases}
     return "record" if stated == {"record"} else "client"
+
+
+def is_private(method: AnyMethod, plan: Plan) -> bool:
+    """Whether anything that this method releases is protected: then its noise and sampling must be secret."""
+    return any(not isinstance(r.protection, Unprotected | PostProcessing) for r in method.releases(plan))
+
+
+def noise_for(method: AnyMethod, plan: Plan, asked: NoiseSource | None, *, own_data: bool) -> NoiseSource:
+    """Where a simulation draws its privacy noise and its cohorts from.
+
+    What the user asked for; else entropy where the data is the user's own, the seed for public benchmarks. A method
+    that protects nothing has no noise to keep secret: it is always seeded, so that its runs repeat.
+    """
+    if not is_private(method, plan):
+        return "seeded"
+    return asked or ("entropy" if own_data else "seeded")
 
 
 def declared(method: AnyMethod, plan: Plan, *, deployed: bool) -> tuple[Release, ...]:
@@ -48,12 +65,19 @@ def declared(method: AnyMethod, plan: Plan, *, deployed: bool) -> tuple[Release,
 
 
 def privacy_statement(
-    method: AnyMethod, plan: Plan, delta: float, *, deployed: bool = False
+    method: AnyMethod,
+    plan: Plan,
+    delta: float,
+    *,
+    noise: NoiseSource = "entropy",
+    deployed: bool = False,
 ) -> PrivacyStatement:
     """What a run of this plan claims and proves; `deployed`: its clients are nodes with policies of their own."""
     releases = declared(method, plan, deployed=deployed)
     claim = method.paper_claim(plan)
-    return PrivacyStatement(claim or "none", account(releases, plan, delta), None, releases, plan)
+    proven = account(releases, plan, delta)
+    removable = noise == "seeded" and is_private(method, plan)
+    return PrivacyStatement(claim or "none", proven, None, releases, plan, noise, removable)
 
 
 class PrivacyGuard(Callback):
@@ -65,14 +89,17 @@ class PrivacyGuard(Callback):
         run: str,
         ledger: Path | None,
         *,
-        replay_safe: bool = True,
+        noise: NoiseSource = "seeded",
+        deployed: bool = False,
     ) -> None:
         self._method = method
         self._plan = plan
         self._settings = settings
         self._run = run
-        self._releases = declared(method, plan, deployed=not replay_safe)
-        self._replay_safe = replay_safe
+        self._noise: NoiseSource = noise
+        self._deployed = deployed
+        self._releases = declared(method, plan, deployed=deployed)
+        self._replay_safe = noise == "seeded"
         self._ledger = None if ledger is None else Ledger(ledger)
         self._keeper: BudgetKeeper | None = None
         unit = settings.budget_unit or unit_of(method, plan)
@@ -143,11 +170,17 @@ class PrivacyGuard(Callback):
         """Every attempt at a round that was charged, where attempts draw fresh noise; else nothing."""
         return Counter() if self._replay_safe or self._ledger is None else self._ledger.rounds(self._run)
 
+    def released_in_words(self, rounds: int) -> str:
+        """What a run that ended early has released in the rounds it completed, a line or more."""
+        if rounds == 0:
+            return "No round was completed. Only the round that was begun is on the ledger.\n"
+        return f"After {rounds} completed rounds:\n{self.statement(rounds).in_words()}\n"
+
     def statement(self, rounds: int) -> PrivacyStatement:
         """The statement of the rounds that were run; with fresh noise, of every attempt at one that was charged."""
         delta = self._settings.delta
         plan = replace(self._plan, rounds=rounds) if rounds else self._plan
-        plain = privacy_statement(self._method, plan, delta, deployed=not self._replay_safe)
+        plain = privacy_statement(self._method, plan, delta, noise=self._noise, deployed=self._deployed)
         plain = replace(plain, notes=self._settings.notes, rows_per_person=self._settings.rows_per_person)
         charged = self._charged()
         if charged:

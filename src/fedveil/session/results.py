@@ -26,8 +26,10 @@ from fedveil.engines.engine import Engine
 from fedveil.errors import ResultError
 from fedveil.messages import Message, Record
 from fedveil.methods.method import At
+from fedveil.numerics import MARK, NUMERICS, numerics_of, require_numerics
 from fedveil.session.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedveil.session.loop import Callback, RoundEnd
+from fedveil.session.model_file import CHECKSUM, MODEL, model_problems, write_model
 from fedveil.tree import Params
 
 _ALWAYS = {"method", "seed", "rounds", "seconds", "bytes_up", "bytes_down", "stopped", "privacy"}
@@ -117,6 +119,10 @@ class ResultFolder:
                 "differ. Remove it or choose another folder."
             )
 
+    def require_numerics(self) -> None:
+        """Refuse a folder that other numerics made: neither its rounds nor its result fit new ones."""
+        require_numerics(self.path, numerics_of(self.path))
+
     def require_data(self, digest: str | None) -> None:
         """Refuse a folder begun on other data of the same shape: its result is not theirs, and rounds replayed with the
         same noise on other data would show the difference bare."""
@@ -152,6 +158,7 @@ class ResultFolder:
             )
         if not mark.exists():
             write_atomically(stored, config.encode())
+            write_atomically(self.path / MARK, f"{NUMERICS}\n".encode())
             if data is not None:
                 write_atomically(self.path / ".data", data.encode())
             write_atomically(mark, identity.encode())  # last: it vouches for the configuration beside it
@@ -185,10 +192,11 @@ class ResultFolder:
             lines.append(line)
         return lines
 
-    def finish(self, model: Params, summary: Mapping[str, Any]) -> None:
-        body = safetensors.torch.save({name: leaf.contiguous() for name, leaf in model.items()})
-        write_atomically(self.path / "model.safetensors", body)
-        write_atomically(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+    def finish(self, model: Params, summary: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the model and then the summary, which is returned with the model's checksum."""
+        whole = dict(summary) | {CHECKSUM: write_model(self.path, model)}
+        write_atomically(self.path / "summary.json", (json.dumps(whole, indent=2) + "\n").encode())
+        return whole
 
     def read(self) -> Result:
         """The finished run in this folder."""
@@ -200,7 +208,9 @@ class ResultFolder:
             summary = json.loads((self.path / "summary.json").read_text())
             if not isinstance(summary, dict) or not summary.keys() >= _ALWAYS:
                 raise ValueError("summary.json is not the summary of a run")
-            model = safetensors.torch.load_file(self.path / "model.safetensors")
+            if problems := model_problems(self.path, summary):
+                raise ValueError(problems[0])
+            model = safetensors.torch.load_file(self.path / MODEL)
         except (OSError, ValueError, RecursionError, safetensors.SafetensorError) as error:
             raise ResultError(
                 f"{self.path} is damaged: {error}. Restore it from a copy, or remove it and run it again."

@@ -19,8 +19,10 @@ from fedveil.privacy.releases import Plan, Sampler
 from fedveil.session.checks import check_clients
 from fedveil.session.loop import Callback
 from fedveil.session.options import AvailableData, PrivacySettings, RunOptions, SimulationOptions
+from fedveil.session.privacy_guard import noise_for
 from fedveil.session.results import Result
 from fedveil.session.session import run_session
+from fedveil.streams import NoiseSource
 from fedveil.task import Task
 
 
@@ -46,6 +48,7 @@ def run(
     cohort: int | None = None,
     sampler: Sampler = "fixed",
     seed: int = 0,
+    noise: NoiseSource | None = None,
     test: Examples | tuple[Array, Array] | None = None,
     local_test: Clients | None = None,
     classes: int | None = None,
@@ -69,16 +72,17 @@ def run(
     Args:
         clients: `ArrayClients`, `LazyClients`, or a list with one entry per client: a pair (x, y) of tensors or NumPy
             arrays, `Examples`, or a `torch.utils.data.Dataset`.
-        results: A folder. Every round is recorded there, an interrupted run resumes to the same result, and a finished
-            one is read back; a folder that holds another run is refused.
+        noise: `RunOptions.noise_source`; "entropy" if not given, "seeded" always for methods that protect nothing.
+        results: The folder of `RunOptions.results`; every round is recorded there.
         score_clients: Score the final model on each client's own examples, or on `local_test`.
         callbacks: Called at every round.
-
-    The other arguments are the fields of `RunOptions`, `SimulationOptions` and `AvailableData`.
+        others: The fields of `RunOptions`, `SimulationOptions` and `AvailableData`.
 
     Raises:
         FedveilError: The clients, the method and the options do not fit together; nothing has been written.
     """
+    source = _clients_of(clients)
+    plan = make_plan(source, rounds=rounds, cohort=cohort, sampler=sampler)
     options = RunOptions(
         seed=seed,
         results=None if results is None else Path(results),
@@ -90,12 +94,11 @@ def run(
         transcript=transcript,
         transcript_exchanges=transcript_exchanges,
         min_clients=min_clients,
+        noise_source=noise_for(method, plan, noise, own_data=True),
     )
-    simulation = SimulationOptions(execution, workers, max_memory)
-    source = _clients_of(clients)
-    plan = make_plan(source, rounds=rounds, cohort=cohort, sampler=sampler)
     data = AvailableData(test, classes, source, local_test, score_clients)
-    return simulate(task, source, method, plan, options, simulation, data, callbacks)
+    spread = SimulationOptions(execution, workers, max_memory)
+    return simulate(task, source, method, plan, options, spread, data, callbacks)
 
 
 def simulate(
@@ -118,6 +121,7 @@ def simulate(
             method,
             plan,
             seed=options.seed,
+            noise_source=options.noise_source,
             execution=simulation.execution,
             workers=simulation.workers,
             max_memory=simulation.max_memory,

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from fedveil.data.client_data import digest_of
 from fedveil.engines.engine import Engine
+from fedveil.errors import NobodyAnsweredError
 from fedveil.evaluation.accuracy import evaluate_clients, evaluate_personal
 from fedveil.messages import Record
 from fedveil.methods.method import AnyMethod
+from fedveil.numerics import NUMERICS
 from fedveil.privacy.releases import Plan
 from fedveil.session.callbacks.evaluate import EvaluateOnTest
 from fedveil.session.checkpoint import Checkpoint
@@ -77,7 +79,15 @@ def open_session(
     # On a shared ledger another run must not pass for this one resumed: it may have other data. One without a folder
     # cannot be resumed.
     name = f"{options.seed} {secrets.token_hex(6)}" if folder is None else folder.run()
-    guard = PrivacyGuard(method, plan, options.privacy, name, ledger, replay_safe=options.replay_safe)
+    guard = PrivacyGuard(
+        method,
+        plan,
+        options.privacy,
+        name,
+        ledger,
+        noise=options.noise_source,
+        deployed=options.deployed,
+    )
     return Session(task, method, plan, options, data, test, server, folder, name, guard)
 
 
@@ -117,11 +127,14 @@ class Session:
             "seed": str(self.options.seed),
             "model": repr(self.task.module),
         }
+        if not self.options.replay_safe:  # a folder begun with seeded noise is not resumed with fresh noise
+            facts["noise"] = self.options.noise_source
         return "".join(f"{key} = {json.dumps(value)}\n" for key, value in facts.items())
 
     def require_same_run(self, folder: ResultFolder) -> str | None:
-        """Refuse a folder of another run or of other data; the digest of the data, where they are available."""
+        """Refuse a folder of another run, numerics or data; the digest of the data, where they are available."""
         folder.require(self.identity)
+        folder.require_numerics()
         digest = None if self.data.clients is None else digest_of(self.data.clients, self.test)
         folder.require_data(digest)
         return digest
@@ -161,11 +174,13 @@ class Session:
                 callbacks=[*self._own_callbacks(start.history, saver), *callbacks],
                 noise_source=options.noise_source,
                 min_clients=options.min_clients,
-                cohort_seed=options.seed if options.replay_safe else secrets.randbits(128),
             )
-        except BaseException:  # Ctrl-C and failures alike leave the last whole round behind
+        except BaseException as error:  # Ctrl-C and failures alike leave the last whole round behind
             if saver is not None:
                 saver.save()
+            if isinstance(error, NobodyAnsweredError):
+                released = self.guard.released_in_words(error.round - 1)
+                raise NobodyAnsweredError(error.round, error.reasons, released) from error
             raise
 
     def _own_callbacks(self, history: list[dict[str, Any]], saver: Checkpoints | None) -> list[Callback]:
@@ -188,7 +203,7 @@ class Session:
         summary = self._summary(outcome, history, model) | self._client_scores(engine, outcome, model)
         summary |= self.options.facts
         if self.folder is not None:
-            self.folder.finish(model, summary)
+            summary = self.folder.finish(model, summary)
         return Result(summary, history, model, None if self.folder is None else self.folder.path)
 
     def _client_scores(self, engine: Engine, outcome: Outcome, model: Params) -> dict[str, Any]:
@@ -235,5 +250,6 @@ class Session:
                 "largest_client": plan.largest_client,
             },
             "parameters": task.parameter_count,
+            "numerics": NUMERICS,
             "environment": environment(),
         } | {name: scored[name] for name in ("mcc", "perplexity") if name in scored}

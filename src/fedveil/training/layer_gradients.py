@@ -27,7 +27,7 @@ class Part(ABC):
 
     @abstractmethod
     def weighted_sum(self, factors: Tensor) -> Params:
-        """`sum_i factors[i] * g_i`."""
+        """`sum_i factors[i] * g_i`, in float64."""
 
     @abstractmethod
     def gradients(self) -> Params:
@@ -54,7 +54,7 @@ class Explicit(Part):
 
     def weighted_sum(self, factors: Tensor) -> Params:
         return {
-            name: torch.mv(flat_rows(leaf).mT, _rounded_down(factors, leaf.dtype)).reshape(leaf.shape[1:])
+            name: torch.mv(flat_rows(leaf).double().mT, factors).reshape(leaf.shape[1:])
             for name, leaf in self.leaves.items()
         }
 
@@ -74,10 +74,7 @@ class Outer(Part):
         return _square(self.inputs) * _square(self.outputs)
 
     def weighted_sum(self, factors: Tensor) -> Params:
-        scaled = (
-            self.outputs.double() * factors[:, None]
-        )  # in float64: a tiny factor of a huge gradient survives
-        return {self.name: scaled.to(self.outputs.dtype).mT @ self.inputs}
+        return {self.name: (self.outputs.double() * factors[:, None]).mT @ self.inputs.double()}
 
     def gradients(self) -> Params:
         return {self.name: self.outputs[:, :, None] * self.inputs[:, None, :]}
@@ -94,7 +91,7 @@ class ChannelsLast(Part):
         return _square(self.leaf)
 
     def weighted_sum(self, factors: Tensor) -> Params:
-        summed = torch.mv(self.leaf.flatten(1).mT, _rounded_down(factors, self.leaf.dtype))
+        summed = torch.mv(self.leaf.flatten(1).double().mT, factors)
         return {self.name: summed.reshape(self.leaf.shape[1:]).permute(0, 3, 1, 2)}
 
     def gradients(self) -> Params:
@@ -102,24 +99,9 @@ class ChannelsLast(Part):
 
 
 def _square(leaf: Tensor) -> Tensor:
-    """Squared norms of the rows in float64.
-
-    Short runs are summed in the leaf's own type, which spares a copy; where that could overflow or lose small
-    values, everything is done again in float64.
-    """
-    if leaf.dim() > 2:
-        runs: Tensor = torch.linalg.vector_norm(leaf.flatten(2), dim=2)
-        quick = runs.double().square().sum(1)
-        if bool((quick.isfinite() & (quick > 1e-30)).all()):
-            return quick
+    """Squared norms of the rows in float64."""
     norm: Tensor = torch.linalg.vector_norm(flat_rows(leaf), dim=1, dtype=torch.float64)
     return norm.square()
-
-
-def _rounded_down(factors: Tensor, dtype: torch.dtype) -> Tensor:
-    """Factors in the working type, never above what they were: rounding up could exceed the clip."""
-    rounded = factors.to(dtype)
-    return torch.where(rounded.double() > factors, torch.nextafter(rounded, rounded.new_zeros(())), rounded)
 
 
 @dataclass(frozen=True)

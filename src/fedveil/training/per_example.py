@@ -28,6 +28,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 _STORED_BYTES = 96 * 2**20  # per-example gradients that are held at a time
 _ACTIVATION_BYTES = 8 * 2**20  # the largest output of a layer: above it, fresh memory costs more than work
+MARGIN = 2.0**-16  # the share of the clip that is left for rounding errors
 _FIRST = 16  # examples of the first micro-batch, which shows how large the outputs are
 
 
@@ -51,8 +52,8 @@ def clipped_gradient_sum(
     """`sum_i min(1, clip / |g_i|) g_i` over the examples, and the norms `|g_i|` `[B]` before clipping.
 
     `g_i` is the gradient of `loss(module(x_i), y_i)` with respect to all of `params` taken as one vector
-    (others keep the values of the module). Norms are in float64. What one example adds never exceeds
-    `clip * (1 + 1e-6)`. Examples where `mask` is false add nothing and have norm 0. `micro_batch`, the
+    (others keep the values of the module). Norms and the sum are in float64. What one example adds never exceeds
+    `clip`. Examples where `mask` is false add nothing and have norm 0. `micro_batch`, the
     number of examples worked on at a time, changes the result by rounding only. Dropout masks come from the
     stream `dropout`; without it there is no dropout. The module is left as it was. A gradient that is not
     finite raises `DivergedError`, or counts as zero (`hidden_divergence`).
@@ -65,7 +66,7 @@ def clipped_gradient_sum(
             raise InputError("mask", tuple(mask.shape), "is not one entry per example", "Give [B].")
         chosen = chosen[mask.to(torch.bool)]
         x, y = x.index_select(0, chosen), y.index_select(0, chosen)
-    total = {name: torch.zeros_like(leaf) for name, leaf in params.items()}
+    total = {name: torch.zeros_like(leaf, dtype=torch.float64) for name, leaf in params.items()}
     norms = torch.zeros(
         mask.shape[0] if mask is not None else x.shape[0], dtype=torch.float64, device=x.device
     )
@@ -80,11 +81,20 @@ def clipped_gradient_sum(
             part_norms = part_norms.where(finite, 0)
             parts = [part.only(finite) for part in parts]
         norms[chosen[rows]] = part_norms
-        factors = (clip / part_norms).clamp_max(1.0)  # a zero norm gives infinity, hence 1
+        factors = clip_factors(part_norms, clip)
         for part in parts:
             for name, leaf in part.weighted_sum(factors).items():
                 total[name] += leaf
     return total, norms
+
+
+def clip_factors(norms: Tensor, clip: float) -> Tensor:
+    """What gradients of these norms are multiplied by, so that each is within `clip`.
+
+    The margin covers the error of the norms, of the products and of the sum of up to 2^18 gradients in float64.
+    """
+    bound = clip * (1 - MARGIN)
+    return torch.where(norms > bound, bound / norms, torch.ones_like(norms))
 
 
 def per_example_gradients(

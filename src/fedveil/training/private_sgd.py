@@ -16,15 +16,17 @@ import torch
 from torch import Tensor
 
 from fedveil.data.client_data import ClientData
+from fedveil.errors import InputError
 from fedveil.linear_network import cross_entropy_gradient, example_norms, mean_gradient
 from fedveil.privacy.clipping import hide
 from fedveil.privacy.mechanisms import SumMechanism
 from fedveil.streams import ClientStreams, Stream
 from fedveil.task import Batch, Task
-from fedveil.training.per_example import clipped_gradient_sum
+from fedveil.training.per_example import clip_factors, clipped_gradient_sum
 from fedveil.tree import Params, per_row, rows
 
-_MARGIN = 8  # roundings: scaling a gradient must not lengthen it beyond the clip
+_LARGEST_BATCH = 2**17
+"""Expected; a Poisson batch is never twice as large (docs/noise.md, claim 4)."""
 
 
 def private_steps(smallest: int, largest: int, batch_size: int, epochs: int) -> tuple[int, float]:
@@ -163,9 +165,18 @@ def private_gradient(
     (`test_one_example_moves_the_sum_by_no_more_than_the_clip`); the noise is the mechanism's
     (`test_the_noise_is_what_is_declared`).
     """
+    if mechanism.step and float(expected.max()) > _LARGEST_BATCH:
+        raise InputError(
+            "batch_size",
+            float(expected.max()),
+            "is too large: the rounding errors of the sum would not be private",
+            f"Use batches of at most {_LARGEST_BATCH} examples.",
+        )
     total = clipped_sum(task, w, batch, mechanism.clip, dropout, closed_form=closed_form)
     noisy = mechanism.perturb(total, noise)
-    return {name: leaf / per_row(expected.to(leaf.device), leaf) for name, leaf in noisy.items()}
+    return {
+        name: (leaf / per_row(expected.to(leaf.device), leaf)).to(w[name]) for name, leaf in noisy.items()
+    }
 
 
 def dropout_streams(streams: ClientStreams) -> list[np.random.Generator]:
@@ -217,7 +228,7 @@ def clipped_sum(
     *,
     closed_form: bool = True,
 ) -> Params:
-    """`sum_i min(1, clip / |g_i|) g_i` of each client, `[K, ...]`.
+    """`sum_i min(1, clip / |g_i|) g_i` of each client, `[K, ...]` in float64.
 
     Networks of linear layers compute it for all clients at once, unless `closed_form` is false. They draw other dropout
     masks than the rest.
@@ -235,9 +246,8 @@ def clipped_sum(
                 for f in factors
             ]
             norms = norms.where(finite, 0)
-        short = (clip / norms) * (1 - _MARGIN * torch.finfo(scores.dtype).eps)
-        weights = torch.where(norms > clip, short, torch.ones_like(norms)) * batch.mask
-        gradient = mean_gradient(factors, weights.to(scores.dtype))
+        weights = clip_factors(norms, clip) * batch.mask
+        gradient = mean_gradient([replace(f, a=f.a.double(), g=f.g.double()) for f in factors], weights)
         return {name: gradient[name] for name in w}
     found: list[Params] = []
     for k in range(len(batch.y)):

@@ -248,7 +248,7 @@ def test_rows_of_a_table_drowned_in_noise_are_not_called_given_away(tmp_path: Pa
         {"name": "udp-fedavg", "noise_multiplier": 1000.0},
         task={"dataset": "table", "data_options": options},
         partition={"kind": "user"},
-        run={"rounds": 1, "cohort": 3},
+        run={"rounds": 1, "cohort": 3, "noise": "seeded"},
     )
     run = open_run(folder)
     size = run.prepared.clients.sizes[0]

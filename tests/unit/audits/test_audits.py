@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -98,18 +99,22 @@ def test_broken_sums_are_flagged() -> None:
 def test_the_bounds_of_a_thousand_canaries() -> None:
     """About 1.54 at a true epsilon of 4.38, and 2.71 at 10, with m = 1000 and d = 20 000."""
     for multiplier, expected in ((1.0, 1.54), (0.5, 2.71)):
-        finding = audit_sum(
-            _sum_release(Gaussian(1.0, multiplier)),
-            dimension=20_000,
-            clip=1.0,
-            coins=named_stream(3, "coins"),
-            noise=[named_stream(3, "noise")],
-            delta=DELTA,
-            canaries=1000,
-            guesses=50,
-        )
-        assert finding.lower_bound == pytest.approx(expected, abs=0.5)
-        assert finding.samples == 1000
+        findings = [
+            audit_sum(
+                _sum_release(Gaussian(1.0, multiplier)),
+                dimension=20_000,
+                clip=1.0,
+                coins=named_stream(seed, "coins"),
+                noise=[named_stream(seed, "noise")],
+                delta=DELTA,
+                canaries=1000,
+                guesses=50,
+            )
+            for seed in range(5)
+        ]
+        middle = statistics.median(finding.lower_bound for finding in findings)
+        assert middle == pytest.approx(expected, abs=0.3)
+        assert {finding.samples for finding in findings} == {1000}
 
 
 @pytest.mark.parametrize("guesses", [0, 1, 3, 202])

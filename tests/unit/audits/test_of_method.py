@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedveil import METHODS, Plan
+from fedveil.audits.bits import KIND
 from fedveil.audits.canaries import declared_p_value, independence_p_value
 from fedveil.audits.findings import ALARM
 from fedveil.audits.of_method import audit_method
@@ -53,7 +54,7 @@ class TenthOfTheNoise(Weakened):
 
 class NoClipping(Weakened):
     def weak(self, rng: ClientStreams) -> tuple[UDPFedAvg, ClientStreams]:
-        return UDPFedAvg(clip=1e9, noise_multiplier=self.noise_multiplier / 1e9), rng
+        return UDPFedAvg(clip=1e4, noise_multiplier=self.noise_multiplier / 1e4), rng
 
 
 class OneNoiseForAllClients(Weakened):
@@ -68,7 +69,7 @@ class OneNoiseForAllRounds(Weakened):
 
 def findings(method: AnyMethod, plan: Plan = PLAN, seed: int = 0) -> dict[str, Any]:
     found = audit_method(method, plan, delta=DELTA, seed=seed, samples=SAMPLES)
-    return {audited.adversary: audited for audited in found}
+    return {audited.adversary: audited for audited in found if audited.finding.kind != KIND}
 
 
 @pytest.mark.parametrize("name", PRIVATE)

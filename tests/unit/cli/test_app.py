@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.cli import main
+from tests.unit.report.makers import write_run
 
 CONFIG = """
 [partition]
@@ -300,3 +301,22 @@ def test_ctrl_c_leaves_a_folder_that_resumes(config: Path, tmp_path: Path) -> No
     (folder,) = tmp_path.glob("results/small/*/seed-0")
     assert list((folder / "checkpoint").glob("*.ckpt"))
     assert not (folder / "summary.json").exists()
+
+
+def test_a_report_on_damaged_runs_shows_the_others_names_the_files_and_exits_2(
+    fedveil: Command, tmp_path: Path
+) -> None:
+    good, bad = write_run(tmp_path, "fedavg"), write_run(tmp_path, "scaffold")
+    write_run(tmp_path, "fedprox", finished=False)  # which is no damage
+    assert fedveil("report", str(tmp_path), "-o", str(tmp_path / "whole.html")).returncode == 0
+    (bad / "model.safetensors").write_bytes(b"")
+    (bad / "rounds.jsonl").write_text("{")
+    done = fedveil("report", str(tmp_path), "-o", str(tmp_path / "page.html"))
+    assert done.returncode == 2
+    for part in (str(bad), "model.safetensors", "rounds.jsonl"):
+        assert part in done.stderr
+    assert str(good) not in done.stderr
+    assert "90.00 %" in (tmp_path / "page.html").read_text()
+    done = fedveil("report", str(bad), "-o", str(tmp_path / "page.html"), "--json")
+    assert done.returncode == 2
+    assert list(json.loads(done.stdout)["damaged"]) == [str(bad)]

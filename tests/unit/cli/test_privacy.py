@@ -71,6 +71,38 @@ def test_account_needs_no_data_if_it_is_told_the_sizes(fedveil: Call) -> None:
     assert "emnist" in err
 
 
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("method.noise_multiplier", "method.noise_multiplier=1e-200"),
+        ("method.noise_multiplier", "method.noise_multiplier=1e200"),
+        ("method.noise_multiplier", "method.noise_multiplier=-1"),
+        ("method.noise_multiplier", "method.noise_multiplier=nan"),
+        ("method.noise_multiplier", "method.noise_multiplier=inf"),
+        ("run.rounds", "run.rounds=1000000000000"),
+        ("partition.clients", "partition.clients=1000000000000000000"),
+    ],
+)
+def test_account_refuses_extreme_numbers_by_name(fedveil: Call, field: str, change: str) -> None:
+    code, out, err = fedveil("account", "plan.toml", "--records-per-client", "60", "--set", change)
+    assert code == 2
+    assert out == ""
+    assert err.startswith(f"fedveil: {field} = ")
+    assert "Traceback" not in err
+
+
+def test_account_refuses_extreme_options_by_name(fedveil: Call) -> None:
+    for options in (("--records-per-client", str(10**18)), ("--what-if", "1e-200"), ("--what-if", "1e200")):
+        code, _, err = fedveil("account", "plan.toml", "--records-per-client", "60", *options)
+        assert code == 2
+        assert "Traceback" not in err
+    code, out, _ = fedveil(
+        "account", "plan.toml", "--records-per-client", "60", "--set", "run.rounds=1000000000", "--json"
+    )
+    assert code == 0
+    assert json.loads(out)["proven"][1]["epsilon"] > 1e6
+
+
 FEDERATION = """
 [task]
 dataset = "none"
@@ -188,7 +220,10 @@ def test_audit_of_a_sound_configuration(fedveil: Call) -> None:
     for row in answer["audit"]["all"]:
         assert row["lower_bound"] <= row["proven"]
         assert row["broken"] is False
-        assert row["estimate_note"]
+        assert row.get("estimate_note") or row["kind"] == "reachable values"
+    for adversary in ("server", "observer"):
+        kinds = {row["kind"] for row in answer["audit"]["all"] if row["adversary"] == adversary}
+        assert kinds == {"canary clients", "reachable values"}
 
 
 def test_audit_of_a_broken_method_fails(fedveil: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,5 +65,5 @@ def test_an_unknown_scaling_is_refused() -> None:
 def test_missing_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDVEIL_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(DataError, match="processed.va.data"):
+    with pytest.raises(DataError, match=r"processed\.va\.data"):
         load_dataset("heart-disease")

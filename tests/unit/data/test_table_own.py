@@ -22,6 +22,7 @@ from fedveil.data.own import (
 )
 from fedveil.data.schema import Column, TableSchema
 from fedveil.data.table import load_table
+from fedveil.data.text import load_labelled_text
 from fedveil.errors import DataError, InputError
 
 CSV = "age,town,income,who,label\n" + "".join(
@@ -99,7 +100,7 @@ def test_labels_are_sorted_as_numbers_or_as_names(tmp_path: Path) -> None:
         ("a,y\ninf,0\n1,1\n", "infinite or too large"),
         ("a,y\n1e300,0\n1,1\n", "infinite or too large"),
         ("a,y\n1,0.5\n1,1\n", "not a whole number"),
-        ("a,y\n1,\n1,1\n", "column 'y': 1 of 2"),
+        ("a,y\n1,\n1,1\n", "column 'y' is empty in row 1: 1 of 2 labels are missing"),
         ("y\n0\n1\n", "no column to learn from"),
         ('a,y\n"1,0\n1,1\n', "line 2 has 1 cells"),
         ("a,y\n1,\udcff\n", "line 2 is not UTF-8"),
@@ -110,6 +111,37 @@ def test_wrong_tables_are_refused(tmp_path: Path, content: str, problem: str) ->
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(DataError, match=problem):
         load_table(path=path, label="y", test_fraction=0.0)
+
+
+@pytest.mark.parametrize("mark", ["NaN", "nan", "NA", "n/a", "<NA>", "null", " ", ""])
+def test_a_missing_label_is_no_class(tmp_path: Path, mark: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("a,y\n" + "1,yes\n2,no\n" * 5 + f"3,{mark}\n" * 2)
+    with pytest.raises(DataError, match=r"column 'y' is .*row 11: 2 of 12 labels are missing"):
+        load_table(path=path, label="y")
+    (tmp_path / "clients").mkdir()
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / "clients" / name).write_text(path.read_text())
+    with pytest.raises(DataError, match=r"column 'y'.* 2 of 12 labels are missing"):
+        clients_from_folder(tmp_path / "clients", label="y")
+    path.write_text("good\tyes\nbad\tno\n" * 5 + f"strange\t{mark or 'nan'}\n")
+    with pytest.raises(DataError, match=r"1 of 11 labels are missing|is not a text, a tab and a label"):
+        load_labelled_text(path=path)
+
+
+def test_a_missing_label_in_parquet_is_no_class(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = {"a": [float(k) for k in range(12)], "y": [0.0, 1.0] * 5 + [float("nan"), None]}
+    parquet.write_table(arrow.table(table), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=r"column 'y' .* 2 of 12 labels are missing"):
+        load_table(path=tmp_path / "t.parquet", label="y")
+
+
+def test_classes_that_are_declared_may_have_any_name(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("a,y\n" + "1,NA\n2,EU\n" * 5)
+    schema = TableSchema("y", ("EU", "NA"), (Column("a", None),))
+    assert load_table(path=path, label="y", schema=schema).classes == ("EU", "NA")
 
 
 def test_a_row_of_nobody_is_refused(tmp_path: Path) -> None:

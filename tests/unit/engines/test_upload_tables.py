@@ -150,7 +150,7 @@ def test_lent_memory_changes_no_bit(width: int, examples: int) -> None:
     count = 6 * examples
     x, y = torch.randn(count, 16, generator=generator), torch.randint(0, 3, (count,), generator=generator)
     clients = ArrayClients(x, y, list(torch.arange(count).reshape(6, -1)))
-    method, plan = FedAvg(batch_size=10, epochs=2), make_plan(cohort=6)
+    method, plan = FedAvg(batch_size=10, epochs=2), make_plan((examples,) * 6, cohort=6)
     ends: list[list[Tensor]] = []
     for workers in (1, 2, 3):
         task = Task(net)

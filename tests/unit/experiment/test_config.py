@@ -106,6 +106,7 @@ def test_newer_keys_at_their_default_leave_the_hash_as_it_was() -> None:
         ("task", "input_shape"),
         ("task", "classes"),
         ("run", "max_message"),
+        ("run", "noise"),
         ("method", "block"),
     ):
         del before[section][key]

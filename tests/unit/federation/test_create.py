@@ -91,6 +91,10 @@ def test_the_server_runs_with_tls_and_registered_nodes_only(tmp_path: Path) -> N
     text = (home / "config.toml").read_text()
     assert f'root-certificates = "{folder / "ca.crt"}"' in text
     assert 'address = "127.0.0.1:9000"' in text
+    (folder / "server.key").chmod(0o640)
+    with pytest.raises(InputError) as caught:
+        server_command(config, folder)
+    assert caught.value.field == "server.key"
     (folder / "server.key").unlink()
     with pytest.raises(InputError, match=r"server\.key"):
         server_command(config, folder)

@@ -24,7 +24,7 @@ def test_arrays_are_read_as_they_are(tmp_path: Path) -> None:
     with np.load(tmp_path / "data.npz", allow_pickle=False) as stored:
         torch.testing.assert_close(node.examples.x, torch.from_numpy(stored["x"]), rtol=0, atol=0)
     assert (node.name, node.client, node.directory) == ("node-3", 3, tmp_path)
-    clients = NodeClients(node.client, node.examples)
+    clients = NodeClients(node.client, node.examples, (0, 1, 2))
     data = clients.load([3])
     assert data.x.shape == (1, 12, 8)
     assert data.sizes.tolist() == [12]

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import warnings
 import zipfile
 from base64 import b64decode, b64encode
 from datetime import timedelta
@@ -25,6 +26,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("flwr")
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+from flwr.cli.build import build_fab_from_disk
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLWR_IN_MEMORY_DB_NAME
 from flwr.supercore.corestate import in_memory_corestate, sql_corestate
@@ -41,6 +43,7 @@ from fedveil.errors import InputError
 from fedveil.federation import processes
 from fedveil.federation.certificates import make_node_key
 from fedveil.federation.create import Federation, init
+from fedveil.federation.launch import write_app
 from fedveil.federation.processes import (
     ProcessError,
     free_port,
@@ -49,11 +52,13 @@ from fedveil.federation.processes import (
     stop,
     supervise,
 )
+from fedveil.federation.run_settings import RunSettings
 from fedveil.federation.superlink import OnlyNodesFromOutside
-from fedveil.federation.supernode import CLIENT_APP, ForeignAppError, require_own_app
+from fedveil.federation.supernode import CLIENT_APP, MEMBERS, MOST_BYTES, ForeignAppError, require_own_app
 from fedveil.federation.timeouts import START_SECONDS, wait_longer
 from fedveil.methods.udp_fedavg import UDPFedAvg
 from fedveil.privacy.releases import Plan
+from tests.engines.configs import quick_config
 
 
 def status_of(
@@ -141,8 +146,57 @@ def test_a_node_that_is_turned_away_is_named_by_address_and_key(
         assert not caplog.text
 
 
-def test_the_own_application_is_let_through() -> None:
-    require_own_app(bundle({"pyproject.toml": settings(CLIENT_APP), ".info/CONTENT": "", "README.md": ""}))
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # in Flower's own command
+def test_the_own_application_is_let_through(tmp_path: Path) -> None:
+    """As `flwr run` bundles it."""
+    config = quick_config("udp-fedavg", "flower", clients=3)
+    app_folder = write_app(tmp_path / "fedveil-run", RunSettings(config, 0, "test", tmp_path))
+    fab = build_fab_from_disk(app_folder)
+    require_own_app(fab)
+    with zipfile.ZipFile(io.BytesIO(fab)) as made:
+        assert sorted(made.namelist()) == sorted(MEMBERS)
+
+
+def zipped(*members: tuple[str, str]) -> bytes:
+    """A bundle of these members, though some may be there twice."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, text in members:
+            file.writestr(name, text)
+    return made.getvalue()
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        "pyproject.toml",
+        "./pyproject.toml",
+        "x/../pyproject.toml",
+        ".info//CONTENT",
+        ".info/../pyproject.toml",
+    ],
+)
+def test_a_second_member_of_the_same_place_is_refused(second: str) -> None:
+    """Flower would unpack both, and run what the one that was not checked names."""
+    members = [("pyproject.toml", settings(CLIENT_APP)), (".info/CONTENT", "")]
+    require_own_app(zipped(*members))
+    foreign = (second, settings("evil:app"))
+    for bundled in ([*members, foreign], [foreign, *members]):
+        with pytest.raises(ForeignAppError):
+            require_own_app(zipped(*bundled))
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_a_bundle_that_unpacks_to_much_is_refused_unread(name: str) -> None:
+    members = {"pyproject.toml": settings(CLIENT_APP), ".info/CONTENT": ""}
+    members[name] += "\n" * MOST_BYTES
+    packed = zipped(*members.items())
+    assert len(packed) < MOST_BYTES // 100, "a bomb is small"
+    with pytest.raises(ForeignAppError, match="unpacks to"):
+        require_own_app(packed)
+    with pytest.raises(ForeignAppError, match="more than"):
+        require_own_app(b" " * (MOST_BYTES + 1))
 
 
 @pytest.mark.parametrize(
@@ -152,7 +206,9 @@ def test_the_own_application_is_let_through() -> None:
         {"pyproject.toml": settings(CLIENT_APP), "fedveil/__init__.py": "steal()"},
         {"pyproject.toml": settings(CLIENT_APP), "torch.so": ""},
         {"pyproject.toml": settings(CLIENT_APP), "x.pth": "import os"},
-        {"pyproject.toml": settings(CLIENT_APP), "big.json": " " * (1 << 21)},
+        {"pyproject.toml": settings(CLIENT_APP), "notes.json": "{}"},
+        {"pyproject.toml": settings(CLIENT_APP), "README.md": ""},
+        {"pyproject.toml": settings(CLIENT_APP), "/pyproject.toml": ""},
         {"README.md": ""},
         {"pyproject.toml": "x = "},
         {"pyproject.toml": "tool = 3"},

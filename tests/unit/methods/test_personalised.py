@@ -67,8 +67,16 @@ def test_ppsgd_takes_joint_steps_on_both_parts() -> None:
 
 def test_ppsgd_with_a_still_personal_part_is_udp_fedavg() -> None:
     fields: dict[str, Any] = {"lr": 0.1, "epochs": 2, "batch_size": 4, "noise_multiplier": 0.5}
-    ours = run(Task(network), clients(), PPSGD(personal_lr=1e-15, **fields), rounds=3, cohort=2, workers=1)
-    plain = run(Task(network), clients(), UDPFedAvg(**fields), rounds=3, cohort=2, workers=1)
+    ours = run(
+        Task(network),
+        clients(),
+        PPSGD(personal_lr=1e-15, **fields),
+        rounds=3,
+        cohort=2,
+        workers=1,
+        noise="seeded",
+    )
+    plain = run(Task(network), clients(), UDPFedAvg(**fields), rounds=3, cohort=2, workers=1, noise="seeded")
     for name, leaf in plain.model.items():
         torch.testing.assert_close(ours.model[name], leaf, rtol=0, atol=1e-9)
 

@@ -19,10 +19,11 @@ from fedveil.methods.dp_fedsnlc import explaining
 from fedveil.methods.method import AnyMethod
 from fedveil.privacy.accounting import epsilon_of
 from fedveil.privacy.integer_mechanisms import least_binomial
-from fedveil.privacy.noise import MOST_COUNTED_TRIALS, centred_binomial
+from fedveil.privacy.noise.integers import MOST_COUNTED_TRIALS, centred_binomial
 from fedveil.privacy.releases import ApproximateDP
 from fedveil.session.privacy_guard import privacy_statement
 from fedveil.streams import ClientStreams, ServerStreams, named_stream
+from fedveil.training.per_example import MARGIN
 from fedveil.tree import flatten, sub, with_axis
 from tests.contract.federation import distance, make_clients, make_plan, make_task
 
@@ -104,7 +105,7 @@ def test_a_record_level_step_is_the_clipped_sum_over_the_expected_batch(rate: fl
                 error = torch.softmax(w @ clients.x[place], 0)
                 error[clients.y[place]] -= 1
                 g = torch.outer(error, clients.x[place])
-                total += g * min(1.0, 0.4 / float(g.norm()))
+                total += g * min(1.0, 0.4 * (1 - MARGIN) / float(g.norm()))
         w = w - 0.1 * total / (9 * rate)
     assert torch.allclose(up.tensors()["update/1.weight"][0], w - start, atol=1e-7)
 

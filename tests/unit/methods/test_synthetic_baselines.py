@@ -23,6 +23,7 @@ from fedveil.methods.psg import PSG
 from fedveil.methods.synthetic import SizedSet, random_starts
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.training.augmentation import Change
+from fedveil.training.per_example import MARGIN
 from fedveil.tree import Params, norms, sub, with_axis, without_axis
 
 SIZES = (7, 4)
@@ -223,7 +224,10 @@ def test_dp_fedprox_clips_every_example_and_pulls_towards_the_start(clip: float)
             for i in range(len(y)):
                 g = gradient(w, x[i : i + 1], y[i : i + 1])
                 length = math.sqrt(sum(float(leaf.square().sum()) for leaf in g.values()))
-                total = {name: leaf + min(1.0, clip / length) * g[name] for name, leaf in total.items()}
+                total = {
+                    name: leaf + min(1.0, clip * (1 - MARGIN) / length) * g[name]
+                    for name, leaf in total.items()
+                }
             w = {
                 name: leaf - 0.2 * (total[name] / len(y) + 0.7 * (leaf - start[name]))
                 for name, leaf in w.items()

@@ -75,7 +75,7 @@ def test_large_cohorts_are_declared_in_few_groups_and_never_with_more_noise() ->
     assert isinstance(upload, RandomGaussianNoise)
     assert len(upload.weights) <= 48
     assert min(upload.multipliers) <= 1 / math.sqrt(1290)
-    assert upload.failure == 0.0
+    assert upload.failure < 1e-12  # what rounding leaves of the sum of the probabilities
 
 
 @pytest.mark.parametrize(

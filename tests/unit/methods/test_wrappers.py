@@ -84,7 +84,7 @@ def test_momentum_sums_past_changes() -> None:
 
 def test_momentum_without_memory_is_the_method_itself() -> None:
     method = FedCEO(lam=2.0, interval=2, **QUICK)
-    plain = run(make_task(), make_clients(), method, rounds=5, cohort=3, workers=1)
+    plain = run(make_task(), make_clients(), method, rounds=5, cohort=3, workers=1, noise="seeded")
     same = run(
         make_task(),
         make_clients(),
@@ -92,6 +92,7 @@ def test_momentum_without_memory_is_the_method_itself() -> None:
         rounds=5,
         cohort=3,
         workers=1,
+        noise="seeded",
     )
     assert distance(plain.model, same.model) < 1e-12
 
@@ -156,12 +157,24 @@ def test_any_method_in_any_rule(rule: Rule, method: Any, tmp_path: Path) -> None
     assert back.scalars() == server.scalars()
     assert all(torch.equal(leaf, back.tensors()[key]) for key, leaf in server.tensors().items())
     assert wrapped.broadcast(At(plan, 1), back, (0, 1)).count == 1
-    whole = run(task, clients, wrapped, rounds=4, cohort=3, results=tmp_path / "whole", workers=1)
+    whole = run(
+        task, clients, wrapped, rounds=4, cohort=3, results=tmp_path / "whole", workers=1, noise="seeded"
+    )
     with pytest.raises(KeyboardInterrupt):
         run(
-            task, clients, wrapped, rounds=4, cohort=3, results=tmp_path / "cut", workers=1, callbacks=[StopsAfter(2)]
-        )  # fmt: skip
-    resumed = run(task, clients, wrapped, rounds=4, cohort=3, results=tmp_path / "cut", workers=1)
+            task,
+            clients,
+            wrapped,
+            rounds=4,
+            cohort=3,
+            results=tmp_path / "cut",
+            workers=1,
+            noise="seeded",
+            callbacks=[StopsAfter(2)],
+        )
+    resumed = run(
+        task, clients, wrapped, rounds=4, cohort=3, results=tmp_path / "cut", workers=1, noise="seeded"
+    )
     assert distance(whole.model, resumed.model) == 0
     assert (whole.summary["personal"] is None) == (method.name != "ppsgd")
 
@@ -180,9 +193,9 @@ def test_wrappers_that_only_release_follow_the_method_they_wrap() -> None:
     """Applied to a finished run's models they give what they give inside it; wrappers nest in their order."""
     method, rules = UDPFedAvg(**QUICK), (LowPass(cutoff=0.3), ModelAverage(decay=0.7))
     task, plain = make_task(), Models()
-    run(task, make_clients(), method, rounds=5, cohort=3, workers=1, callbacks=[plain])
+    run(task, make_clients(), method, rounds=5, cohort=3, workers=1, noise="seeded", callbacks=[plain])
     both = WrappedMethod(WrappedMethod(method, rules[0]), rules[1])
-    found = run(task, make_clients(), both, rounds=5, cohort=3, workers=1)
+    found = run(task, make_clients(), both, rounds=5, cohort=3, workers=1, noise="seeded")
     models, start = plain.seen, task.init(0)
     for rule in rules:
         memory, before, out = rule.start(start), start, []
@@ -214,7 +227,7 @@ def test_configuration_of_wrappers() -> None:
 
 
 def test_a_wrapped_fedavg_learns_the_same() -> None:
-    plain = run(make_task(), make_clients(), FedAvg(**QUICK), rounds=4, cohort=3, workers=1)
+    plain = run(make_task(), make_clients(), FedAvg(**QUICK), rounds=4, cohort=3, workers=1, noise="seeded")
     method = WrappedMethod(FedAvg(**QUICK), ModelAverage(decay=1e-9))
-    wrapped = run(make_task(), make_clients(), method, rounds=4, cohort=3, workers=2)
+    wrapped = run(make_task(), make_clients(), method, rounds=4, cohort=3, workers=2, noise="seeded")
     assert distance(plain.model, wrapped.model) < 1e-6

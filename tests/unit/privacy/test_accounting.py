@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -241,10 +242,12 @@ def test_adjacency_is_stated_or_refused() -> None:
     assert replaced == pytest.approx(_epsilon([_client(GaussianNoise(0.5))]), abs=1e-3)
 
 
-def test_record_sampling_hides_behind_client_sampling_for_a_single_access() -> None:
-    release = Release("g", "record", ("server",), GaussianNoise(1.0), participation="hidden", rate=0.2)
-    combined = Release("g", "record", ("server",), GaussianNoise(1.0), participation="charged", rate=0.02)
-    assert _epsilon([release]) == pytest.approx(_epsilon([combined]), rel=1e-9)
+def test_a_hidden_cohort_does_not_hide_records() -> None:
+    """Whoever knows the client's other records sees from the sum whether it participated."""
+    seen = Release("g", "record", ("server",), GaussianNoise(1.0), rate=0.2)
+    hidden = replace(seen, participation="hidden")
+    together = replace(seen, participation="charged", rate=0.02)
+    assert _epsilon([hidden]) == _epsilon([seen]) > 3 * _epsilon([together])
 
 
 def test_two_rates_lie_between_the_single_ones() -> None:
@@ -440,9 +443,15 @@ def test_impossible_numbers_are_refused() -> None:
         for bad in (0.0, -1.0, math.inf, math.nan):
             with pytest.raises(InputError):
                 make(bad)
-    for plan in (Plan(10, 11, "fixed", 5), Plan(0, 0, "all", 5), Plan(10, 5, "some", 5)):  # type: ignore[arg-type]
-        with pytest.raises(InputError):
-            account([_client(GaussianNoise(1.0))], plan, DELTA)
+    for field, change in (
+        ("cohort", {"cohort": 11}),
+        ("clients", {"clients": 0}),
+        ("sampler", {"sampler": "some"}),
+        ("rounds", {"rounds": -1}),
+    ):
+        with pytest.raises(InputError) as refused:
+            replace(Plan(10, 5, "fixed", 5), **change)
+        assert refused.value.field == field
     for delta in (0.0, 1.0, -0.1):
         with pytest.raises(InputError):
             account([_client(GaussianNoise(1.0))], PLAN, delta)

@@ -10,7 +10,7 @@ import pytest
 from fedveil.errors import InputError, LedgerError
 from fedveil.privacy import ledger as ledger_module
 from fedveil.privacy.accounting import account
-from fedveil.privacy.ledger import Budget, BudgetKeeper, Ledger, spent
+from fedveil.privacy.ledger import GENESIS, Budget, BudgetKeeper, Ledger, spent
 from fedveil.privacy.releases import Plan
 from tests.unit.privacy.declarations import fedceo, udp_fedavg
 
@@ -165,6 +165,7 @@ def test_nonsense_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     for text in ("hello\n", "{}\n", "[1]\n", '{"hash": 3}\n'):
         path.write_text(text)
+        (tmp_path / "ledger.jsonl.head").write_text(json.dumps({"entries": 0, "hash": GENESIS}))
         with pytest.raises(LedgerError, match="line 1"):
             Ledger(path)
 
@@ -196,8 +197,8 @@ def test_it_is_on_the_disk_before_charge_returns(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(os, "fsync", fsync)
     Ledger(path).charge("run", 1, RELEASES, PLAN, replay_safe=True)
-    assert synced
-    assert synced[0] == path.stat().st_size
+    own = [size for size, node in zip(synced, nodes, strict=True) if node == path.stat().st_ino]
+    assert own == [path.stat().st_size]
     assert tmp_path.stat().st_ino in nodes, "the new file itself would be lost in a power cut"
 
 
@@ -298,7 +299,7 @@ def test_what_another_run_appends_during_a_look_is_no_damage(
     read = Ledger._head
     meanwhile = iter([2])
 
-    def head(self: Ledger) -> tuple[int, str]:
+    def head(self: Ledger) -> tuple[int, str] | None:
         if self is reader:
             for round_ in meanwhile:
                 writer.charge("other", round_, RELEASES, PLAN, replay_safe=True)
@@ -323,5 +324,39 @@ def test_a_head_that_is_none_is_an_error_with_a_remedy(head: str, tmp_path: Path
 def test_a_line_nested_without_end_is_no_entry(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_text("[" * 100_000 + "\n")
+    (tmp_path / "ledger.jsonl.head").write_text(json.dumps({"entries": 0, "hash": GENESIS}))
     with pytest.raises(LedgerError, match="line 1: not a ledger entry"):
         Ledger(path)
+
+
+def test_a_cut_ledger_does_not_pass_because_its_head_is_missing(tmp_path: Path) -> None:
+    """Without the head nothing would say how many lines there were."""
+    path = tmp_path / "ledger.jsonl"
+    _charge(path, 1)
+    reader = _charge(path, 2)
+    whole = path.read_bytes()
+    (tmp_path / "ledger.jsonl.head").unlink()
+    path.write_bytes(whole[: whole.index(b"\n") + 1])
+    with pytest.raises(LedgerError):
+        Ledger(path)
+    path.write_bytes(whole)
+    with pytest.raises(LedgerError):
+        Ledger(path)
+    with pytest.raises(LedgerError):
+        reader.refresh()
+
+
+def test_a_crash_before_the_first_line_leaves_a_ledger_that_can_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ledger.jsonl"
+
+    def dies(_file: int, _length: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "ftruncate", dies)
+        with pytest.raises(KeyboardInterrupt):
+            _charge(path, 1)
+    assert (tmp_path / "ledger.jsonl.head").exists()
+    assert len(_charge(path, 1)) == len(Ledger(path)) > 0

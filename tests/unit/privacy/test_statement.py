@@ -19,9 +19,9 @@ def _statement(
     return PrivacyStatement(claim, account(releases, PLAN, 1e-5), audit, tuple(releases), PLAN)
 
 
-def test_json_has_exactly_three_fields() -> None:
+def test_json_has_the_three_fields_and_where_the_noise_comes_from() -> None:
     data = json.loads(json.dumps(_statement(declared.udp_fedavg(1.0)).to_json()))
-    assert list(data) == ["paper_claim", "proven", "audit"]
+    assert list(data) == ["paper_claim", "proven", "audit", "noise", "removable"]
     assert data["audit"] is None
     assert data["paper_claim"] == "none"
     assert [set(row) for row in data["proven"]] == [

@@ -11,7 +11,7 @@ import pytest
 from fedveil.errors import InputError, ResultError
 from fedveil.report.html import render
 from fedveil.report.reading import read_folder, read_runs, run_folders
-from fedveil.session.results import Result
+from fedveil.session.results import Result, ResultFolder
 from tests.unit.report.makers import proof, summary_of, write_everything, write_picture, write_run
 
 
@@ -31,7 +31,8 @@ def test_an_unfinished_run_keeps_its_rounds_and_says_how_far_it_came(tmp_path: P
     assert not run.finished
     assert (run.method, run.seed, run.accuracy) == ("scaffold", 7, None)
     assert len(run.history) == 2
-    assert any("2 of 4 rounds" in problem for problem in run.problems)
+    assert run.problems == ()
+    assert any("2 of 4 rounds" in note for note in run.notes)
 
 
 def test_each_damaged_file_is_named_and_the_others_are_kept(tmp_path: Path) -> None:
@@ -56,6 +57,22 @@ def test_each_damaged_file_is_named_and_the_others_are_kept(tmp_path: Path) -> N
     assert len(run.history) == 4
     assert run.accuracy == 0.9
     assert [picture.name for picture in run.figures] == ["real"]
+
+
+@pytest.mark.parametrize("harm", ["removed", "cut", "flipped", "a folder"])
+def test_a_damaged_model_file_is_named(tmp_path: Path, harm: str) -> None:
+    folder = write_run(tmp_path)
+    model = folder / "model.safetensors"
+    body = model.read_bytes()
+    model.unlink()
+    if harm == "a folder":
+        model.mkdir()
+    elif harm != "removed":
+        model.write_bytes(body[:-3] if harm == "cut" else body[:-1] + bytes([body[-1] ^ 1]))
+    (problem,) = read_folder(folder).problems
+    assert problem.startswith("model.safetensors ")
+    with pytest.raises(ResultError, match=r"model\.safetensors"):
+        ResultFolder(folder).read()
 
 
 def test_a_run_from_python_is_called_after_its_folder(tmp_path: Path) -> None:

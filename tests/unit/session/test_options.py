@@ -45,7 +45,7 @@ def test_a_wrong_option_is_refused_by_its_name(name: str, value: Any) -> None:
 def test_an_unknown_source_of_noise_is_refused() -> None:
     with pytest.raises(InputError) as refused:
         RunOptions(noise_source="dice")  # type: ignore[arg-type]
-    assert refused.value.field == "run.noise_source"
+    assert refused.value.field == "run.noise"
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG_SIMULATION)

@@ -35,7 +35,8 @@ METHOD = make_method("udp-fedavg", noise_multiplier=2.0)
 
 
 def go(folder: Path | None, method: AnyMethod = METHOD, **more: Any) -> Result:
-    fields: dict[str, Any] = {"rounds": 6, "cohort": 3, "workers": 1, "score_clients": False} | more
+    fields: dict[str, Any] = {"rounds": 6, "cohort": 3, "workers": 1, "score_clients": False}
+    fields |= {"noise": "seeded"} | more
     return run(make_task(), make_clients(), method, results=folder, **fields)
 
 
@@ -109,7 +110,7 @@ def test_a_run_on_other_data_does_not_pass_for_one_resumed(
     models = []
     for sizes, folder in zip((SIZES, SIZES[::-1]), folders, strict=True):
         results = None if folder is None else tmp_path / folder
-        fields: dict[str, Any] = {"rounds": 2, "cohort": 3, "workers": 1, "score_clients": False}
+        fields: dict[str, Any] = {"rounds": 2, "cohort": 3, "workers": 1, "noise": "seeded"}
         clients = make_clients(sizes)
         models.append(run(make_task(), clients, METHOD, results=results, privacy=settings, **fields).model)
     assert distance(*models) > 0
@@ -165,7 +166,9 @@ def test_rounds_that_a_deployment_repeats_are_in_its_statement(tmp_path: Path) -
     plan = make_plan(rounds=6)
     at = At(plan, 6)
     for _ in range(3):  # killed twice before a checkpoint was written
-        guard = PrivacyGuard(METHOD, plan, PrivacySettings(), "run", tmp_path / "ledger", replay_safe=False)
+        guard = PrivacyGuard(
+            METHOD, plan, PrivacySettings(), "run", tmp_path / "ledger", noise="entropy", deployed=True
+        )
         for number in range(1, 7):
             assert guard.round_starts(At(plan, number), (0, 1, 2)) is None
     Ledger(tmp_path / "ledger").charge("other", 1, METHOD.releases(plan), plan, replay_safe=False)
@@ -204,7 +207,7 @@ def test_where_nodes_refuse_small_cohorts_sampling_hides_nobody() -> None:
     assert hidden.epsilon is not None
     assert delta(published(1.0), published(0.0), hidden.epsilon) > hidden.delta
     assert delta(published(1.0), published(None), hidden.epsilon) == pytest.approx(0.0026, rel=0.05)
-    guard = PrivacyGuard(udp, plan, PrivacySettings(), "r", None, replay_safe=False)
+    guard = PrivacyGuard(udp, plan, PrivacySettings(), "r", None, noise="entropy", deployed=True)
     assert guard.statement(1).proven == deployed
     central = privacy_statement(
         METHODS["dp-fedavg"](), plan, 1e-5, deployed=True

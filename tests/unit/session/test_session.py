@@ -30,7 +30,8 @@ METHOD = UDPFedAvg(epochs=1, batch_size=4, noise_multiplier=2.0)
 
 
 def go(folder: Path | None = None, **options: Any) -> Result:
-    settings: dict[str, Any] = {"rounds": 4, "cohort": 3, "workers": 1, "checkpoint_every": 1} | options
+    settings: dict[str, Any] = {"rounds": 4, "cohort": 3, "workers": 1, "checkpoint_every": 1}
+    settings |= {"noise": "seeded"} | options
     return run(make_task(), make_clients(), settings.pop("method", METHOD), results=folder, **settings)
 
 
@@ -198,6 +199,7 @@ def test_divergence_names_round_client_and_layer_and_keeps_the_checkpoint(tmp_pa
             cohort=3,
             results=tmp_path / "r",
             workers=1,
+            noise="seeded",
             checkpoint_every=1,
         )
     assert not (tmp_path / "r" / "summary.json").exists()
@@ -245,7 +247,7 @@ def test_no_clients_are_refused() -> None:
 def test_pairs_of_arrays_are_clients_too() -> None:
     clients = make_clients()
     pairs = [(clients.x[part], clients.y[part]) for part in clients.parts]
-    options: dict[str, Any] = {"rounds": 2, "cohort": 2, "workers": 1}
+    options: dict[str, Any] = {"rounds": 2, "cohort": 2, "workers": 1, "noise": "seeded"}
     assert (
         distance(
             run(make_task(), pairs, METHOD, **options).model,
@@ -289,6 +291,7 @@ def test_numpy_arrays_examples_and_torch_datasets_are_clients_too() -> None:
             FedAvg(batch_size=4),
             rounds=2,
             workers=1,
+            noise="seeded",
             test=held_out,
         )
         for form in forms
@@ -395,6 +398,7 @@ def test_clients_made_on_demand_are_made_only_when_they_take_part() -> None:
         rounds=3,
         cohort=4,
         workers=1,
+        noise="seeded",
         score_clients=False,
     )
     assert result.summary["rounds"] == 3

@@ -16,7 +16,7 @@ from fedveil.privacy.clipping import hidden_divergence
 from fedveil.streams import named_stream
 from fedveil.task import Task
 from fedveil.training import layer_gradients, per_example
-from fedveil.training.per_example import clipped_gradient_sum, cross_entropy, per_example_gradients
+from fedveil.training.per_example import MARGIN, clipped_gradient_sum, cross_entropy, per_example_gradients
 from fedveil.tree import Params
 
 
@@ -186,7 +186,7 @@ def test_clipped_sum_equals_the_loop(name: str, micro_batch: int | None) -> None
     gradients = by_loop(module, params, x, y)
     norms = norms_of(gradients)
     clip = float(norms.median())  # some are clipped, some are not
-    factors = (clip / norms).clamp_max(1.0)
+    factors = (clip * (1 - MARGIN) / norms).clamp_max(1.0)
     expected = {key: torch.einsum("b,b...->...", factors, leaf) for key, leaf in gradients.items()}
     total, found = clipped_gradient_sum(module, params, x, y, clip, micro_batch=micro_batch)
     close(total, expected)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedveil.engines.flower.wire import RefusalError
 from fedveil.messages import Message
+from fedveil.methods.method import AnyMethod, At
 from fedveil.privacy.releases import Plan
 from fedveil.task import Task
 from fedveil.training.surrogate import PADDING
@@ -32,6 +33,21 @@ def require_downlink(task: Task, down: Message) -> None:
         like = params.get(name.partition("/")[2])
         if like is not None and (leaf.shape[1:] != like.shape or leaf.dtype != like.dtype):
             raise RefusalError("message", f"{name!r} is {_shown(leaf[0])}, the model's is {_shown(like)}")
+
+
+def require_explained(method: AnyMethod, at: At, sent: Message, up: Message) -> None:
+    """Refuse an upload that is longer than the method's clip and noise can explain: it was not made by the method."""
+    try:
+        bounded = method.bounded_upload(at, sent, up)
+        if bounded is None:
+            return
+        length, longest = float(bounded.lengths()[0]), float(bounded.longest()[0])
+    except Exception as error:  # a hostile upload may lack anything that a method looks for
+        raise RefusalError("message", f"its upload cannot be read ({type(error).__name__})") from error
+    if not length <= longest:
+        raise RefusalError(
+            "message", f"its upload has norm {length:.4g}, clip and noise explain at most {longest:.4g}"
+        )
 
 
 class UploadChecks:

@@ -14,7 +14,7 @@ from flwr.app import Message as Envelope
 from flwr.serverapp import Grid
 
 from fedveil.engines.engine import Answers
-from fedveil.engines.flower.checks import UploadChecks
+from fedveil.engines.flower.checks import UploadChecks, require_explained
 from fedveil.engines.flower.roster import Roster, send_and_receive
 from fedveil.engines.flower.states import StateStore
 from fedveil.engines.flower.wire import (
@@ -86,7 +86,7 @@ class FlowerEngine:
         self._at_round_end: dict[int, Version] = {}
         self._on_disk: deque[dict[int, Version]] = deque(maxlen=_CHECKPOINTS)
         self._cache: dict[int, tuple[Version, State]] = {}
-        self._lost: set[int] = set()
+        self._lost: dict[int, str] = {}
 
     def exchange(self, clients: Sequence[int], down: Message, at: At) -> Answers:
         if at.exchange == 0:
@@ -110,15 +110,15 @@ class FlowerEngine:
         for client, problem in self._checks.strangers(uploads).items():
             del uploads[client]
             self._lose(client, at, problem)
-        for client in sent.keys() - uploads.keys() - self._lost:
+        for client in sent.keys() - uploads.keys() - self._lost.keys():
             self._lose(client, at, f"no answer within {timeout:g} s, or its node is gone")
         answered = sorted(uploads)
         if not answered or len(answered) < self._limits.min_clients:
-            return Answers((), None)
+            return Answers((), None, dict(self._lost))
         for client in remembering.intersection(answered):
             self._accepted[client] = (at.round, at.exchange)
         up = self._method.up_type.concatenate([uploads[client] for client in answered])
-        return Answers(tuple(answered), up.map(lambda _, leaf: leaf.to(self._device)))
+        return Answers(tuple(answered), up.map(lambda _, leaf: leaf.to(self._device)), dict(self._lost))
 
     def _order(self, client: int, down: Message, at: At) -> Order:
         held = [self._at_round_end, *self._on_disk, self._accepted]
@@ -161,10 +161,11 @@ class FlowerEngine:
             raise RefusalError("message", f"it answers for client {answer.client} of round {answer.round}")
         up = read_upload(self._method, answer.up)
         self._checks.require_fit(sent, up)
+        require_explained(self._method, at, sent, up)
         return up, answer.remembers
 
     def _lose(self, client: int, at: At, problem: str) -> None:
-        self._lost.add(client)
+        self._lost[client] = problem
         node = self._roster.node(client)
         where = "" if node is None else f", {self._roster.names(node)},"
         log.warning(

@@ -26,7 +26,7 @@ from fedveil.engines.flower.wire import (
     require_same,
 )
 from fedveil.engines.worker import ClientWorker, one_thread
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, InputError
 from fedveil.messages import Message, MessageError
 
 log = logging.getLogger("flwr.fedveil")
@@ -56,16 +56,16 @@ class Node:
     def answer(self, content: RecordDict) -> RecordDict:
         """The upload that this order asks for, or the reason why there is none. Never raises.
 
-        The server is told the reason of a refusal, but of a failure only its kind: its text may speak of data.
+        The server is told the kind of a refusal; its text, which may speak of data, stays in the node's log.
         """
         try:
             return pack_reply(self._work(read_order(content, self.limit)))
         except RefusalError as refusal:
             log.warning("client %d refuses: %s", self.client, refusal)
-            return refuse(refusal, self.client)
-        except Exception as error:
+            return refuse(refusal, self.name)
+        except Exception:
             log.exception("client %d failed", self.client)
-            return refuse(RefusalError("error", f"failed with {type(error).__name__}"), self.client)
+            return refuse(RefusalError("error", "failed"), self.name)
 
     def _work(self, order: Order) -> Reply:
         worker, at = self.worker, order.at
@@ -112,9 +112,9 @@ def admit_all(_order: Order, _down: Message) -> None:
 
 
 def refused_by(error: Exception, name: str) -> RecordDict:
-    """The answer of a node that cannot even begin; of a failure the server is told only the kind."""
+    """The answer of a node that cannot even begin; the text of the error stays in the node's log."""
     trace = None if isinstance(error, FedveilError) else error
     log.warning("node %s cannot take part: %s", name, error, exc_info=trace)
-    if isinstance(error, RefusalError):
-        return refuse(RefusalError(error.reason, f"node {name}: {error}"), None)
-    return refuse(RefusalError("error", f"node {name} failed with {type(error).__name__}"), None)
+    if isinstance(error, InputError):  # raised before any example is read, so it is about the configuration
+        error = RefusalError("configuration", str(error), error.field)
+    return refuse(error if isinstance(error, RefusalError) else RefusalError("error", "failed"), name)

@@ -1,10 +1,15 @@
-"""Which node is which client. Nodes come and go; a client is known by what its node says, never by a node's number."""
+"""Which node is which client. Nodes come and go.
+
+Where nodes have keys, a node is the client that its key was registered for. Where they have none (a simulation, or a
+trial on loopback), a client is known by what its node says, never by a node's number.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -91,12 +96,31 @@ def _pull(grid: Grid, waiting: set[str]) -> Iterable[Envelope]:
     return got
 
 
-class Roster:
-    """The nodes that have introduced themselves. Two that claim one client: the one that came first stays."""
+@dataclass(frozen=True)
+class Member:
+    """Whom a registered key belongs to: a node's name, its client, and the key's fingerprint."""
 
-    def __init__(self, grid: Grid, fingerprint: str | None = None) -> None:
+    name: str
+    client: int
+    key: str
+
+
+class Roster:
+    """The nodes that have introduced themselves. Two that claim one client: the one that came first stays.
+
+    `members` are the registered nodes by Flower's number, which a node proves with its key.
+
+    **Guarantees** With `members`, nobody is let in under another's name or client
+    (`tests/engines/test_impostors.py::test_an_impostor_is_refused_and_named_by_its_key`).
+    """
+
+    def __init__(
+        self, grid: Grid, fingerprint: str | None = None, members: Mapping[int, Member] | None = None
+    ) -> None:
         self._grid = grid
         self.fingerprint = fingerprint
+        self._members = members
+        self.refusals: dict[str, str] = {}
         self._known: dict[int, Introduction] = {}
         self._refused: dict[int, float] = {}
         self._asked: dict[str, int] = {}
@@ -110,6 +134,9 @@ class Roster:
 
     def names(self, node: int) -> str:
         """A node for the log: its own name, and Flower's number for it."""
+        member = None if self._members is None else self._members.get(node)
+        if member is not None:
+            return f"node {member.name!r} ({node})"
         who = self._known.get(node)
         return f"node {node}" if who is None else f"node {who.name!r} ({node})"
 
@@ -144,17 +171,38 @@ class Roster:
             if reply.has_error():
                 log.warning("a node did not introduce itself: %s", reply.error.reason)
                 continue
-            node = reply.metadata.src_node_id
-            name = f"node {node}"
-            try:
-                who = read_introduction(reply.content)
+            self._read(reply)
+
+    def _read(self, reply: Envelope) -> None:
+        node = reply.metadata.src_node_id
+        name = self.names(node)
+        try:
+            who = read_introduction(reply.content)
+            if self._members is None:
                 name = f"node {who.name!r} ({node})"
-                self._admit(node, who)
-            except RefusalError as refusal:
-                self._refused[node] = time.monotonic()
-                log.warning("%s is not let in: %s", name, refusal)
+            self._admit(node, who)
+            self.refusals.pop(name, None)
+        except RefusalError as refusal:
+            self._refused[node] = time.monotonic()
+            self.refusals[name] = str(refusal)
+            log.warning("%s is not let in: %s", name, refusal)
+
+    def _require_own(self, node: int, who: Introduction) -> None:
+        """Refuse who claims another name or client than its key was registered for."""
+        if self._members is None:
+            return
+        member = self._members.get(node)
+        if member is None:
+            raise RefusalError("plan", f"its key is not registered; it says that it is {who.name!r}")
+        if (who.name, who.client) != (member.name, member.client):
+            raise RefusalError(
+                "plan",
+                f"its key {member.key} is that of node {member.name!r}, client {member.client}, "
+                f"but it says that it is node {who.name!r}, client {who.client}",
+            )
 
     def _admit(self, node: int, who: Introduction) -> None:
+        self._require_own(node, who)
         require_same((who.version, who.fingerprint), (VERSION, self.fingerprint or who.fingerprint), "its")
         other = self.node(who.client)
         if other is not None and other != node:

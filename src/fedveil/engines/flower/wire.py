@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from fedveil.errors import FedveilError, InputError
 from fedveil.messages import Message, MessageError
 from fedveil.methods.method import AnyMethod, At
-from fedveil.privacy.releases import Plan, check_plan
+from fedveil.privacy.releases import Plan
 from fedveil.task import Task
 
 HELLO = "query.hello"
@@ -30,18 +30,36 @@ LARGEST_HEAD = 1 << 20
 LARGEST_NUMBER = (1 << 63) - 1
 _HEAD, _BODY, _ENCODING = "fedveil", "message", "fedveil"
 
-Reason = Literal["version", "model", "policy", "size", "message", "plan", "error"]
-REASONS: tuple[Reason, ...] = ("version", "model", "policy", "size", "message", "plan", "error")
+Reason = Literal[
+    "version", "model", "configuration", "policy", "size", "message", "plan", "unavailable", "error"
+]
+REASONS: Mapping[Reason, str] = {
+    "version": "the server runs another version of fedveil",
+    "model": "the server's model or method is another",
+    "configuration": "the configuration does not fit this node",
+    "policy": "its policy does not allow this",
+    "size": "this is larger than the node allows",
+    "message": "the message cannot be used",
+    "plan": "the plan does not fit this node",
+    "unavailable": "the node is not ready",
+    "error": "the computation failed",
+}
+"""All that a server is told of a refusal. A text of its own could speak of data, of a limit or of what is spent."""
 Version = tuple[int, int]
 """Of a client's state: after which exchange of which round."""
 
 
 class RefusalError(FedveilError):
-    """A message that is not answered, or an answer that is not used, and why."""
+    """A message that is not answered, or an answer that is not used, and why.
 
-    def __init__(self, reason: Reason, text: str) -> None:
+    A node's refusal leaves it as `reason` and `field` only; `text` stays in the log of whoever refuses. `field` is a
+    key of the configuration that the server sent, so it says nothing of the node's data.
+    """
+
+    def __init__(self, reason: Reason, text: str, field: str = "") -> None:
         super().__init__(text)
         self.reason: Reason = reason
+        self.field = field
 
 
 def fingerprint(task: Task, method: AnyMethod) -> str:
@@ -108,10 +126,21 @@ def introduce(who: Introduction) -> RecordDict:
     return _pack({"kind": "introduction", **asdict(who)})
 
 
-def refuse(refusal: RefusalError, client: int | None) -> RecordDict:
-    """A reply that says why there is no upload."""
-    head = {"kind": "refusal", "reason": refusal.reason, "text": str(refusal)[:500], "client": client}
-    return _pack(head)
+def refuse(refusal: RefusalError, node: str) -> RecordDict:
+    """A reply without an upload: a fixed reason, and which field of the server's configuration it is about.
+
+    **Guarantees** It depends on nothing that the node holds
+    (`tests/engines/test_refusals.py::test_a_refusal_carries_its_reason_and_nothing_of_the_node`).
+    """
+    return _pack({"kind": "refusal", "reason": refusal.reason, "field": refusal.field[:100], "node": node})
+
+
+def _refusal(head: Mapping[str, Any]) -> RefusalError:
+    """The refusal that a node sent, in our own words."""
+    reason: Reason = next((known for known in REASONS if known == head.get("reason")), "error")
+    field = _one_line(str(head.get("field") or ""))[:100]
+    text = f"node {_one_line(str(head.get('node')))[:64]} refused: {REASONS[reason]}"
+    return RefusalError(reason, f"{text} ({field})" if field else text, field)
 
 
 def pack_order(order: Order) -> RecordDict:
@@ -156,7 +185,6 @@ def read_order(content: RecordDict, limit: int = LARGEST_MESSAGE) -> Order:
     try:
         numbers = {key: _whole(value) for key, value in head["plan"].items() if key != "sampler"}
         plan = Plan(sampler=head["plan"]["sampler"], **numbers)
-        check_plan(plan)
         round_, exchange = (_whole(part) for part in head["at"])
         order = Order(
             str(head["run"]),
@@ -252,8 +280,7 @@ def _unpack(content: RecordDict, kind: str, limit: int) -> tuple[dict[str, Any],
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise RefusalError("message", "this is not a message of fedveil") from error
     if said == "refusal":
-        reason: Reason = next((known for known in REASONS if known == head.get("reason")), "error")
-        raise RefusalError(reason, f"refused: {_one_line(str(head.get('text'))[:500])}")
+        raise _refusal(head)
     if said != kind:
         raise RefusalError("message", f"expected {kind}, got {str(said)[:40]!r}")
     if _BODY not in content.array_records:

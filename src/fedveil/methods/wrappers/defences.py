@@ -33,7 +33,7 @@ from torch import Tensor
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
 from fedveil.messages import Message, Record
-from fedveil.methods.disclosure import Adaptation
+from fedveil.methods.disclosure import Adaptation, BoundedUpload
 from fedveil.methods.fedem import FedEM
 from fedveil.methods.fedsgd import FedSGD, Gradient, batch_in_step
 from fedveil.methods.fields import STRICT, Clip, NoiseMultiplier
@@ -160,6 +160,10 @@ class Defended(Around[Record]):
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         return self.defence.releases(self.inner, plan)
+
+    def bounded_upload(self, at: At, down: Message, up: Message) -> BoundedUpload | None:
+        """The defence may have made it longer."""
+        return None
 
     def adaptation(self, at: At, dimension: int, examples: int) -> Adaptation:
         """To the outermost defence that there is anything to adapt to."""

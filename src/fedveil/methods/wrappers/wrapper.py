@@ -20,8 +20,15 @@ from fedveil.data.client_data import ClientData, Clients
 from fedveil.data.dataset import Dataset
 from fedveil.errors import require_free
 from fedveil.messages import Message, Record
-from fedveil.methods.disclosure import Adaptation, Earlier, LocalSteps, TrainingStart, UploadReading
-from fedveil.methods.method import AnyMethod, At, Method, S
+from fedveil.methods.disclosure import (
+    Adaptation,
+    BoundedUpload,
+    Earlier,
+    LocalSteps,
+    TrainingStart,
+    UploadReading,
+)
+from fedveil.methods.method import AnyMethod, At, Demand, Method, S
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Batch, Task
@@ -102,6 +109,9 @@ class Around(Method[S, Message, Message]):
     def check_clients(self, task: Task, clients: Clients) -> None:
         self.inner.check_clients(task, clients)
 
+    def demand(self, plan: Plan, records: int, classes: int) -> Demand:
+        return self.inner.demand(plan, records, classes)
+
     def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
         return self.inner.init_client(task, data, rng)
 
@@ -125,6 +135,9 @@ class Around(Method[S, Message, Message]):
 
     def read_upload(self, at: At, down: Message, up: Message) -> UploadReading | None:
         return self.inner.read_upload(at, down, up)
+
+    def bounded_upload(self, at: At, down: Message, up: Message) -> BoundedUpload | None:
+        return self.inner.bounded_upload(at, down, up)
 
     def adaptation(self, at: At, dimension: int, examples: int) -> Adaptation:
         return self.inner.adaptation(at, dimension, examples)

@@ -1,30 +1,18 @@
-"""The only module that draws privacy noise. Mechanisms and distortions use it; nothing else does.
-
-Each entry point `add_...` takes the value, the scale of the noise and the streams it is drawn from, and returns the
-noisy value: noise never exists without the value that it protects, so how both are represented is decided here alone.
-
-Continuous noise is drawn in double precision. Like every floating-point sampler it only approximates its
-distribution in the last bits. Integers are drawn exactly: no floating point decides a draw (Canonne, Kamath,
-Steinke 2020).
-"""
+"""Integers drawn exactly: no floating point decides a draw (Canonne, Kamath, Steinke 2020)."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedveil.errors import InputError
-from fedveil.streams import Stream, normal, table
-from fedveil.tree import Params
+from fedveil.streams import Stream
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
@@ -33,30 +21,6 @@ Words = np.ndarray[Any, np.dtype[np.uint64]]
 LARGEST_STD = 4096
 MOST_COUNTED_TRIALS = 1 << 14
 _MIDDLE = 1 << 256
-
-
-def add_gaussian(value: Params, std: float, streams: Sequence[Stream]) -> Params:
-    """Normal noise of standard deviation `std` on values `[K, ...]`, row k from stream k."""
-    return {name: leaf + std * normal(streams, leaf.shape[1:], leaf) for name, leaf in value.items()}
-
-
-def add_laplace(value: Params, scale: float, streams: Sequence[Stream]) -> Params:
-    """Laplace noise of `scale` on values `[K, ...]`, row k from stream k."""
-    draws = [partial(stream.laplace, 0.0, 1.0) for stream in streams]
-    return {name: leaf + scale * table(draws, leaf.shape[1:], leaf) for name, leaf in value.items()}
-
-
-def add_gumbel(value: Tensor, scale: float, streams: Sequence[Stream]) -> Tensor:
-    """Gumbel noise of `scale` on scores `[K, d]` in double precision, row k from stream k."""
-    drawn = np.stack([stream.gumbel(0.0, scale, value.shape[1]) for stream in streams])
-    return value + torch.from_numpy(drawn)
-
-
-def add_direction(value: Tensor, length: float, streams: Sequence[Stream]) -> Tensor:
-    """A vector of fixed `length` and random direction on each row of `value` `[K, d]`; it proves nothing."""
-    drawn = normal(streams, value.shape[1:], value)
-    unit: Tensor = drawn / drawn.norm(dim=1, keepdim=True)
-    return value + length * unit
 
 
 def add_discrete_gaussian(levels: Ints, std: float, stream: Stream) -> Ints:

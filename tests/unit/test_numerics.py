@@ -1,0 +1,108 @@
+"""Runs of different numerics are neither resumed nor mixed, and an old folder can still be read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedveil import numerics
+from fedveil.errors import InputError
+from fedveil.experiment import compare
+from fedveil.experiment.compare import plan_cells, run_cells
+from fedveil.report.html import write_report
+from fedveil.session import checkpoint, results, session
+from fedveil.session.results import ResultFolder
+from tests.contract.federation import StopsAfter
+from tests.unit.experiment.test_compare import CONFIG
+from tests.unit.session.test_session import go
+
+NEXT = numerics.NUMERICS + 1
+
+
+def upgrade(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the next version of fedveil, with other numerics, was installed."""
+    for module in (numerics, checkpoint, results, session, compare):
+        monkeypatch.setattr(module, "NUMERICS", NEXT)
+
+
+def interrupted(folder: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        go(folder, callbacks=[StopsAfter(2)])
+
+
+def test_a_run_says_by_which_numerics_it_was_made(tmp_path: Path) -> None:
+    assert go(tmp_path / "r").summary["numerics"] == numerics.NUMERICS
+    assert numerics.numerics_of(tmp_path / "r") == numerics.NUMERICS
+    assert numerics.numerics_of(tmp_path / "nothing") is None
+
+
+@pytest.mark.parametrize("marked", [True, False], ids=["marked", "from before numbers"])
+@pytest.mark.parametrize("finished", [True, False], ids=["finished", "interrupted"])
+def test_other_numerics_are_neither_resumed_nor_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marked: bool, finished: bool
+) -> None:
+    folder = tmp_path / "r"
+    if finished:
+        go(folder)
+    else:
+        interrupted(folder)
+    if not marked:
+        (folder / numerics.MARK).unlink()
+        if finished:
+            content = json.loads((folder / "summary.json").read_text())
+            (folder / "summary.json").write_text(
+                json.dumps({key: value for key, value in content.items() if key != "numerics"})
+            )
+    upgrade(monkeypatch)
+    with pytest.raises(InputError) as refused:
+        go(folder)
+    assert (refused.value.field, refused.value.value) == ("numerics", 1)
+
+
+def test_a_checkpoint_of_other_numerics_is_refused_even_in_a_new_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(tmp_path / "r")
+    upgrade(monkeypatch)
+    (tmp_path / "r" / numerics.MARK).write_text(str(NEXT))
+    with pytest.raises(InputError) as refused:
+        go(tmp_path / "r")
+    assert refused.value.field == "numerics"
+
+
+def test_a_damaged_number_counts_as_another_version(tmp_path: Path) -> None:
+    go(tmp_path / "r")
+    (tmp_path / "r" / numerics.MARK).write_bytes(b"\xff\x00")
+    with pytest.raises(InputError) as refused:
+        go(tmp_path / "r")
+    assert refused.value.field == "numerics"
+
+
+def test_a_comparison_does_not_take_runs_of_other_numerics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "small.toml"
+    config.write_text(CONFIG)
+    cells = plan_cells([config], seeds=[0])
+    assert run_cells(cells, tmp_path / "results", jobs=1) == {}
+    upgrade(monkeypatch)
+    failed = run_cells(cells, tmp_path / "results", jobs=1)
+    assert set(failed) == {"udp-fedavg seed 0"}
+    assert "numerics" in failed["udp-fedavg seed 0"]
+
+
+def test_a_report_shows_an_old_folder_alone_and_refuses_to_mix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go(tmp_path / "old")
+    upgrade(monkeypatch)
+    go(tmp_path / "new")
+    assert ResultFolder(tmp_path / "old").read().summary["numerics"] == 1
+    for alone in ("old", "new"):
+        assert write_report([tmp_path / alone], tmp_path / f"{alone}.html").exists()
+    with pytest.raises(InputError) as refused:
+        write_report([tmp_path / "old", tmp_path / "new"], tmp_path / "both.html")
+    assert (refused.value.field, refused.value.value) == ("numerics", [1, NEXT])
+    assert not (tmp_path / "both.html").exists()
