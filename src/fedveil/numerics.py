@@ -21,7 +21,7 @@ _UNREADABLE = 0
 
 
 def numerics_of(folder: Path) -> int | None:
-    """The numerics that the run in this folder was made by; None where no run has begun."""
+    """The numerics that the run in this folder was made by; None where no run has begun or nothing tells."""
     mark, summary = folder / MARK, folder / "summary.json"
     if mark.is_file():  # a pipe would never end
         text = mark.read_text(errors="replace").strip()
@@ -44,10 +44,12 @@ def require_numerics(place: Path, found: int | None) -> None:
     )
 
 
-def _told(summary: Path) -> int:
+def _told(summary: Path) -> int | None:
     try:
         content = json.loads(summary.read_bytes())
     except (OSError, ValueError, RecursionError):
-        return _FIRST  # damaged: said by whoever reads it
-    found = content.get("numerics", _FIRST) if isinstance(content, dict) else _FIRST
+        return None  # damaged: said by whoever reads it
+    if not isinstance(content, dict):
+        return None
+    found = content.get("numerics", _FIRST)
     return found if type(found) is int else _UNREADABLE

@@ -225,10 +225,10 @@ def test_the_defaults_of_every_method_are_within_a_new_policy(tmp_path: Path) ->
         require_affordable(config, policy, records=600, classes=10, example_bytes=4 * 784)
 
 
-@pytest.mark.parametrize("field", ["clients", "cohort", "rounds"])
+@pytest.mark.parametrize("field", ["clients", "rounds"])
 def test_a_plan_beyond_reason_is_refused(field: str, tmp_path: Path) -> None:
-    policy = open_node(write_nodes(tmp_path)[0]).guard.policy
-    huge: dict[str, Any] = {field: 10**12}
+    policy = open_node(write_nodes(tmp_path)[0]).guard.policy.model_copy(update={"maximum_steps": 100})
+    huge: dict[str, Any] = {field: 101}
     with pytest.raises(RefusalError) as caught:
         require_counted(replace(Plan(3, 3, "all", 3, 1, 9), **huge), policy)
     assert caught.value.field == f"run.{field}"

@@ -195,21 +195,21 @@ def score(run: StoredRun, view: ServerView, finding: Finding, held: Truth) -> Sc
 
 
 def _without_uploads(public: Tensor, held: Tensor, brightness: Brightness) -> float:
-    """What guesses that look at no upload score: the mean of the public examples, or as many of them at random.
+    """The best that guesses which look at no upload score: the mean of the public examples, or as many draws as held.
 
-    These are matched as a finding is. With few features every example has a near neighbour in the public data, so
-    matching one is not evidence of leakage.
+    Draws are public examples or the normal numbers that attacks start from, and are matched as a finding is. With few
+    features every example has a near neighbour among them, so matching one is not evidence of leakage.
     """
     rng, x = named_stream(0, "guess"), held.flatten(0, 1)
-    mean = float(psnr(brightness(x), brightness(public.mean(0, keepdim=True).expand_as(x))).mean())
-    scores = []
+    scores = [float(psnr(brightness(x), brightness(public.mean(0, keepdim=True).expand_as(x))).mean())]
     for _ in range(_GUESSES):
         drawn = [public[torch.from_numpy(rng.integers(0, len(public), len(rows)))] for rows in held]
-        matched = torch.cat(
-            [guess[match_images(guess, rows)] for guess, rows in zip(drawn, held, strict=True)]
-        )
-        scores.append(float(psnr(brightness(x), brightness(matched)).clamp(max=200.0).mean()))
-    return max(mean, sum(scores) / _GUESSES)
+        normal = [torch.from_numpy(rng.standard_normal(tuple(rows.shape))).to(rows) for rows in held]
+        for guesses in (drawn, normal):
+            pairs = zip(guesses, held, strict=True)
+            matched = torch.cat([guess[match_images(guess, rows)] for guess, rows in pairs])
+            scores.append(float(psnr(brightness(x), brightness(matched)).clamp(max=200.0).mean()))
+    return max(scores)
 
 
 def _classifier(run: StoredRun) -> tuple[tuple[Task, Params] | None, str]:

@@ -55,7 +55,7 @@ def require_affordable(
 
 def require_counted(plan: Plan, policy: Policy) -> None:
     """Refuse a plan whose numbers of clients or rounds are beyond what the node works with."""
-    for field in ("clients", "cohort", "rounds"):
+    for field in ("clients", "rounds"):  # a cohort is a part of the clients
         number = getattr(plan, field)
         if number > policy.maximum_steps:
             text = f"plan.{field} = {number}, maximum_steps = {policy.maximum_steps}"

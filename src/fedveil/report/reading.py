@@ -106,7 +106,7 @@ class Run:
     partition: tuple[tuple[int, ...], ...] = ()
     plan: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    numerics: int = NUMERICS
+    numerics: int | None = NUMERICS  # None where nothing tells
     parameters: int | None = None
     paper: Paper | None = None
     history: tuple[Point, ...] = ()
@@ -158,7 +158,8 @@ def _require_one_numerics(runs: Sequence[Run]) -> None:
     """Refuse to show runs beside one another that differ in how they were computed."""
     names: dict[int, list[str]] = {}
     for run in runs:
-        names.setdefault(run.numerics, []).append(run.name)
+        if run.numerics is not None:
+            names.setdefault(run.numerics, []).append(run.name)
     if len(names) > 1:
         listed = "; ".join(f"{version}: {', '.join(names[version])}" for version in sorted(names))
         raise InputError(
@@ -214,7 +215,7 @@ def read_folder(folder: Path) -> Run:
         audits,
         problems,
         folder=folder,
-        numerics=numerics_of(folder) or NUMERICS,
+        numerics=numerics_of(folder),
         attacks=attacks,
         synthetic=read_pictures(folder / "synthetic", problems),
         figures=read_pictures(folder / "figures", problems),

@@ -59,7 +59,7 @@ def test_account_needs_no_data_if_it_is_told_the_sizes(fedveil: Call) -> None:
     code, out, _ = fedveil("account", "plan.toml", "--records-per-client", "60", "--json")
     answer = json.loads(out)
     assert code == 0
-    assert list(answer) == ["paper_claim", "proven", "audit"]
+    assert list(answer) == ["paper_claim", "proven", "audit", "noise", "removable"]
     assert answer["audit"] is None
     assert [list(row) for row in answer["proven"]] == [ROW] * 3
     found = {row["adversary"]: row["epsilon"] for row in answer["proven"]}
@@ -215,7 +215,7 @@ def test_audit_of_a_sound_configuration(fedveil: Call) -> None:
     code, out, _ = fedveil("audit", "plan.toml", *SMALL, *SAMPLES, "--json")
     answer = json.loads(out)
     assert code == 0
-    assert list(answer) == ["paper_claim", "proven", "audit"]
+    assert list(answer) == ["paper_claim", "proven", "audit", "noise", "removable"]
     assert {row["adversary"] for row in answer["audit"]["all"]} == {"server", "observer"}
     for row in answer["audit"]["all"]:
         assert row["lower_bound"] <= row["proven"]

@@ -131,10 +131,13 @@ def test_a_multiplier_that_cannot_be_added_is_refused_by_configuration(name: str
 
 def test_the_smallest_and_largest_multipliers_are_accounted_for() -> None:
     plan = Plan(100, 10, "poisson", 50)
-    small, large = (
+    smallest, small, large = (
         make_config({"method": {"name": "udp-fedavg", "noise_multiplier": value}}).build_method()
-        for value in (2.0**-30, 2.0**30)
+        for value in (2.0**-30, 2.0**-13, 2.0**30)
     )
+    with pytest.raises(InputError) as refused:  # float32 does not hold update and noise
+        smallest.releases(plan)
+    assert refused.value.field == "noise_multiplier"
     _require_sound(account(small.releases(plan), plan, 1e-5))
     for row in account(large.releases(plan), plan, 1e-5):
         assert row.epsilon is not None
