@@ -83,6 +83,18 @@ class TokenFacts:
 
 
 @dataclass(frozen=True)
+class FeatureFacts:
+    """Which feature map images went through, and their shape before it."""
+
+    name: str
+    options: Mapping[str, Any]
+    image_shape: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, **self.options, "image_shape": list(self.image_shape)}
+
+
+@dataclass(frozen=True)
 class Dataset:
     """A train and a test split with the same classes.
 
@@ -105,6 +117,7 @@ class Dataset:
     """What a privacy statement says about how the data was prepared."""
     rows_per_person: int | None = None
     """How many training rows of one person there are at most, where the data names people."""
+    features: FeatureFacts | None = None
 
     def __post_init__(self) -> None:
         if len(self.train) == 0:
@@ -137,6 +150,11 @@ class Dataset:
     @property
     def input_shape(self) -> tuple[int, ...]:
         return tuple(int(size) for size in self.train.x.shape[1:])
+
+    @property
+    def example_shape(self) -> tuple[int, ...]:
+        """The shape of an example as its owner holds it: of the image where the model reads features."""
+        return self.input_shape if self.features is None else self.features.image_shape
 
     @property
     def num_classes(self) -> int:

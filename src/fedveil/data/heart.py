@@ -51,11 +51,19 @@ _TRAIN_FRACTION = 0.66
 _SPLIT_SEED = 43
 
 
-def load_heart_disease(*, data_dir: Path | None = None, scaling: Scaling = "public") -> Dataset:
+def load_heart_disease(
+    *,
+    data_dir: Path | None = None,
+    scaling: Scaling = "public",
+    limit: float | None = None,
+    unit_norm: bool = False,
+) -> Dataset:
     """740 patients of four hospitals, 13 features, disease or none; users are the hospitals.
 
     Args:
         scaling: "public": numbers standardised with fixed constants; "none": as they are, as in FLamby.
+        limit: Where standardised numbers are cut off; None: nowhere.
+        unit_norm: Scale the features of every patient to length 1.
     """
     if scaling not in get_args(Scaling):
         raise InputError("scaling", scaling, "is none of the choices", 'Use "public" or "none".')
@@ -73,7 +81,7 @@ def load_heart_disease(*, data_dir: Path | None = None, scaling: Scaling = "publ
         for path, name in zip(found, HOSPITALS, strict=True)
         if path is not None
     ]
-    schema = _schema(scaling)
+    schema = replace(_schema(scaling), limit=limit, unit_norm=unit_norm)
     splits = [_split(table) for table in tables]
     train, test = (
         joined(

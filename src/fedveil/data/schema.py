@@ -72,6 +72,10 @@ class TableSchema:
     person: str | None = None
     missing: Missing = "refuse"
     decimal: Decimal = "."
+    limit: float | None = None
+    """Standardised numbers beyond this are cut off there."""
+    unit_norm: bool = False
+    """Whether the features of every row are scaled to length 1, so that no row has a large gradient."""
 
     @property
     def mean(self) -> tuple[float, ...]:
@@ -88,6 +92,10 @@ class TableSchema:
             said["missing"] = self.missing
         if self.decimal != ".":
             said["decimal"] = self.decimal
+        if self.limit is not None:
+            said["limit"] = self.limit
+        if self.unit_norm:
+            said["unit_norm"] = True
         return said | {"column": [column.to_json() for column in self.columns]}
 
 
@@ -110,6 +118,8 @@ class TableFeatures(nn.Module):
         self.register_buffer("std", torch.tensor(std, dtype=torch.float64))
         self.register_buffer("category", torch.tensor(category, dtype=torch.float64))
         self.register_buffer("fill", torch.tensor(fill, dtype=torch.float64))
+        self.limit = schema.limit
+        self.unit_norm = schema.unit_norm
 
     source: Tensor
     mean: Tensor
@@ -122,9 +132,14 @@ class TableFeatures(nn.Module):
         missing = torch.isnan(values)
         values = torch.where(missing, self.fill, values)
         scaled = (values - self.mean) / self.std
+        if self.limit is not None:
+            scaled = scaled.clamp(-self.limit, self.limit)
         same = (values == self.category).to(torch.float64)
         features = torch.where(torch.isnan(self.category), scaled, same)
-        return torch.where(self.category == _INDICATOR, missing.to(torch.float64), features).to(torch.float32)
+        features = torch.where(self.category == _INDICATOR, missing.to(torch.float64), features)
+        if self.unit_norm:
+            features = features / features.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        return features.to(torch.float32)
 
 
 def _features(column: Column) -> list[float]:
@@ -148,6 +163,8 @@ class _Schema(Section):
     label: str
     missing: Missing = "refuse"
     decimal: Decimal = "."
+    limit: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
+    unit_norm: bool = False
     classes: Annotated[tuple[str, ...], Field(min_length=1)]
     column: Annotated[tuple[_Column, ...], Field(min_length=1)]
 
@@ -155,7 +172,15 @@ class _Schema(Section):
         columns = tuple(
             Column(c.name, c.categories, c.mean, c.std, c.fill, c.indicator, c.reference) for c in self.column
         )
-        return TableSchema(self.label, self.classes, columns, missing=self.missing, decimal=self.decimal)
+        return TableSchema(
+            self.label,
+            self.classes,
+            columns,
+            missing=self.missing,
+            decimal=self.decimal,
+            limit=self.limit,
+            unit_norm=self.unit_norm,
+        )
 
 
 def schema_from_json(content: Mapping[str, Any], path: Path) -> TableSchema:

@@ -59,6 +59,8 @@ class ColumnOptions:
         missing: "refuse" missing cells, "drop" their rows, take the "median" (of categories the most frequent), or make
             them a "category" of their own (of numbers, a feature that says so).
         decimal: The decimal mark.
+        limit: Where standardised numbers are cut off; None: nowhere.
+        unit_norm: Scale the features of every row to length 1.
     """
 
     categorical: Sequence[str] = ()
@@ -66,6 +68,8 @@ class ColumnOptions:
     drop: Sequence[str] = ()
     missing: Missing = "refuse"
     decimal: Decimal = "."
+    limit: float | None = None
+    unit_norm: bool = False
 
     def check(self, table: RawTable) -> None:
         """Refuse columns that the table does not have, and choices that there are not."""
@@ -79,6 +83,10 @@ class ColumnOptions:
             if getattr(self, field) not in get_args(choices):
                 known = ", ".join(f'"{choice}"' for choice in get_args(choices))
                 raise InputError(field, getattr(self, field), "is none of the choices", f"Use {known}.")
+        if self.limit is not None and not (isinstance(self.limit, (int, float)) and self.limit > 0):
+            raise InputError("limit", self.limit, "is no positive number", "Use one such as 3.")
+        if not isinstance(self.unit_norm, bool):
+            raise InputError("unit_norm", self.unit_norm, "is neither true nor false", "Use true or false.")
 
 
 def table_examples(schema: TableSchema, table: RawTable, users: dict[str, int] | None = None) -> Examples:
@@ -184,6 +192,8 @@ def load_table(
     drop: Sequence[str] = (),
     missing: Missing = "refuse",
     decimal: Decimal = ".",
+    limit: float | None = None,
+    unit_norm: bool = False,
     statistics: Statistics = "rows",
     schema: TableSchema | str | Path | None = None,
     test_fraction: float = 0.2,
@@ -203,7 +213,7 @@ def load_table(
     most = check_persons(person, rows_per_person)
     if statistics not in get_args(Statistics):
         raise InputError("statistics", statistics, "is none of the choices", 'Use "rows" or "public".')
-    options = ColumnOptions(categorical, numeric, drop, missing, decimal)
+    options = ColumnOptions(categorical, numeric, drop, missing, decimal, limit, unit_norm)
     other = None if test_path is None else read_table(given_file("test_path", test_path, data_dir))
     table = read_table(source)
     options.check(table)
@@ -325,7 +335,9 @@ def fit_schema(
     if said.missing == "drop":
         table = complete_rows(table, names)
     columns = tuple(_fit_column(table, name, said) for name in names)
-    return TableSchema(label, classes, columns, user, person, said.missing, said.decimal)
+    return TableSchema(
+        label, classes, columns, user, person, said.missing, said.decimal, said.limit, said.unit_norm
+    )
 
 
 def _fit_column(table: RawTable, name: str, options: ColumnOptions) -> Column:

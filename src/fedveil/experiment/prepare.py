@@ -14,13 +14,16 @@ from torch import Tensor
 
 from fedveil.data.client_data import ArrayClients, Clients, digest_of
 from fedveil.data.dataset import Dataset, TextDataset
-from fedveil.data.files import places, state_of
+from fedveil.data.files import places, state_of, user_cache
 from fedveil.data.registry import is_own_data, list_datasets, load_dataset
 from fedveil.data.tokens import tokenise
 from fedveil.data.transformers_folder import DEFAULT
 from fedveil.data.vocabulary import Vocabulary, make_vocabulary
 from fedveil.errors import InputError, known_name, within
 from fedveil.experiment.config import Config, TextSection
+from fedveil.experiment.target import Calibrated, method_of
+from fedveil.features.cache import FOLDER
+from fedveil.features.feature_map import dataset_as_features, make_features
 from fedveil.methods.method import AnyMethod
 from fedveil.models.registry import make_model, model_entry
 from fedveil.partition.partition import Partition
@@ -48,6 +51,7 @@ class Prepared:
     plan: Plan
     method: AnyMethod
     noise: NoiseSource
+    target: Calibrated | None = None
 
     @property
     def data(self) -> AvailableData:
@@ -77,7 +81,16 @@ def load_examples(config: Config, data_dir: Path | None) -> Dataset:
             )
         if config.task.text is not None:
             raise InputError("task.text", "given", f"{dataset.name} holds no texts", "Leave the section out.")
-        return dataset
+        features = config.task.features
+        options = json.dumps(config.task.feature_options, sort_keys=True)
+        return dataset if features is None else _featured(dataset, features, options)
+    if config.task.features is not None:
+        raise InputError(
+            "task.features",
+            config.task.features,
+            f"reads images, {dataset.name} holds texts",
+            "Leave task.features out.",
+        )
     if reads == "numbers":
         raise InputError(
             "task.model",
@@ -101,6 +114,20 @@ def _state(options: Mapping[str, Any], data_dir: Path | None) -> Hashable:
 def _load(name: str, data_dir: Path | None, options: str, _state: Hashable) -> Dataset | TextDataset:
     """The seeds of an experiment share one copy of their data, as long as its files stay as they are."""
     return load_dataset(name, data_dir=data_dir, **json.loads(options))
+
+
+@functools.lru_cache(maxsize=1)
+def _featured(dataset: Dataset, name: str, options: str) -> Dataset:
+    """The seeds of an experiment share one copy of their features."""
+    made = make_features(name, json.loads(options))
+    assert made is not None
+    return dataset_as_features(made, dataset, user_cache() / FOLDER)
+
+
+def model_shape(config: Config, example_shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of what the model reads, for examples of this shape."""
+    made = make_features(config.task.features, config.task.feature_options)
+    return tuple(example_shape) if made is None else made.shape(example_shape)
 
 
 def _text_section(config: Config) -> TextSection:
@@ -237,13 +264,27 @@ def prepare(config: Config, seed: int, data_dir: Path | None = None) -> Prepared
     parts, held = _hold_out(partition.parts, config.partition.holdout, seed)
     x, y = dataset.train.x, dataset.train.y
     clients = ArrayClients(x, y, parts)
-    local_test = ArrayClients(x, y, held) if held else None
+    local_test = ArrayClients(x, y, held) if held else _test_of_users(config, dataset)
 
     plan = make_plan(clients, rounds=config.run.rounds, cohort=config.run.cohort, sampler=config.run.sampler)
-    method = config.build_method()
+    method, target = method_of(config, plan)
     task = make_task(config, dataset, device)
     noise = noise_source(config, method, plan)
-    return Prepared(task, dataset, partition, clients, local_test, plan, method, noise)
+    return Prepared(task, dataset, partition, clients, local_test, plan, method, noise, target)
+
+
+def _test_of_users(config: Config, dataset: Dataset) -> ArrayClients | None:
+    """The test examples of each client, where clients are the data's users and the test split names them too."""
+    users, test = dataset.train.users, dataset.test.users
+    if (
+        config.partition.kind != "user"
+        or config.partition.clients is not None
+        or users is None
+        or test is None
+    ):
+        return None
+    parts = [torch.nonzero(test == user).flatten() for user in users.unique()]
+    return ArrayClients(dataset.test.x, dataset.test.y, parts) if any(map(len, parts)) else None
 
 
 def check_method(prepared: Prepared, seed: int) -> None:
@@ -272,6 +313,10 @@ def facts_of(config: Config, experiment: str, prepared: Prepared) -> dict[str, A
         "paper": None if config.paper is None else config.paper.model_dump(),
         "prediction": recipe_of(config, dataset).to_json(),
     }
+    if prepared.target is not None:
+        facts["target"] = prepared.target.to_json()
+    if dataset.features is not None:
+        facts["features"] = dataset.features.to_json()
     return facts if dataset.tokens is None else facts | {"text": dataset.tokens.to_json()}
 
 

@@ -25,6 +25,7 @@ from fedveil.experiment.config import NO_DATASET, Config
 from fedveil.experiment.prepare import (
     facts_of,
     load_examples,
+    model_shape,
     prepare,
     recipe_of,
     run_options,
@@ -35,7 +36,7 @@ from fedveil.federation.client_app import STATES
 from fedveil.federation.members import registered_members
 from fedveil.federation.parent_watch import end_with_parent
 from fedveil.federation.run_settings import LOG, PROBLEM, RunSettings, vocabulary_on_nodes
-from fedveil.prediction.recipe import Recipe
+from fedveil.prediction.recipe import FeatureInput, Recipe
 from fedveil.privacy.releases import Plan
 from fedveil.session.callbacks.pictures import DrawPictures
 from fedveil.session.checks import check_clients
@@ -135,7 +136,8 @@ def serve_deployed(grid: Grid, settings: RunSettings) -> Result:
     shape, classes = config.task.input_shape, config.task.classes
     if shape is None or classes is None:
         raise InputError("task.classes", classes, "the nodes are not told", "Submit the run with fedveil.")
-    task = task_for(config, shape, classes, vocabulary_on_nodes(config), config.run.device)
+    reads = model_shape(config, shape)
+    task = task_for(config, reads, classes, vocabulary_on_nodes(config), config.run.device)
     method = config.build_method()
     roster = Roster(grid, fingerprint(task, method), registered_members())
     plan = _agreed_plan(roster, settings)
@@ -178,8 +180,16 @@ def _recipe(
     if dataset is not None:
         return recipe_of(config, dataset)
     task = config.task
+    features = None if task.features is None else FeatureInput(task.features, task.feature_options)
     return Recipe(
-        task.model, task.model_options, tuple(shape), len(names), tuple(names), schema, text_input(config)
+        task.model,
+        task.model_options,
+        tuple(shape),
+        len(names),
+        tuple(names),
+        schema,
+        text_input(config),
+        features=features,
     )
 
 

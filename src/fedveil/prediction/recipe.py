@@ -16,6 +16,7 @@ from pydantic import Field
 from fedveil.data.dataset import Dataset
 from fedveil.data.schema import TableSchema, schema_from_json
 from fedveil.errors import InputError, ResultError
+from fedveil.features.feature_map import ScatteringFeatures, make_features
 from fedveil.validation import Section, parse_content
 
 FORMAT = 1
@@ -33,12 +34,21 @@ class TextInput:
 
 
 @dataclass(frozen=True)
+class FeatureInput:
+    """Which feature map images go through before the network: `[task] features` and `[task.feature_options]`."""
+
+    name: str
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Recipe:
     """Everything that prediction needs besides the weights."""
 
     model: str
     options: Mapping[str, Any]
     input_shape: tuple[int, ...]
+    """The shape of an example as its owner holds it; of images before any feature map."""
     outputs: int
     classes: tuple[str, ...]
     schema: TableSchema | None = None
@@ -48,6 +58,17 @@ class Recipe:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     """Of images and numbers: the model reads `(x - mean) / std`, per channel or feature; empty: `x` itself."""
+    features: FeatureInput | None = None
+
+    @property
+    def network_shape(self) -> tuple[int, ...]:
+        """The shape of what the network reads."""
+        made = self.feature_map()
+        return self.input_shape if made is None else made.shape(self.input_shape)
+
+    def feature_map(self) -> ScatteringFeatures | None:
+        """The feature map of images; None where the network reads them as they are."""
+        return None if self.features is None else make_features(self.features.name, self.features.options)
 
     @property
     def kind(self) -> Literal["table", "texts", "numbers"]:
@@ -67,6 +88,9 @@ class Recipe:
             "text": None if self.text is None else dict(vars(self.text)),
             "mean": list(self.mean),
             "std": list(self.std),
+            "features": None
+            if self.features is None
+            else {"name": self.features.name, "options": dict(self.features.options)},
         }
 
 
@@ -77,17 +101,19 @@ def recipe_for(
     text: TextInput | None = None,
 ) -> Recipe:
     """How to use a model trained on this dataset."""
-    scaled = dataset.schema is None and text is None
+    facts = dataset.features
+    scaled = dataset.schema is None and text is None and facts is None
     return Recipe(
         model,
         options,
-        dataset.input_shape,
+        dataset.example_shape,
         dataset.num_classes,
         dataset.classes,
         dataset.schema,
         text,
         dataset.mean if scaled else (),
         dataset.std if scaled else (),
+        None if facts is None else FeatureInput(facts.name, facts.options),
     )
 
 
@@ -96,6 +122,11 @@ class _Text(Section):
     size: int
     path: str | None
     length: Annotated[int, Field(ge=1)]
+
+
+class _Features(Section):
+    name: str
+    options: dict[str, Any]
 
 
 class _Recipe(Section):
@@ -110,6 +141,7 @@ class _Recipe(Section):
     text: _Text | None
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    features: _Features | None = None
 
 
 def read_recipe(summary: Mapping[str, Any], folder: Path) -> Recipe:
@@ -136,6 +168,8 @@ def read_recipe(summary: Mapping[str, Any], folder: Path) -> Recipe:
         read = parse_content(content, _Recipe, path)
         schema = None if read.schema_ is None else schema_from_json(read.schema_, path)
         _require_lengths(read, path)
+        if read.features is not None:
+            make_features(read.features.name, read.features.options)
     except InputError as error:
         raise ResultError(f"{folder} is damaged: {error}") from error
     text = None if read.text is None else TextInput(**read.text.model_dump())
@@ -149,6 +183,7 @@ def read_recipe(summary: Mapping[str, Any], folder: Path) -> Recipe:
         text,
         read.mean,
         read.std,
+        None if read.features is None else FeatureInput(read.features.name, read.features.options),
     )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedveil.data.schema import TableFeatures
 from fedveil.errors import FedveilError, InputError, ResultError
+from fedveil.features.feature_map import ScatteringFeatures
 from fedveil.models.registry import make_model, model_entry
 from fedveil.prediction.inputs import read_input, vocabulary_for
 from fedveil.prediction.recipe import Recipe, read_recipe
@@ -36,6 +37,17 @@ class Scale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return (x.to(torch.float32) - self.mean) / self.std
+
+
+class ImageFeatures(nn.Module):
+    """Brightness 0 to 1 as the features that the network reads."""
+
+    def __init__(self, made: ScatteringFeatures) -> None:
+        super().__init__()
+        self._made = made
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._made.compute(x.to(torch.float32).clamp(0, 1))
 
 
 @dataclass(frozen=True)
@@ -69,13 +81,7 @@ class TrainedModel(nn.Module):
     def __init__(self, recipe: Recipe, network: nn.Module) -> None:
         super().__init__()
         self.recipe = recipe
-        self.preprocess: nn.Module = (
-            TableFeatures(recipe.schema)
-            if recipe.schema is not None
-            else nn.Identity()
-            if recipe.text is not None
-            else Scale(recipe)
-        )
+        self.preprocess = _preprocessing(recipe)
         self.network = network
         self.requires_grad_(False).eval()
 
@@ -98,6 +104,15 @@ class TrainedModel(nn.Module):
         with torch.no_grad():
             parts = [self(x[start : start + batch]) for start in range(0, len(x), batch)]
         return Predictions(self.classes, torch.cat(parts))
+
+
+def _preprocessing(recipe: Recipe) -> nn.Module:
+    made = recipe.feature_map()
+    if made is not None:
+        return ImageFeatures(made)
+    if recipe.schema is not None:
+        return TableFeatures(recipe.schema)
+    return nn.Identity() if recipe.text is not None else Scale(recipe)
 
 
 @overload
@@ -144,7 +159,7 @@ def load_trained(folder: Path, data_dir: Path | None = None) -> TrainedModel:
     if recipe.text is not None:
         vocabulary = vocabulary_for(recipe.text, data_dir)
         options |= {"vocabulary": vocabulary.size, "pad": vocabulary.pad}
-    build = partial(make_model, recipe.model, recipe.input_shape, recipe.outputs, **options)
+    build = partial(make_model, recipe.model, recipe.network_shape, recipe.outputs, **options)
     return TrainedModel(recipe, _with_weights(build, run.model, folder))
 
 
