@@ -7,6 +7,7 @@ from fedveil.methods.method import METHODS, At, Method, register
 from fedveil.models.registry import make_model, register_model
 from fedveil.partition.registry import make_partition
 from fedveil.partition.share import share
+from fedveil.prediction.trained import TrainedModel, load
 from fedveil.privacy.releases import Plan, Release
 from fedveil.secure_sum.settings import SecureSum
 from fedveil.session.options import PrivacySettings
@@ -30,6 +31,8 @@ __all__ = [
     "Result",
     "SecureSum",
     "Task",
+    "TrainedModel",
+    "load",
     "load_dataset",
     "make_model",
     "make_partition",

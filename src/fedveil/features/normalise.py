@@ -33,7 +33,7 @@ class Normalisation:
     def __call__(self, maps: Tensor) -> Tensor:
         """The features `[n, d]`; a record whose maps are all at the mean stays zero."""
         centred = maps.flatten(2) - self.mean[:, None]
-        flat = torch.bmm(self.matrix.expand(len(centred), -1, -1), centred).flatten(1)
+        flat = torch.bmm(self.matrix.expand(centred.shape[0], -1, -1), centred).flatten(1)
         lengths: Tensor = flat.norm(dim=1, keepdim=True)
         return flat / lengths.clamp(min=1e-12)
 
@@ -64,4 +64,4 @@ def constants(
 def scatter_channels(scattering: Scattering, images: Tensor) -> Tensor:
     """The maps of all channels of images `[n, C, H, W]`, one after another: `[n, C * paths, h, w]`."""
     maps = scattering(images.flatten(0, 1))
-    return maps.reshape(len(images), -1, *maps.shape[2:])
+    return maps.reshape(images.shape[0], -1, *maps.shape[2:])

@@ -125,9 +125,9 @@ class _Filters:
         """`maps * phi`, subsampled, without the padding, pooled."""
         rows, columns = self.low[resolution]
         flat = maps.flatten(0, -3)
-        once = torch.bmm(flat, columns.expand(len(flat), -1, -1))
-        pooled = torch.bmm(rows.expand(len(flat), -1, -1), once)
-        return pooled[:, : self.size[0], : self.size[1]].unflatten(0, maps.shape[:-2])
+        once = torch.bmm(flat, columns.expand(flat.shape[0], -1, -1))
+        pooled = torch.bmm(rows.expand(flat.shape[0], -1, -1), once)[:, : self.size[0], : self.size[1]]
+        return pooled.reshape(*maps.shape[:-2], *self.size)
 
 
 def _moduli(spectrum: Tensor, psi: Tensor, halvings: int) -> Tensor:

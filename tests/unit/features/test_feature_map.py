@@ -61,7 +61,7 @@ def test_a_removed_record_changes_no_bit_of_the_others_features(
     assert torch.equal(made.features(records[5:6], tmp_path / "b")[0], whole[5])
 
 
-def test_blocks_whose_places_do_not_compute_alike_are_not_used() -> None:
+def test_blocks_whose_places_do_notcompute_alike_are_not_used() -> None:
     def by_place(block: torch.Tensor) -> torch.Tensor:
         return block + torch.arange(len(block))[:, None]
 
@@ -106,7 +106,7 @@ def test_features_come_from_the_cache_bit_by_bit(cache: Path, monkeypatch: pytes
     made = ScatteringFeatures(depth=1, angles=4)
     computed = made.features(images(), cache)
     (file,) = cache.iterdir()
-    monkeypatch.setattr(ScatteringFeatures, "_compute", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr(ScatteringFeatures, "compute", lambda *_: pytest.fail("computed again"))
     assert torch.equal(made.features(images(), cache), computed)
     monkeypatch.undo()
     file.write_bytes(b"damaged")
