@@ -3,6 +3,7 @@
 from fedveil.data.client_data import ArrayClients, ClientData, LazyClients
 from fedveil.data.registry import load_dataset
 from fedveil.errors import FedveilError
+from fedveil.features.feature_map import as_features
 from fedveil.methods.method import METHODS, At, Method, register
 from fedveil.models.registry import make_model, register_model
 from fedveil.partition.registry import make_partition
@@ -32,6 +33,7 @@ __all__ = [
     "SecureSum",
     "Task",
     "TrainedModel",
+    "as_features",
     "load",
     "load_dataset",
     "make_model",
