@@ -70,6 +70,7 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/gradient_matching.py
 	$(BIN)/python benchmarks/noise.py
 	$(BIN)/python benchmarks/accounting.py
+	$(BIN)/python benchmarks/scattering.py
 	$(BIN)/python benchmarks/deployment.py sizes
 	$(BIN)/python benchmarks/deployment.py clients
 
