@@ -3,10 +3,12 @@
 from fedveil.data.client_data import ArrayClients, ClientData, LazyClients
 from fedveil.data.registry import load_dataset
 from fedveil.errors import FedveilError
+from fedveil.features.feature_map import as_features
 from fedveil.methods.method import METHODS, At, Method, register
 from fedveil.models.registry import make_model, register_model
 from fedveil.partition.registry import make_partition
 from fedveil.partition.share import share
+from fedveil.prediction.trained import TrainedModel, load
 from fedveil.privacy.releases import Plan, Release
 from fedveil.secure_sum.settings import SecureSum
 from fedveil.session.options import PrivacySettings
@@ -30,6 +32,9 @@ __all__ = [
     "Result",
     "SecureSum",
     "Task",
+    "TrainedModel",
+    "as_features",
+    "load",
     "load_dataset",
     "make_model",
     "make_partition",

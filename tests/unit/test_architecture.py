@@ -41,6 +41,7 @@ LAYERS = [
     ["methods"],
     ["engines"],
     ["session"],
+    ["prediction"],  # a finished run's model in use
     ["attacks"],
     ["audits"],
     ["experiment"],  # what a configuration says, and what a run needs of it

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedveil.data.schema import TableSchema
 from fedveil.data.vocabulary import Vocabulary
 from fedveil.errors import DataError, InputError
 from fedveil.streams import named_stream
@@ -88,9 +89,11 @@ class FeatureFacts:
     name: str
     options: Mapping[str, Any]
     image_shape: tuple[int, ...]
+    note: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, **self.options, "image_shape": list(self.image_shape)}
+        facts = {"name": self.name, **self.options, "image_shape": list(self.image_shape)}
+        return facts if self.note is None else facts | {"note": self.note}
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ class Dataset:
 
     `x * std + mean` (per channel, or per feature of a table) is the value before normalisation; for images
     that is a brightness from 0 to 1, whichever normalisation was asked for. `user_names` are those of the
-    users' ids, where the data has names for them.
+    users' ids, where the data has names for them. `schema` is that of a table.
     """
 
     name: str
@@ -111,6 +114,11 @@ class Dataset:
     summary: str = ""
     tokens: TokenFacts | None = None
     user_names: tuple[str, ...] = ()
+    schema: TableSchema | None = None
+    notes: tuple[str, ...] = ()
+    """What a privacy statement says about how the data was prepared."""
+    rows_per_person: int | None = None
+    """How many training rows of one person there are at most, where the data names people."""
     features: FeatureFacts | None = None
 
     def __post_init__(self) -> None:

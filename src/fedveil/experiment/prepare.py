@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedveil.data.client_data import ArrayClients, Clients, digest_of
 from fedveil.data.dataset import Dataset, TextDataset
-from fedveil.data.files import places, state_of, user_cache
+from fedveil.data.files import places, state_of
 from fedveil.data.registry import is_own_data, list_datasets, load_dataset
 from fedveil.data.tokens import tokenise
 from fedveil.data.transformers_folder import DEFAULT
@@ -22,12 +22,12 @@ from fedveil.data.vocabulary import Vocabulary, make_vocabulary
 from fedveil.errors import InputError, known_name, within
 from fedveil.experiment.config import Config, TextSection
 from fedveil.experiment.target import Calibrated, method_of
-from fedveil.features.cache import FOLDER
-from fedveil.features.feature_map import dataset_as_features, make_features
+from fedveil.features.feature_map import as_features, make_features
 from fedveil.methods.method import AnyMethod
 from fedveil.models.registry import make_model, model_entry
 from fedveil.partition.partition import Partition
 from fedveil.partition.registry import make_partition
+from fedveil.prediction.recipe import Recipe, TextInput, recipe_for
 from fedveil.privacy.releases import Plan
 from fedveil.session.checks import check_test, first_server
 from fedveil.session.options import AvailableData, PrivacySettings, RunOptions
@@ -105,7 +105,7 @@ def load_examples(config: Config, data_dir: Path | None) -> Dataset:
 def _state(options: Mapping[str, Any], data_dir: Path | None) -> Hashable:
     """Where data is looked for and what the files that the user names hold, as far as a look at their sizes and times
     tells; published data sets do not change."""
-    named = [options[key] for key in ("path", "test_path") if isinstance(options.get(key), str)]
+    named = [options[key] for key in ("path", "test_path", "schema") if isinstance(options.get(key), str)]
     return tuple(places(data_dir)), tuple(state_of(path, data_dir) for path in named)
 
 
@@ -118,9 +118,7 @@ def _load(name: str, data_dir: Path | None, options: str, _state: Hashable) -> D
 @functools.lru_cache(maxsize=1)
 def _featured(dataset: Dataset, name: str, options: str) -> Dataset:
     """The seeds of an experiment share one copy of their features."""
-    made = make_features(name, json.loads(options))
-    assert made is not None
-    return dataset_as_features(made, dataset, user_cache() / FOLDER)
+    return as_features(dataset, name, **json.loads(options))
 
 
 def model_shape(config: Config, example_shape: Sequence[int]) -> tuple[int, ...]:
@@ -263,13 +261,27 @@ def prepare(config: Config, seed: int, data_dir: Path | None = None) -> Prepared
     parts, held = _hold_out(partition.parts, config.partition.holdout, seed)
     x, y = dataset.train.x, dataset.train.y
     clients = ArrayClients(x, y, parts)
-    local_test = ArrayClients(x, y, held) if held else None
+    local_test = ArrayClients(x, y, held) if held else _test_of_users(config, dataset)
 
     plan = make_plan(clients, rounds=config.run.rounds, cohort=config.run.cohort, sampler=config.run.sampler)
     method, target = method_of(config, plan)
     task = make_task(config, dataset, device)
     noise = noise_source(config, method, plan)
     return Prepared(task, dataset, partition, clients, local_test, plan, method, noise, target)
+
+
+def _test_of_users(config: Config, dataset: Dataset) -> ArrayClients | None:
+    """The test examples of each client, where clients are the data's users and the test split names them too."""
+    users, test = dataset.train.users, dataset.test.users
+    if (
+        config.partition.kind != "user"
+        or config.partition.clients is not None
+        or users is None
+        or test is None
+    ):
+        return None
+    parts = [torch.nonzero(test == user).flatten() for user in users.unique()]
+    return ArrayClients(dataset.test.x, dataset.test.y, parts) if any(map(len, parts)) else None
 
 
 def check_method(prepared: Prepared, seed: int) -> None:
@@ -296,12 +308,27 @@ def facts_of(config: Config, experiment: str, prepared: Prepared) -> dict[str, A
         "classes": list(dataset.classes),
         "partition": prepared.partition.counts(dataset.labels, len(dataset.label_names)).tolist(),
         "paper": None if config.paper is None else config.paper.model_dump(),
+        "prediction": recipe_of(config, dataset).to_json(),
     }
     if prepared.target is not None:
         facts["target"] = prepared.target.to_json()
     if dataset.features is not None:
         facts["features"] = dataset.features.to_json()
     return facts if dataset.tokens is None else facts | {"text": dataset.tokens.to_json()}
+
+
+def recipe_of(config: Config, dataset: Dataset) -> Recipe:
+    """How to use the model that this configuration trains."""
+    return recipe_for(config.task.model, config.task.model_options, dataset, text_input(config))
+
+
+def text_input(config: Config) -> TextInput | None:
+    """How this configuration's model reads texts; None for a model of images and tables."""
+    if model_entry(config.task.model).reads == "numbers":
+        return None
+    section = _text_section(config)
+    assert section.vocabulary != "auto"
+    return TextInput(section.vocabulary, section.size, section.path, section.length)
 
 
 def run_options(
@@ -312,8 +339,12 @@ def run_options(
     noise: NoiseSource,
     *,
     deployed: bool = False,
+    dataset: Dataset | None = None,
 ) -> RunOptions:
-    """The options of a seed's run with its results in this folder, whatever its engine."""
+    """The options of a seed's run with its results in this folder, whatever its engine.
+
+    `dataset` is what clients train on, for what the privacy statement says about it.
+    """
     section = config.privacy
     ledger = None if section.ledger is None else Path(section.ledger)
     return RunOptions(
@@ -322,7 +353,13 @@ def run_options(
         config=config.to_toml(),
         facts=facts,
         privacy=PrivacySettings(
-            section.delta, section.budget, section.budget_adversary, section.budget_unit, ledger
+            section.delta,
+            section.budget,
+            section.budget_adversary,
+            section.budget_unit,
+            ledger,
+            () if dataset is None else dataset.notes,
+            None if dataset is None else dataset.rows_per_person,
         ),
         evaluate_every=config.run.evaluate_every,
         checkpoint_every=config.run.checkpoint_every,

@@ -26,8 +26,8 @@ from fedveil.engines.worker import ClientWorker
 from fedveil.errors import FedveilError, InputError
 from fedveil.experiment.config import Config, TextSection
 from fedveil.experiment.prepare import Prepared, model_bytes, model_shape, prepare, task_for
-from fedveil.features.feature_map import make_features
-from fedveil.federation.config import POLICY_FILE, read_toml
+from fedveil.features.feature_map import PretrainedFeatures, make_features
+from fedveil.federation.config import POLICY_FILE
 from fedveil.federation.declared import Declared, fit, made_up
 from fedveil.federation.membership import open_membership, roster_digest
 from fedveil.federation.node import Node as OwnNode
@@ -41,6 +41,7 @@ from fedveil.methods.secure import secure_part
 from fedveil.privacy.releases import Plan
 from fedveil.session.checks import check_clients, first_server
 from fedveil.task import Task
+from fedveil.validation import read_toml
 
 log = logging.getLogger("flwr.fedveil")
 app = ClientApp()
@@ -107,6 +108,10 @@ def _deployed(settings: RunSettings, folder: str) -> Node:
     config = settings.config
     classes = _agreed_classes(config, home.declared)
     vocabulary, text = vocabulary_on_nodes(config), config.task.text or TextSection()
+    if (
+        config.task.features == PretrainedFeatures.name
+    ):  # a server must not choose what a node reads from its disk
+        raise RefusalError("configuration", "features of a folder that the server names", "task.features")
     shape = (text.length,) if vocabulary else model_shape(config, home.examples.x.shape[1:])
     policy, records = home.guard.policy, home.declared.records
     size = 0 if vocabulary else math.prod(shape) * home.examples.x.element_size()

@@ -24,7 +24,7 @@ from fedveil.errors import FedveilError, InputError, install
 from fedveil.experiment.config import Config, TextSection
 from fedveil.experiment.prepare import Prepared, check_method, load_examples
 from fedveil.experiment.target import with_target_noise
-from fedveil.federation.config import SERVER_FILE, ServerConfig, read_toml
+from fedveil.federation.config import SERVER_FILE, ServerConfig
 from fedveil.federation.parent_watch import PARENT
 from fedveil.federation.processes import (
     CONNECTION,
@@ -41,6 +41,7 @@ from fedveil.methods.method import At
 from fedveil.privacy.releases import Plan
 from fedveil.session.loop import Callback, CallbacksFor, RoundEnd
 from fedveil.session.results import Result, ResultFolder
+from fedveil.validation import read_toml
 
 SERVER_APP = "fedveil.federation.server_app:app"
 CLIENT_APP = "fedveil.federation.client_app:app"

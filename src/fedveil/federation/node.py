@@ -13,18 +13,20 @@ from fedveil.data.client_data import ClientData
 from fedveil.data.dataset import Examples, TextExamples, images_from_bytes, labels_from
 from fedveil.data.own import examples_from_arrays, read_npz
 from fedveil.data.pictures import list_pictures, read_pictures
-from fedveil.data.table import read_table
+from fedveil.data.raw_table import read_table
+from fedveil.data.schema import read_schema
+from fedveil.data.table import table_examples
 from fedveil.data.text import read_labelled_texts
 from fedveil.data.tokens import TooLong, tokenise_texts
 from fedveil.data.vocabulary import Vocabulary
 from fedveil.errors import DataError, InputError
 from fedveil.features.cache import FOLDER
-from fedveil.features.feature_map import ScatteringFeatures, examples_as_features
-from fedveil.federation.config import NODE_FILE, POLICY_FILE, DataSection, NodeConfig, read_toml
+from fedveil.features.feature_map import FeatureMap, examples_as_features
+from fedveil.federation.config import NODE_FILE, POLICY_FILE, DataSection, NodeConfig
 from fedveil.federation.declared import Declared, check_held
 from fedveil.federation.policy import Policy, PolicyGuard
-from fedveil.federation.schema import read_schema
 from fedveil.streams import NoiseSource
+from fedveil.validation import read_toml
 
 
 class NodeClients:
@@ -83,7 +85,7 @@ class Node:
             )
         return self.held
 
-    def features(self, made: ScatteringFeatures) -> Examples:
+    def features(self, made: FeatureMap) -> Examples:
         """What this node trains on, where the model reads features of its images; kept in its state folder."""
         mean, std = ((value,) * self.examples.x.shape[1] for value in self.brightness)
         return examples_as_features(made, self.examples, mean, std, self.state / FOLDER)
@@ -155,4 +157,4 @@ def read_held(data: DataSection, folder: Path) -> Examples | TextExamples:
         pixels = read_pictures([picture for picture, _ in listed], data.channels)
         x, _, _ = images_from_bytes(pixels, half, half)
         return Examples(x, labels_from(np.array([label for _, label in listed])))
-    return read_schema(folder / (data.form or "")).examples(read_table(path))
+    return table_examples(read_schema(folder / (data.form or "")), read_table(path))

@@ -9,12 +9,13 @@ import pytest
 import torch
 from PIL import Image
 
+from fedveil.data.schema import read_schema, write_schema
+from fedveil.data.table import schema_of
 from fedveil.data.vocabulary import HashVocabulary
 from fedveil.errors import DataError, InputError
 from fedveil.features import normalise
 from fedveil.features.feature_map import ScatteringFeatures
 from fedveil.federation.node import NodeClients, open_node
-from fedveil.federation.schema import read_schema, schema_of, write_schema
 from tests.unit.federation.makers import OPEN_POLICY, node_folder
 
 TABLE = "age,kind,ill\n40,a,yes\n50,b,no\n60,a,no\n"
