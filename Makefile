@@ -6,7 +6,7 @@ READY := .venv/.ready
 DEV := .venv/.ready-dev
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: peers scale demo figures test test-lowest lowest chaos fuzz lint slow bench clean
+.PHONY: peers scale demo docs figures test test-lowest lowest chaos fuzz lint slow bench clean
 
 # An environment of another Python version is cleared, with all its marks, and made anew.
 %/.python-$(VERSION):
@@ -18,7 +18,7 @@ $(READY): .venv/.python-$(VERSION) pyproject.toml constraints.txt
 	touch $(READY)
 
 $(DEV): $(READY)
-	$(PIP) -e '.[dev,flower,report,text]'
+	$(PIP) -e '.[dev,docs,flower,report,text]'
 	touch $(DEV)
 
 demo: $(READY)
@@ -61,6 +61,11 @@ lint: $(DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The documentation as a site, in site/. Broken links, pages outside the navigation and bad docstrings fail.
+docs: $(DEV)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
 bench: $(DEV)
 	$(BIN)/python benchmarks/simulator.py
 	$(BIN)/python benchmarks/t_tsvd.py
@@ -85,4 +90,4 @@ scale: $(DEV)
 	$(BIN)/python benchmarks/scale.py --figure docs/figures/scale.png
 
 clean:
-	rm -rf .venv .venv-lowest build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-lowest site build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
