@@ -7,6 +7,7 @@ from fedveil.methods.method import METHODS, At, Method, register
 from fedveil.models.registry import make_model, register_model
 from fedveil.partition.registry import make_partition
 from fedveil.partition.share import share
+from fedveil.prediction.trained import TrainedModel, load
 from fedveil.privacy.releases import Plan, Release
 from fedveil.session.options import PrivacySettings
 from fedveil.session.privacy_guard import privacy_statement
@@ -28,6 +29,8 @@ __all__ = [
     "Release",
     "Result",
     "Task",
+    "TrainedModel",
+    "load",
     "load_dataset",
     "make_model",
     "make_partition",

@@ -17,13 +17,14 @@ import tomli_w
 
 from fedveil.experiment.config import Config
 from fedveil.experiment.prepare import prepare
-from fedveil.federation.config import SERVER_FILE, ServerConfig, read_toml
+from fedveil.federation.config import SERVER_FILE, ServerConfig
 from fedveil.federation.create import Federation, init
 from fedveil.federation.launch import submit
 from fedveil.federation.processes import free_port, is_up
 from fedveil.federation.run_settings import RunSettings
 from fedveil.methods import METHODS
 from fedveil.session.results import Result
+from fedveil.validation import read_toml
 
 FAULTS = Path(__file__).parent / "faults"
 

@@ -25,12 +25,13 @@ from typer.testing import CliRunner
 pytest.importorskip("flwr")
 import fedveil.cli.deploy  # noqa: F401  its commands register themselves on the app
 from fedveil.cli import app
-from fedveil.data.table import read_table
+from fedveil.data.raw_table import read_table
+from fedveil.data.schema import read_schema
+from fedveil.data.table import table_examples
 from fedveil.engines.flower.wire import REASONS
 from fedveil.errors import FedveilError, InputError
 from fedveil.federation.certificates import make_node_key
 from fedveil.federation.processes import CONNECTION, flower, free_port
-from fedveil.federation.schema import read_schema
 from fedveil.models.registry import make_model
 from fedveil.task import Task
 
@@ -96,7 +97,7 @@ def write_rows(path: Path, first: int, last: int, step: int = 1) -> None:
 
 def accuracy(folder: Path, schema: Path, table: Path) -> float:
     """Of a run's model on rows that no node has."""
-    examples = read_schema(schema).examples(read_table(table))
+    examples = table_examples(read_schema(schema), read_table(table))
     task = Task(lambda: make_model("mlp-2", (64,), 10))
     model = {name: leaf[None] for name, leaf in load_file(folder / "model.safetensors").items()}
     found = task.outputs(model, examples.x[None])[0].argmax(-1)

@@ -30,6 +30,7 @@ LAYERS = [
         "task",
     ],
     ["data"],
+    ["features"],
     ["partition"],
     ["models"],
     ["privacy"],
@@ -39,6 +40,7 @@ LAYERS = [
     ["methods"],
     ["engines"],
     ["session"],
+    ["prediction"],  # a finished run's model in use
     ["attacks"],
     ["audits"],
     ["experiment"],  # what a configuration says, and what a run needs of it
@@ -172,6 +174,7 @@ NOT_PRIVACY_NOISE = {
     "methods/feddm.py nearby": "networks around the model at which features are compared; declared unprotected",
     "methods/fedem.py FedEM._first_delta": "where the search for a perturbation starts; declared unprotected",
     "methods/fedem.py FedEM._project.directions": "directions for perturbations of length zero; declared unprotected",
+    "features/synthetic_images.py _leaves": "colours of images that are drawn without data",
     "models/lenet.py lenet_zhu": "first weights",
     "models/lstm.py LSTMLayer.__init__": "first weights",
     "models/lstm.py LSTMClassifier.__init__": "first weights",

@@ -91,12 +91,22 @@ def schema_command(
     label: Annotated[str, typer.Option(help="The column to predict.")],
     output: Annotated[Path, typer.Option("--out", help="Where the schema goes.")] = Path("form.toml"),
     categorical: Annotated[list[str] | None, typer.Option(help="One-hot even if it is a number.")] = None,
+    numeric: Annotated[
+        list[str] | None, typer.Option(help="A measurement even if it looks like an identifier.")
+    ] = None,
     drop: Annotated[list[str] | None, typer.Option(help="Leave this column out.")] = None,
+    missing: Annotated[
+        Literal["refuse", "drop", "median", "category"], typer.Option(help="What missing cells become.")
+    ] = "refuse",
+    decimal: Annotated[str, typer.Option(help="The decimal mark, '.' or ','.")] = ".",
 ) -> None:
     """Write the schema that the nodes' tables share: columns, means, deviations, categories, classes."""
-    from fedveil.federation.schema import schema_of, write_schema
+    from fedveil.data.schema import write_schema
+    from fedveil.data.table import ColumnOptions, schema_of
 
-    made = schema_of(table, label, categorical=categorical or (), drop=drop or ())
+    mark: Any = decimal  # checked with the other options
+    options = ColumnOptions(categorical or (), numeric or (), drop or (), missing, mark)
+    made = schema_of(table, label, options)
     write_schema(made, output)
     out.print(f"{len(made.columns)} columns, {len(made.classes)} classes in {output}", soft_wrap=True)
     notes.print(f"for a server without data: input_shape = [{len(made.mean)}], classes = {len(made.classes)}")
@@ -109,7 +119,8 @@ def certificate_command(
 ) -> None:
     """Make the server a new key and certificate, for the names in server.toml; restart the server afterwards."""
     from fedveil.federation.certificates import SERVER_DAYS, renew_server_certificate
-    from fedveil.federation.config import SERVER_FILE, ServerConfig, read_toml
+    from fedveil.federation.config import SERVER_FILE, ServerConfig
+    from fedveil.validation import read_toml
 
     names = read_toml(folder / SERVER_FILE, ServerConfig).names
     renew_server_certificate(authority, folder, names)
@@ -218,7 +229,8 @@ def _shown(value: object) -> str:
 
 
 def _state(folder: Path) -> Path:
-    from fedveil.federation.config import NODE_FILE, SERVER_FILE, NodeConfig, ServerConfig, read_toml
+    from fedveil.federation.config import NODE_FILE, SERVER_FILE, NodeConfig, ServerConfig
+    from fedveil.validation import read_toml
 
     if (folder / NODE_FILE).exists():
         return folder / read_toml(folder / NODE_FILE, NodeConfig).state

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedveil.data.schema import TableSchema
 from fedveil.data.vocabulary import Vocabulary
 from fedveil.errors import DataError, InputError
 from fedveil.streams import named_stream
@@ -82,12 +83,24 @@ class TokenFacts:
 
 
 @dataclass(frozen=True)
+class FeatureFacts:
+    """Which feature map images went through, and their shape before it."""
+
+    name: str
+    options: Mapping[str, Any]
+    image_shape: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, **self.options, "image_shape": list(self.image_shape)}
+
+
+@dataclass(frozen=True)
 class Dataset:
     """A train and a test split with the same classes.
 
     `x * std + mean` (per channel, or per feature of a table) is the value before normalisation; for images
     that is a brightness from 0 to 1, whichever normalisation was asked for. `user_names` are those of the
-    users' ids, where the data has names for them.
+    users' ids, where the data has names for them. `schema` is that of a table.
     """
 
     name: str
@@ -99,6 +112,12 @@ class Dataset:
     summary: str = ""
     tokens: TokenFacts | None = None
     user_names: tuple[str, ...] = ()
+    schema: TableSchema | None = None
+    notes: tuple[str, ...] = ()
+    """What a privacy statement says about how the data was prepared."""
+    rows_per_person: int | None = None
+    """How many training rows of one person there are at most, where the data names people."""
+    features: FeatureFacts | None = None
 
     def __post_init__(self) -> None:
         if len(self.train) == 0:
@@ -131,6 +150,11 @@ class Dataset:
     @property
     def input_shape(self) -> tuple[int, ...]:
         return tuple(int(size) for size in self.train.x.shape[1:])
+
+    @property
+    def example_shape(self) -> tuple[int, ...]:
+        """The shape of an example as its owner holds it: of the image where the model reads features."""
+        return self.input_shape if self.features is None else self.features.image_shape
 
     @property
     def num_classes(self) -> int:

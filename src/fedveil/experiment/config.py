@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedveil.engines.simulation import Execution
 from fedveil.errors import LARGEST_SEED, InputError, known_name, within
+from fedveil.features.feature_map import make_features
 from fedveil.methods import METHODS
 from fedveil.methods.method import AnyMethod, field_names
 from fedveil.methods.wrappers import WRAPPERS, Wrapper
@@ -25,13 +26,19 @@ from fedveil.validation import known_keys, refused
 
 VERSION = 1
 # Keys that came after results had been recorded: at their default they leave a configuration's hash as it was.
-_NEWER_KEYS = (
+_NEWER_KEYS: tuple[tuple[str, str, Any], ...] = (
     ("task", "input_shape", None),
     ("task", "classes", None),
+    ("task", "features", None),
+    ("task", "feature_options", {}),
     ("run", "max_message", None),
     ("run", "noise", None),
     ("method", "block", 1),
     ("method", "local_steps", None),
+    ("method", "normalise", False),
+    ("privacy", "target_epsilon", None),
+    ("privacy", "target_adversary", "server"),
+    ("privacy", "target_unit", None),
 )
 # Keys that leave the result as it is: runs that differ in nothing else are runs of one setting.
 WITHOUT_EFFECT = frozenset(
@@ -96,6 +103,8 @@ class TaskSection(_Section):
     classes: Annotated[int, Field(ge=2)] | None = None
     data_options: dict[str, Any] = Field(default_factory=dict)
     model_options: dict[str, Any] = Field(default_factory=dict)
+    features: str | None = None
+    feature_options: dict[str, Any] = Field(default_factory=dict)
     text: TextSection | None = None
 
 
@@ -158,6 +167,9 @@ class PrivacySection(_Section):
     budget_adversary: Adversary = "observer"
     budget_unit: Unit | None = None
     ledger: str | None = None
+    target_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    target_adversary: Adversary = "server"
+    target_unit: Unit | None = None
 
 
 class Config(_Section):
@@ -212,6 +224,7 @@ class Config(_Section):
             raise InputError(
                 "run.federation", self.run.federation, 'is for engine = "flower"', "Leave it out."
             )
+        make_features(self.task.features, self.task.feature_options)
         self.build_method()
         return self
 
@@ -279,6 +292,9 @@ def distinguishing(content: Mapping[str, Any]) -> dict[str, Any]:
     task = kept.get("task")
     if isinstance(task, dict) and task.get("dataset") != NO_DATASET:  # a dataset says both
         task.update(input_shape=None, classes=None)
+    privacy, method = kept.get("privacy"), kept.get("method")
+    if isinstance(privacy, dict) and isinstance(method, dict) and privacy.get("target_epsilon") is not None:
+        method.pop("noise_multiplier", None)  # it follows from the target
     for name, key, default in _NEWER_KEYS:
         section = kept.get(name)
         if isinstance(section, dict) and section.get(key, default) == default:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from fedveil.errors import InputError
-from fedveil.validation import known_keys, refused
+from fedveil.validation import Section
 
 NODE_FILE = "node.toml"
 POLICY_FILE = "policy.toml"
@@ -21,13 +20,6 @@ MEMBERS = "FEDVEIL_MEMBERS"  # in the environment of a run's process: where the 
 HOST = r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?"  # a name or an IPv4 address
 
 Reader = Literal["npz", "pictures", "table", "texts"]
-M = TypeVar("M", bound=BaseModel)
-
-
-class Section(BaseModel):
-    """A part of a file: unknown keys are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class DataSection(Section):
@@ -147,23 +139,3 @@ def refuse_insecure(insecure: bool, hosts: Sequence[str]) -> None:
                 "without TLS everybody on the way can read and change what is sent",
                 "Leave insecure out, or use 127.0.0.1.",
             )
-
-
-def read_toml(path: Path, model: type[M]) -> M:
-    """The file as this model; whatever is wrong with it is an InputError that names the file and the key."""
-    try:
-        with path.open("rb") as file:
-            return parse(tomllib.load(file), model, path)
-    except FileNotFoundError as error:
-        raise InputError("file", str(path), "is not there", "Run `fedveil deploy init` first.") from error
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError("file", str(path), f"cannot be read as TOML: {error}", "Mend the file.") from error
-
-
-def parse(content: Mapping[str, Any], model: type[M], path: Path) -> M:
-    try:
-        return model.model_validate(content)
-    except ValidationError as error:
-        found = refused(error, "", known_keys(model))
-        remedy = f"{found.remedy} The file is {path}."
-        raise InputError(f"{path.name}: {found.field}", found.value, found.problem, remedy) from error

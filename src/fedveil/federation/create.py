@@ -11,6 +11,7 @@ from typing import Any
 
 import tomli_w
 
+from fedveil.data.schema import read_schema
 from fedveil.errors import InputError
 from fedveil.experiment.config import build_method
 from fedveil.federation import templates
@@ -30,13 +31,12 @@ from fedveil.federation.config import (
     Reader,
     ServerConfig,
     is_loopback,
-    parse,
 )
 from fedveil.federation.policy import Policy
-from fedveil.federation.schema import read_schema
 from fedveil.privacy.accounting import account
 from fedveil.privacy.releases import Adversary, Plan, Unit
 from fedveil.session.privacy_guard import unit_of
+from fedveil.validation import parse_content
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,12 @@ def init(folder: Path, federation: Federation) -> list[Path]:
     _check(folder, federation)
     units = limited_units(federation)
     server = _server(federation)
-    parse(server, ServerConfig, Path(SERVER_FILE))
+    parse_content(server, ServerConfig, Path(SERVER_FILE))
     policy = _policy(federation, units)
-    parse(policy, Policy, Path(POLICY_FILE))
+    parse_content(policy, Policy, Path(POLICY_FILE))
     contents = [_node(federation, number) for number in range(federation.nodes)]
     for content in contents:
-        parse(content, NodeConfig, Path(NODE_FILE))
+        parse_content(content, NodeConfig, Path(NODE_FILE))
 
     _write_server(folder, federation, server)
     nodes = [_write_node(folder, federation, content, policy) for content in contents]

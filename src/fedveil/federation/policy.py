@@ -26,12 +26,12 @@ from pydantic import Field, field_validator
 
 from fedveil.atomic_files import write_atomically
 from fedveil.errors import FedveilError, InputError, LedgerError
-from fedveil.federation.config import Section
 from fedveil.methods import METHODS
 from fedveil.methods.method import AnyMethod
 from fedveil.privacy.accounting import Cohort, Guarantee, Round, Rounds, account_rounds
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.releases import Adversary, Plan, Release, Unit
+from fedveil.validation import Section
 
 
 class Limit(Section):

@@ -35,9 +35,9 @@ from fedveil.federation.config import (
     NodeConfig,
     ServerConfig,
     is_loopback,
-    read_toml,
 )
 from fedveil.federation.parent_watch import PARENT
+from fedveil.validation import read_toml
 
 CONNECTION = "fedveil"
 DATABASE = "superlink.db"

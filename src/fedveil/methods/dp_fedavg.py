@@ -11,6 +11,7 @@ Symbols: C `clip`, z `noise_multiplier`, K `plan.cohort`, E `epochs`, B `batch_s
   adds noise z C to their sum.
 - `noise_scope = "local"`: each client adds noise z C itself; the server is not trusted. The cohort is told its size, so
   that the server knows whose noise is missing from the sum.
+- `normalise`: every update is scaled to a norm of exactly C, as in `user_level`.
 `unit = "record"`: E / q steps of DP-SGD in each participation, each on a fresh Poisson batch of rate q: every
 example's gradient is clipped to C, noise z C is added to their sum, which is divided by q n_k. The sizes n_k
 and the rate count as public. All adversaries see only models that are protected already.
@@ -34,7 +35,15 @@ from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
 from fedveil.messages import Message
 from fedveil.methods.disclosure import Adaptation, BoundedUpload, LocalSteps
-from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
+from fedveil.methods.fields import (
+    STRICT,
+    Clip,
+    LocalTraining,
+    NoiseMultiplier,
+    Normalise,
+    bounded,
+    refuse_endless_norm,
+)
 from fedveil.methods.method import At, Method, register
 from fedveil.methods.shared_model import Server
 from fedveil.methods.user_level import CohortModel
@@ -68,6 +77,7 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
     noise_multiplier: NoiseMultiplier = 1.0
     noise_scope: Literal["central", "local"] = "central"
     record_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
+    normalise: Normalise = False
 
     @model_validator(mode="after")
     def _possible(self) -> DPFedAvg:
@@ -80,6 +90,14 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
             )
         if self.unit == "record":
             self.refuse_local_steps()
+        if self.unit == "record" and self.normalise:
+            raise InputError(
+                "method.normalise",
+                self.normalise,
+                "scales the updates of clients, not the gradients of records",
+                'Leave it out, or use unit = "client".',
+            )
+        refuse_endless_norm(self.clip, self.normalise)
         return self
 
     def steps(self) -> int:
@@ -111,6 +129,7 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
             return Update(sub(self._dp_sgd(task, at, down.params, data, rng), down.params)), state
         update = sub(self.train(task, at, down.params, data, rng).params, down.params)
         upload = self.noise(at.plan).upload(down.cohort)
+        update = bounded(update, self.clip, self.normalise)
         return Update(upload(update, rng.noise()), down.cohort), state
 
     def bounded_upload(self, at: At, down: CohortModel, up: Update) -> BoundedUpload | None:

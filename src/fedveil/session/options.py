@@ -17,13 +17,20 @@ from fedveil.streams import NoiseSource
 
 @dataclass(frozen=True)
 class PrivacySettings:
-    """What `[privacy]` says."""
+    """What `[privacy]` says, and what the statement says about the data.
+
+    Attributes:
+        notes: How the data was prepared, as far as that matters to privacy.
+        rows_per_person: How many records of one person there are at most, where the data names people.
+    """
 
     delta: float = 1e-5
     budget: float | None = None
     budget_adversary: Adversary = "observer"
     budget_unit: Unit | None = None
     ledger: Path | None = None
+    notes: tuple[str, ...] = ()
+    rows_per_person: int | None = None
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,7 @@ class PrivacyGuard(Callback):
         delta = self._settings.delta
         plan = replace(self._plan, rounds=rounds) if rounds else self._plan
         plain = privacy_statement(self._method, plan, delta, noise=self._noise, deployed=self._deployed)
+        plain = replace(plain, notes=self._settings.notes, rows_per_person=self._settings.rows_per_person)
         charged = self._charged()
         if charged:
             pairs = [(row.unit, row.adversary) for row in plain.proven]

@@ -20,12 +20,13 @@ from fedveil.cli import app
 from fedveil.cli.deploy import deploy
 from fedveil.errors import FedveilError, InputError
 from fedveil.experiment.config import make_config
-from fedveil.federation.config import SERVER_FILE, NodeConfig, ServerConfig, read_toml
+from fedveil.federation.config import SERVER_FILE, NodeConfig, ServerConfig
 from fedveil.federation.create import Federation, init
 from fedveil.federation.node import open_node
 from fedveil.federation.policy import RefusedError
 from fedveil.federation.processes import environment, node_command, server_command, write_connection
 from fedveil.privacy.releases import Plan
+from fedveil.validation import read_toml
 
 
 def with_data(folder: Path, records: int = 5) -> Path:

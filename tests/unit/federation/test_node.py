@@ -9,10 +9,13 @@ import pytest
 import torch
 from PIL import Image
 
+from fedveil.data.schema import read_schema, write_schema
+from fedveil.data.table import schema_of
 from fedveil.data.vocabulary import HashVocabulary
 from fedveil.errors import DataError, InputError
+from fedveil.features import normalise
+from fedveil.features.feature_map import ScatteringFeatures
 from fedveil.federation.node import NodeClients, open_node
-from fedveil.federation.schema import read_schema, schema_of, write_schema
 from tests.unit.federation.makers import OPEN_POLICY, node_folder
 
 TABLE = "age,kind,ill\n40,a,yes\n50,b,no\n60,a,no\n"
@@ -29,6 +32,33 @@ def test_arrays_are_read_as_they_are(tmp_path: Path) -> None:
     assert data.sizes.tolist() == [12]
     with pytest.raises(InputError, match="one client only"):
         clients.load([0])
+
+
+def test_a_node_computes_features_from_brightness_and_keeps_them_to_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(normalise, "COUNT", 16)
+    normalise.constants.cache_clear()
+    made = ScatteringFeatures(depth=1, angles=2)
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 8, 8), dtype=np.uint8)
+    pictures, arrays = tmp_path / "pictures", tmp_path / "arrays"
+    for folder, data in (
+        (pictures, 'reader = "pictures"\nclasses = ["a"]\nchannels = 1'),
+        (arrays, 'reader = "npz"'),
+    ):
+        folder.mkdir()
+        (folder / "node.toml").write_text(f'name = "n"\nclient = 0\n[data]\npath = "data"\n{data}\n')
+        (folder / "policy.toml").write_text(OPEN_POLICY)
+    (pictures / "data" / "a").mkdir(parents=True)
+    for number, picture in enumerate(pixels):
+        Image.fromarray(picture).save(pictures / "data" / "a" / f"{number}.png")
+    with (arrays / "data").open("wb") as file:
+        np.savez(file, x=(pixels[:, None] / 255).astype(np.float32), y=np.zeros(2, np.int64))
+    one, other = (open_node(folder).features(made) for folder in (pictures, arrays))
+    assert one.x.shape == (2, *made.shape((1, 8, 8)))
+    torch.testing.assert_close(one.x, other.x, atol=2e-3, rtol=0)
+    for folder in (pictures, arrays):
+        assert len(list((folder / "state" / "features").iterdir())) == 1
 
 
 def test_noise_is_entropy_unless_the_node_itself_says_that_it_is_a_test(tmp_path: Path) -> None:
