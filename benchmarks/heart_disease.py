@@ -63,6 +63,10 @@ class Case:
 
 _LOCAL = {"lr": (0.3, 1.0, 3.0), "epochs": (1, 5), "batch_size": (4, 32), "rounds": (10, 30)}
 _PRIVATE = {"lr": (0.25, 0.5, 1.0, 2.0, 4.0), "clip": (0.3, 1.0), "rounds": (5, 10, 20, 30)}
+_NOISES: tuple[tuple[str, Literal["hospitals", "pooled"]], ...] = (
+    ("own noise", "hospitals"),
+    ("shared noise", "pooled"),
+)
 CASES = (
     Case("pooled", "pooled", "fedavg", grid=_LOCAL),
     Case("local", "alone", "fedavg", grid=_LOCAL),
@@ -71,7 +75,7 @@ CASES = (
     Case("SCAFFOLD", "hospitals", "scaffold", grid=_LOCAL),
     *(
         Case(f"{name}, epsilon {epsilon:g}, delta {delta:g}", who, "dp-fedsgd", epsilon, delta, _PRIVATE)
-        for name, who in (("own noise", "hospitals"), ("shared noise", "pooled"))
+        for name, who in _NOISES
         for delta in (1e-4, 1e-5)
         for epsilon in (0.1, 1.0, 3.0, 10.0)
     ),
