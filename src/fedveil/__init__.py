@@ -9,6 +9,7 @@ from fedveil.partition.registry import make_partition
 from fedveil.partition.share import share
 from fedveil.prediction.trained import TrainedModel, load
 from fedveil.privacy.releases import Plan, Release
+from fedveil.secure_sum.settings import SecureSum
 from fedveil.session.options import PrivacySettings
 from fedveil.session.privacy_guard import privacy_statement
 from fedveil.session.results import Result
@@ -28,6 +29,7 @@ __all__ = [
     "PrivacySettings",
     "Release",
     "Result",
+    "SecureSum",
     "Task",
     "TrainedModel",
     "load",

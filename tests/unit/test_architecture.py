@@ -33,6 +33,7 @@ LAYERS = [
     ["features"],
     ["partition"],
     ["models"],
+    ["secure_sum"],
     ["privacy"],
     ["training"],
     ["evaluation"],
@@ -97,6 +98,7 @@ CONTRACT: dict[str, set[str] | None] = {
     "methods.method": None,
     "methods.disclosure": None,
     "methods.fields": {"STRICT"},
+    "methods.secure": {"securely_aggregated", "sums_securely"},
     "methods.wrappers": {"WRAPPERS", "Wrapper"},
     "methods.wrappers.wrapper": {"wrapper_fields"},
 }

@@ -41,7 +41,7 @@ class StoredRun:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What was on the wire in one exchange: rows of `up` are the answers of `clients`."""
+    """What the server received in one exchange: rows of `up` are the answers of `clients`, one row their sum."""
 
     at: At
     clients: tuple[int, ...]
@@ -114,7 +114,7 @@ def read_exchange(run: StoredRun, round: int, exchange: int = 0) -> Exchange:
     clients = _read(place, "clients.json", lambda data: tuple(int(client) for client in json.loads(data)))
     down = read_broadcast(run, round, exchange)
     up = _read(place, "up.bin", run.prepared.method.up_type.from_bytes)
-    if up.count != len(clients):
+    if up.count != (1 if run.prepared.method.discloses_sum else len(clients)):
         raise ResultError(f"{place} is damaged: {len(clients)} clients, but {up.count} answers.")
     return Exchange(At(run.prepared.plan, round, exchange), clients, down, up)
 

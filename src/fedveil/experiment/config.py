@@ -15,9 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedveil.engines.simulation import Execution
 from fedveil.errors import LARGEST_SEED, InputError, known_name, within
+from fedveil.experiment.aggregation import AggregationSection
 from fedveil.features.feature_map import make_features
 from fedveil.methods import METHODS
 from fedveil.methods.method import AnyMethod, field_names
+from fedveil.methods.secure import securely_aggregated
 from fedveil.methods.wrappers import WRAPPERS, Wrapper
 from fedveil.methods.wrappers.wrapper import wrapper_fields
 from fedveil.privacy.releases import MOST_CLIENTS, MOST_ROUNDS, Adversary, Sampler, Unit
@@ -182,6 +184,7 @@ class Config(_Section):
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg"})
     run: RunSection = RunSection()
     privacy: PrivacySection = PrivacySection()
+    aggregation: AggregationSection = AggregationSection()
     wrap: list[dict[str, Any]] = Field(default_factory=list)
     attack: list[dict[str, Any]] = Field(default_factory=list)
 
@@ -224,6 +227,7 @@ class Config(_Section):
             raise InputError(
                 "run.federation", self.run.federation, 'is for engine = "flower"', "Leave it out."
             )
+        self.aggregation.require_engine(self.run.engine)
         make_features(self.task.features, self.task.feature_options)
         self.build_method()
         return self
@@ -247,8 +251,13 @@ class Config(_Section):
             )
 
     def build_method(self) -> AnyMethod:
-        """The method with its fields and its wrappers, each checked."""
-        return wrap_method(build_method(self.method), self.wrap)
+        """The method with its fields, its aggregation and its wrappers, each checked."""
+        method = securely_aggregated(build_method(self.method), self.aggregation.settings())
+        return wrap_method(method, self.wrap)
+
+    def with_method(self, **fields: Any) -> Config:
+        """The same experiment with these fields of its method changed."""
+        return self.model_copy(update={"method": self.method | fields})
 
     def identity(self) -> str:
         """A short hash of everything that changes the result; the seed stands beside it in a result's path.
@@ -265,6 +274,10 @@ class Config(_Section):
         content: dict[str, Any] = self.model_dump()
         if self.task.text is None:  # images and tables: as if the section did not exist
             content["task"].pop("text")
+        if self.aggregation.kind == "plain":
+            content.pop("aggregation")
+        else:
+            content["aggregation"]["colluders"] = self.aggregation.assumed_colluders
         content["method"] = {"name": self.method["name"]} | _values(build_method(self.method))
         rules = [build_rule(section) for section in self.wrap]
         content["wrap"] = [

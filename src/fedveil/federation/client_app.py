@@ -25,7 +25,7 @@ from fedveil.engines.worker import ClientWorker
 from fedveil.errors import FedveilError, InputError
 from fedveil.experiment.config import Config, TextSection
 from fedveil.experiment.prepare import Prepared, model_bytes, model_shape, prepare, task_for
-from fedveil.features.feature_map import make_features
+from fedveil.features.feature_map import PretrainedFeatures, make_features
 from fedveil.federation.declared import Declared, fit, made_up
 from fedveil.federation.node import Node as OwnNode
 from fedveil.federation.node import NodeClients, open_node
@@ -81,6 +81,10 @@ def _deployed(settings: RunSettings, folder: str) -> Node:
     config = settings.config
     classes = _agreed_classes(config, home.declared)
     vocabulary, text = vocabulary_on_nodes(config), config.task.text or TextSection()
+    if (
+        config.task.features == PretrainedFeatures.name
+    ):  # a server must not choose what a node reads from its disk
+        raise RefusalError("configuration", "features of a folder that the server names", "task.features")
     shape = (text.length,) if vocabulary else model_shape(config, home.examples.x.shape[1:])
     policy, records = home.guard.policy, home.declared.records
     size = 0 if vocabulary else math.prod(shape) * home.examples.x.element_size()

@@ -125,3 +125,14 @@ class LocalTraining:
             self.weight_decay,
             self.local_steps,
         )
+
+
+def without_local_noise(scope: str, instead: str) -> None:
+    """Refuse `noise_scope = "local"`: a secure sum divides one noise among the clients."""
+    if scope == "local":
+        raise InputError(
+            "method.noise_scope",
+            scope,
+            "each client would add all of the noise; secure aggregation divides it among them",
+            f'Use "{instead}".',
+        )
