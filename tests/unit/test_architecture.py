@@ -98,7 +98,7 @@ CONTRACT: dict[str, set[str] | None] = {
     "methods.method": None,
     "methods.disclosure": None,
     "methods.fields": {"STRICT"},
-    "methods.secure": {"securely_aggregated", "sums_securely"},
+    "methods.secure": None,  # around any method; engines must know that uploads are masked
     "methods.wrappers": {"WRAPPERS", "Wrapper"},
     "methods.wrappers.wrapper": {"wrapper_fields"},
 }

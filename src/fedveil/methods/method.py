@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
+import torch
 from torch import Tensor
 
 from fedveil.data.client_data import ClientData, Clients
@@ -64,6 +65,7 @@ class ClientSum(Generic[S, Down]):
             record's part clipped already. None: the unit is a client.
         reading: The model that was sent and the mean contribution `[1, ...]`, as attacks read them; by default the mean
             is a change of the model.
+        shapes: Those of one client's contribution to a broadcast; by default those of the model in it.
     """
 
     mechanism: SumMechanism
@@ -72,6 +74,7 @@ class ClientSum(Generic[S, Down]):
     what: str = "the sum of the clients' updates"
     record_rate: float | None = None
     reading: Callable[[At, Params, Params], UploadReading] | None = None
+    shapes: Callable[[Down], dict[str, torch.Size]] | None = None
 
 
 @dataclass(frozen=True)
