@@ -81,7 +81,7 @@ def test_features_come_from_the_cache_bit_by_bit(cache: Path, monkeypatch: pytes
     made = ScatteringFeatures(depth=1, angles=4)
     computed = made.features(images(), cache)
     (file,) = cache.iterdir()
-    monkeypatch.setattr(ScatteringFeatures, "_compute", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr(ScatteringFeatures, "compute", lambda *_: pytest.fail("computed again"))
     assert torch.equal(made.features(images(), cache), computed)
     monkeypatch.undo()
     file.write_bytes(b"damaged")
