@@ -27,6 +27,7 @@ LAYERS = [
         "linalg",
         "linear_network",
         "text_model",
+        "losses",
         "task",
     ],
     ["data"],

@@ -33,6 +33,8 @@ _NEWER_KEYS: tuple[tuple[str, str, Any], ...] = (
     ("task", "classes", None),
     ("task", "features", None),
     ("task", "feature_options", {}),
+    ("task", "loss", None),
+    ("task", "class_weights", None),
     ("run", "max_message", None),
     ("run", "noise", None),
     ("method", "block", 1),
@@ -108,6 +110,8 @@ class TaskSection(_Section):
     features: str | None = None
     feature_options: dict[str, Any] = Field(default_factory=dict)
     text: TextSection | None = None
+    loss: Literal["squared", "huber"] | None = None
+    class_weights: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = None
 
 
 class PartitionSection(_Section):
