@@ -27,7 +27,7 @@ from fedveil.errors import FedveilError, InputError
 from fedveil.experiment.config import Config, TextSection
 from fedveil.experiment.prepare import Prepared, model_bytes, model_shape, prepare, task_for
 from fedveil.features.feature_map import PretrainedFeatures, make_features
-from fedveil.federation.config import POLICY_FILE, read_toml
+from fedveil.federation.config import POLICY_FILE
 from fedveil.federation.declared import Declared, fit, made_up
 from fedveil.federation.membership import open_membership, roster_digest
 from fedveil.federation.node import Node as OwnNode
@@ -41,6 +41,7 @@ from fedveil.methods.secure import secure_part
 from fedveil.privacy.releases import Plan
 from fedveil.session.checks import check_clients, first_server
 from fedveil.task import Task
+from fedveil.validation import read_toml
 
 log = logging.getLogger("flwr.fedveil")
 app = ClientApp()

@@ -13,8 +13,9 @@ import tomli_w
 from fedveil.atomic_files import write_atomically
 from fedveil.errors import InputError
 from fedveil.federation.certificates import write_new
-from fedveil.federation.config import NODE_FILE, ROSTER, NodeConfig, read_toml
+from fedveil.federation.config import NODE_FILE, ROSTER, NodeConfig
 from fedveil.secure_sum.identities import Identity, Roster
+from fedveil.validation import read_toml
 
 IDENTITY_FILE = "identity.key"
 PUBLIC_FILE = "identity.toml"

@@ -6,12 +6,13 @@ import os
 from pathlib import Path
 
 from fedveil.engines.flower.secure_node import Membership
-from fedveil.federation.config import NODE_FILE, POLICY_FILE, SESSION, NodeConfig, read_toml
+from fedveil.federation.config import NODE_FILE, POLICY_FILE, SESSION, NodeConfig
 from fedveil.federation.identity_files import ROSTER_FILE, read_identity, read_roster
 from fedveil.federation.policy import Policy
 from fedveil.secure_sum import primitives
 from fedveil.secure_sum.journal import Journal
 from fedveil.secure_sum.round_store import RoundStore
+from fedveil.validation import read_toml
 
 _THIS_PROCESS = primitives.random_key()
 """The session of a node that was not started by `fedveil deploy node`: no other process knows it."""
