@@ -23,6 +23,7 @@ $(DEV): $(READY)
 
 demo: $(READY)
 	$(BIN)/fedveil compare experiments/demo.toml --methods fedavg,udp-fedavg,fedceo \
+	  --also experiments/demo-secure.toml \
 	  --attack inverting-gradients --attack-set steps=300 --report results/demo/report.html
 
 figures: demo

@@ -170,6 +170,10 @@ class Method(ABC, Generic[S, Down, Up]):
         """What the server learns of the uploads `[K, ...]`: by default all of them, else their sum as one row."""
         return up
 
+    def single_uploads(self, up: Up, places: Sequence[int]) -> Up:
+        """What the server sees of single clients, given what it learns of all: by default their rows."""
+        return up.rows(places)
+
     def least_noise(self, plan: Plan, clients: Sequence[int], up: Up) -> tuple[Sequence[int], Up]:
         """The answers with as little unknown noise as the guarantee allows for, for audits; by default all as they are.
 

@@ -8,6 +8,7 @@ it was.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from fedveil.methods.wrappers.wrapper import Around
 from fedveil.privacy.private_sum import NoisySum
 from fedveil.privacy.releases import Plan, Release
 from fedveil.privacy.secure_noise import RecordBatch, SecureNoise, group_of, modular_sum
-from fedveil.secure_sum.masks import Words
+from fedveil.secure_sum.masks import Words, mask
 from fedveil.secure_sum.settings import SecureSum
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
@@ -134,6 +135,19 @@ class SecurelyAggregated(Around[Record]):
     def disclosed(self, up: Message) -> IntegerUpload:
         assert isinstance(up, IntegerUpload)
         return IntegerUpload(modular_sum(up.values), up.summed * up.count)
+
+    def single_uploads(self, up: Message, places: Sequence[int]) -> IntegerUpload:
+        """Masked uploads: uniform, and independent of what is under the mask and of the sum.
+
+        (`test_a_masked_upload_is_uniform_and_independent_of_the_input`) So a mask alone stands for one here.
+        """
+        assert isinstance(up, IntegerUpload)
+        shapes = {name: leaf.shape[1:] for name, leaf in up.values.items()}
+        length = sum(shape.numel() for shape in shapes.values())
+        keys = [hashlib.sha256(f"masked upload {place}".encode()).digest() for place in places]
+        return IntegerUpload.concatenate(
+            [IntegerUpload.of_words(mask(key, length), shapes, 1) for key in keys]
+        )
 
     def server_update(
         self,
