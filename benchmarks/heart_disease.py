@@ -63,13 +63,19 @@ class Case:
 
 _WHO: tuple[tuple[str, Who], ...] = (("own noise", "hospitals"), ("shared noise", "pooled"))
 _LOCAL = {"lr": (0.3, 1.0, 3.0), "epochs": (1, 5), "batch_size": (4, 32), "rounds": (10, 30)}
-_PRIVATE = {"lr": (0.25, 0.5, 1.0, 2.0), "clip": (0.3, 1.0), "rounds": (5, 10, 20)}
+_PRIVATE = {
+    "lr": (0.25, 0.5, 1.0, 2.0),
+    "clip": (0.3, 1.0),
+    "rounds": (5, 10, 20),
+    "bias": (True, False),
+}
 CASES = (
     Case("pooled", "pooled", "fedavg", grid=_LOCAL),
     Case("local", "alone", "fedavg", grid=_LOCAL),
     Case("FedAvg", "hospitals", "fedavg", grid=_LOCAL),
     Case("FedProx", "hospitals", "fedprox", grid={**_LOCAL, "proximal": (0.01, 0.1)}),
     Case("SCAFFOLD", "hospitals", "scaffold", grid=_LOCAL),
+    Case("DP-FedSGD without noise", "hospitals", "dp-fedsgd", grid=_PRIVATE),
     *(
         Case(f"{name}, epsilon {epsilon:g}, delta {delta:g}", who, "dp-fedsgd", epsilon, delta, _PRIVATE)
         for name, who in _WHO
@@ -88,11 +94,13 @@ def hospitals(examples: Examples) -> list[Examples]:
 
 def build(case: Case, setting: Mapping[str, Any], clients: Sequence[Examples]) -> tuple[AnyMethod, int]:
     """The method of a setting, its noise calibrated to the case's epsilon against the server, and its rounds."""
-    fields = {name: value for name, value in setting.items() if name != "rounds"}
+    fields = {name: value for name, value in setting.items() if name not in ("rounds", "bias")}
     rounds = int(setting["rounds"])
+    if case.method == "dp-fedsgd":
+        fields |= {"record_rate": 1.0, "records": sum(map(len, clients)) // len(clients)}
+        fields |= {"noise_multiplier": 0.0}
     if case.epsilon is None or case.delta is None:
         return build_method({"name": case.method, **fields}), rounds
-    fields |= {"record_rate": 1.0, "records": sum(map(len, clients)) // len(clients)}
     plan = make_plan(_axis(clients), rounds=rounds, sampler="all")
     fields["noise_multiplier"] = noise_for(case, plan, tuple(fields.items()))
     return build_method({"name": case.method, **fields}), rounds
@@ -146,7 +154,8 @@ def _accuracies(
     seed: int,
 ) -> list[float]:
     features = clients[0].x.shape[1]
-    task = Task(lambda: make_model("logistic", (features,), 2))
+    bias = bool(setting.get("bias", True))  # without it more of a clipped gradient is about the features
+    task = Task(lambda: make_model("logistic", (features,), 2, bias=bias))
     method, rounds = build(case, setting, clients)
     result = run(
         task,
@@ -261,7 +270,7 @@ def page() -> None:
         rows.append([name, f"{found['mean']:.3f} ± {found['std']:.3f}", published, *per])
     settings = [["setting", "chosen", "cross-validation", "tried"], ["---"] * 4]
     for name in results:
-        said = ", ".join(f"{key} {value:g}" for key, value in chosen[name]["setting"].items())
+        said = ", ".join(f"{key} {json.dumps(value)}" for key, value in chosen[name]["setting"].items())
         score = f"{chosen[name]['cross_validation']:.3f}"
         settings.append([name, said, score, str(chosen[name]["tried"])])
     text = PAGE.format(

@@ -28,7 +28,11 @@ def test_an_installed_wheel_has_the_demo_and_the_templates(tmp_path: Path) -> No
     (own,) = (tmp_path / "fresh" / "lib").glob("python*/site-packages")
     (own / "lent.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     fedveil = tmp_path / "fresh" / "bin" / "fedveil"
-    for arguments in (["new", "study"], ["run", "study/experiment.toml"], ["demo", "--rounds", "1"]):
+    for arguments in (
+        ["new", "study"],
+        ["run", "study/experiment.toml"],
+        ["demo", "--rounds", "1", "--steps", "2"],
+    ):
         subprocess.run([fedveil, *arguments], check=True, cwd=tmp_path, env=clean)
     where = subprocess.run(
         [python, "-c", "import fedveil; print(fedveil.__file__)"], check=True, env=clean, capture_output=True

@@ -20,6 +20,7 @@ def demo(
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Fewer rounds than the demo's 60, for a quick look.")
     ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of the attack on each run.")] = 300,
     as_json: AsJson = False,
 ) -> None:
     """Compare three methods on built-in digits, attack them, and write a report.
@@ -34,7 +35,7 @@ def demo(
             methods="fedavg,udp-fedavg,fedceo",
             changes=None if rounds is None else [f"run.rounds={rounds}"],
             attack="inverting-gradients",
-            attack_changes=["steps=300"],
+            attack_changes=[f"steps={steps}"],
             report=report,
             results=results,
             as_json=as_json,

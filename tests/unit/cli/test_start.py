@@ -89,7 +89,7 @@ def test_the_packaged_demo_is_that_of_the_repository() -> None:
 
 def test_the_demo_writes_a_report(tmp_path: Path) -> None:
     out = tmp_path / "demo.html"
-    invoke("demo", "--out", str(out), "--rounds", "1", "--results", str(tmp_path / "results"))
+    invoke("demo", "--out", str(out), "--rounds", "1", "--steps", "2", "--results", str(tmp_path / "results"))
     assert "<html" in out.read_text()
 
 
