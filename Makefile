@@ -6,7 +6,7 @@ READY := .venv/.ready
 DEV := .venv/.ready-dev
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: peers scale demo docs figures test test-lowest lowest chaos fuzz lint slow bench clean
+.PHONY: peers scale heart wheel demo docs figures test test-lowest lowest chaos fuzz lint slow bench clean
 
 # An environment of another Python version is cleared, with all its marks, and made anew.
 %/.python-$(VERSION):
@@ -74,6 +74,8 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/gradient_matching.py
 	$(BIN)/python benchmarks/noise.py
 	$(BIN)/python benchmarks/accounting.py
+	$(BIN)/python benchmarks/tables.py
+	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/deployment.py sizes
 	$(BIN)/python benchmarks/deployment.py clients
 
@@ -86,6 +88,15 @@ $(PEERS)/.ready: $(PEERS)/.python-$(VERSION) pyproject.toml constraints.txt benc
 
 peers: $(PEERS)/.ready
 	PYTHONPATH=benchmarks $(PEERS)/bin/python benchmarks/peers/compare.py
+
+# Fed-Heart-Disease by FLamby's protocol; recorded settings are kept.
+heart: $(DEV)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/heart_disease.py choose
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/heart_disease.py run
+	$(BIN)/python benchmarks/heart_disease.py page
+
+wheel: $(READY)
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 scale: $(DEV)
 	$(BIN)/python benchmarks/scale.py --figure docs/figures/scale.png

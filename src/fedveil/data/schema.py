@@ -245,7 +245,7 @@ def schema_from_json(content: Mapping[str, Any], path: Path) -> TableSchema:
 
 def read_schema(path: Path) -> TableSchema:
     """The schema in this TOML file; columns that it does not name are not read from a table."""
-    return read_toml(path, _Schema, missing="Write it with `fedveil deploy form`.").schema_of_table()
+    return read_toml(path, _Schema, missing="Write it with `fedveil deploy schema`.").schema_of_table()
 
 
 def write_schema(schema: TableSchema, path: Path) -> None:

@@ -367,7 +367,31 @@ def load_config(path: Path, changes: Sequence[str] = ()) -> Config:
         raise InputError("config", str(path), f"is not TOML: {error}", "Mend the file.") from error
     except RecursionError as error:
         raise InputError("config", str(path), "is nested too deeply", "Mend the file.") from error
-    return make_config(raw, changes)
+    return make_config(_with_paths(raw, path.parent), changes)
+
+
+_PATHS = (
+    ("task", "data_options", "path"),
+    ("task", "data_options", "test_path"),
+    ("task", "data_options", "schema"),
+    ("task", "text", "path"),
+)
+
+
+def _with_paths(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The content of a file in this folder, with relative paths of what stands beside it written out.
+
+    What is not there is left as it is: it may be in the folder of data sets.
+    """
+    content: dict[str, Any] = _copy(raw)
+    for *sections, key in _PATHS:
+        section: Any = content
+        for name in sections:
+            section = section.get(name) if isinstance(section, dict) else None
+        given = section.get(key) if isinstance(section, dict) else None
+        if isinstance(given, str) and given and not Path(given).is_absolute() and (folder / given).exists():
+            section[key] = str((folder / given).resolve())
+    return content
 
 
 def load_experiment(path: Path, changes: Sequence[str] = ()) -> Config:
@@ -428,7 +452,9 @@ def parse_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (tomllib.TOMLDecodeError, RecursionError):
-        return text.strip()
+        word = text.strip()
+        # TOML wants a digit before and after the point
+        return float(word) if re.fullmatch(r"[+-]?(\.\d+|\d+\.)([eE][+-]?\d+)?", word) else word
 
 
 def _apply(content: dict[str, Any], change: str) -> None:
