@@ -22,9 +22,11 @@ $(DEV): $(READY)
 	touch $(DEV)
 
 demo: $(READY)
+	$(BIN)/fedveil run experiments/demo-recommended.toml
 	$(BIN)/fedveil compare experiments/demo.toml --methods fedavg,udp-fedavg,fedceo \
 	  --also experiments/demo-secure.toml \
-	  --attack inverting-gradients --attack-set steps=300 --report results/demo/report.html
+	  --attack inverting-gradients --attack-set steps=300
+	$(BIN)/fedveil report results/demo-recommended results/demo -o results/demo/report.html
 
 figures: demo
 	$(BIN)/python docs/figures/make_figures.py results/demo
@@ -76,6 +78,7 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/accounting.py
 	$(BIN)/python benchmarks/tables.py
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/scattering.py
 	$(BIN)/python benchmarks/deployment.py sizes
 	$(BIN)/python benchmarks/deployment.py clients
 

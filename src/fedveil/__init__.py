@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fedveil.data.client_data import ArrayClients, ClientData, LazyClients
     from fedveil.data.registry import load_dataset
     from fedveil.errors import FedveilError
+    from fedveil.features.feature_map import as_features
     from fedveil.methods.method import METHODS, At, Method, register
     from fedveil.models.registry import make_model, register_model
     from fedveil.partition.registry import make_partition
@@ -27,6 +28,7 @@ _PLACES = {
     "data.client_data": ("ArrayClients", "ClientData", "LazyClients"),
     "data.registry": ("load_dataset",),
     "errors": ("FedveilError",),
+    "features.feature_map": ("as_features",),
     "methods": ("METHODS",),
     "methods.method": ("At", "Method", "register"),
     "models.registry": ("make_model", "register_model"),
@@ -59,6 +61,7 @@ __all__ = [
     "SecureSum",
     "Task",
     "TrainedModel",
+    "as_features",
     "load",
     "load_dataset",
     "make_model",

@@ -18,9 +18,10 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedveil.data.dataset import Dataset, Examples, FeatureFacts
+from fedveil.data.files import user_cache
 from fedveil.errors import InputError, known_name, within
 from fedveil.features.blocks import in_blocks
-from fedveil.features.cache import cached, digest_of
+from fedveil.features.cache import FOLDER, cached, digest_of
 from fedveil.features.normalise import constants, scatter_channels
 from fedveil.features.pretrained import Encoder, load_encoder
 from fedveil.features.scattering import Scattering
@@ -189,3 +190,22 @@ def dataset_as_features(made: FeatureMap, dataset: Dataset, cache: Path) -> Data
     size = train.x.shape[1]
     facts = FeatureFacts(made.name, made.options(), dataset.input_shape, made.note)
     return replace(dataset, train=train, test=test, mean=(0.0,) * size, std=(1.0,) * size, features=facts)
+
+
+def as_features(dataset: Dataset, name: str, **options: Any) -> Dataset:
+    """The data set with feature vectors in place of images, as `[task] features` has it.
+
+    Args:
+        dataset: Of images.
+        name: "scattering" or "pretrained".
+        options: As in `[task.feature_options]`.
+
+    Returns:
+        The same examples, each computed from its image alone.
+
+    Raises:
+        InputError: There is no such map or option, or the data set does not hold images that it can read.
+    """
+    made = make_features(name, options)
+    assert made is not None
+    return dataset_as_features(made, dataset, user_cache() / FOLDER)
