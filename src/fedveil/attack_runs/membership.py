@@ -264,10 +264,11 @@ def _same_labels(
 
 def _require_classes(prepared: Prepared, attack: str) -> None:
     """Others are chosen by the members' labels, and most attacks read a class's probability."""
-    if prepared.dataset.predicts_tokens:
+    if not prepared.dataset.has_classes:
+        what = "tokens" if prepared.dataset.predicts_tokens else "numbers or times"
         raise InputError(
             "attack",
             attack,
-            f"{prepared.dataset.name} has no classes, its model predicts tokens",
+            f"{prepared.dataset.name} has no classes, its model predicts {what}",
             "Attack a classifier, or use lamp or embedding-rows.",
         )
