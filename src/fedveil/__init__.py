@@ -10,12 +10,14 @@ if TYPE_CHECKING:
     from fedveil.data.client_data import ArrayClients, ClientData, LazyClients
     from fedveil.data.registry import load_dataset
     from fedveil.errors import FedveilError
+    from fedveil.features.feature_map import as_features
     from fedveil.methods.method import METHODS, At, Method, register
     from fedveil.models.registry import make_model, register_model
     from fedveil.partition.registry import make_partition
     from fedveil.partition.share import share
     from fedveil.prediction.trained import TrainedModel, load
     from fedveil.privacy.releases import Plan, Release
+    from fedveil.secure_sum.settings import SecureSum
     from fedveil.session.options import PrivacySettings
     from fedveil.session.privacy_guard import privacy_statement
     from fedveil.session.results import Result
@@ -26,6 +28,7 @@ _PLACES = {
     "data.client_data": ("ArrayClients", "ClientData", "LazyClients"),
     "data.registry": ("load_dataset",),
     "errors": ("FedveilError",),
+    "features.feature_map": ("as_features",),
     "methods": ("METHODS",),
     "methods.method": ("At", "Method", "register"),
     "models.registry": ("make_model", "register_model"),
@@ -33,6 +36,7 @@ _PLACES = {
     "partition.share": ("share",),
     "prediction.trained": ("TrainedModel", "load"),
     "privacy.releases": ("Plan", "Release"),
+    "secure_sum.settings": ("SecureSum",),
     "session.options": ("PrivacySettings",),
     "session.privacy_guard": ("privacy_statement",),
     "session.results": ("Result",),
@@ -54,8 +58,10 @@ __all__ = [
     "PrivacySettings",
     "Release",
     "Result",
+    "SecureSum",
     "Task",
     "TrainedModel",
+    "as_features",
     "load",
     "load_dataset",
     "make_model",

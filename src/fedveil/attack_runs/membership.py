@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedveil.attack_runs.transcript import (
     StoredRun,
+    answers_of,
     read_broadcast,
     read_exchange,
     read_upload,
@@ -198,8 +199,7 @@ def _one_upload(run: StoredRun, round: int | None, client: int | None, exchange:
         raise InputError(
             "client", client, f"did not participate in round {number}", f"Use one of {list(cohort)}."
         )
-    row = [cohort.index(client)]
-    reading = read_upload(run, recorded.at, recorded.down.rows(row), recorded.up.rows(row))
+    reading = read_upload(run, recorded.at, *answers_of(run, recorded, [client]))
     sent = sub(reading.start, reading.models) if reading.gradient is None else reading.gradient
     of = f", exchange {exchange}" if exchange else ""
     words, place = (

@@ -77,6 +77,10 @@ def init_command(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Without TLS and node keys; only on loopback.")
     ] = False,
+    trial: Annotated[
+        bool,
+        typer.Option("--trial", help="Make the nodes' identities for secure aggregation here too."),
+    ] = False,
 ) -> None:
     """Write certificates, keys, configurations, policies, scripts and instructions for a new federation."""
     from fedveil.federation.processes import require_flower
@@ -104,6 +108,7 @@ def init_command(
         schema=schema,
         classes=tuple(part.strip() for part in classes.split(",")) if classes else (),
         insecure=insecure,
+        trial=trial,
     )
     made = init(folder, federation)
     out.print(f"{len(made)} nodes; read {folder / 'README.md'}", soft_wrap=True)
@@ -168,6 +173,58 @@ def node_command(folder: NodeFolder) -> None:
     from fedveil.federation.processes import run_node
 
     run_node(folder, _tell)
+
+
+@deploy.command("join", epilog="Example: fedveil deploy join nodes/node-0")
+def join_command(
+    folder: NodeFolder,
+    rotate: Annotated[bool, typer.Option("--rotate", help="Replace the identity that is there.")] = False,
+) -> None:
+    """Make a node's identity for secure aggregation, on the node; identity.toml goes to the coordinator."""
+    from fedveil.federation.identity_files import PUBLIC_FILE, join
+
+    entry = join(folder, rotate=rotate)
+    out.print(
+        f"node {entry.name}: public key {entry.key.hex()}; give {folder / PUBLIC_FILE} to the coordinator",
+        soft_wrap=True,
+    )
+
+
+@deploy.command("roster", epilog="Example: fedveil deploy roster server --add node-0.toml --add node-1.toml")
+def roster_command(
+    folder: ServerFolder,
+    add: Annotated[list[Path] | None, typer.Option(help="A node's identity.toml. May be repeated.")] = None,
+    remove: Annotated[list[str] | None, typer.Option(help="A node that leaves or is revoked.")] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Allow another key for a node that is there.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Collect the nodes' public keys for secure aggregation, and show the digest that operators compare."""
+    from fedveil.federation.identity_files import ROSTER_FILE, change_roster, read_roster
+
+    path = folder / ROSTER_FILE
+    changed = bool(add or remove)
+    listed = change_roster(path, add or (), remove or (), replace=replace) if changed else read_roster(path)
+    nodes = [{"node": e.name, "client": e.client, "key": e.key.hex()} for e in listed.entries]
+    if as_json:
+        print(json.dumps({"digest": listed.digest, "nodes": nodes}))
+        return
+    out.print(_rows("roster", nodes))
+    out.print(f"digest {listed.digest}", soft_wrap=True)
+
+
+@deploy.command("trust", epilog="Example: fedveil deploy trust nodes/node-0 roster.toml --digest 3f0c...")
+def trust_command(
+    folder: NodeFolder,
+    roster: Annotated[Path, typer.Argument(help="The coordinator's roster.toml.")],
+    digest: Annotated[str, typer.Option(help="What the operators told each other, not through the server.")],
+) -> None:
+    """Make this roster the node's own, if it has the digest; the node then joins secure sums of these nodes only."""
+    from fedveil.federation.identity_files import trust
+
+    listed = trust(folder, roster, digest)
+    out.print(f"{len(listed.entries)} nodes, digest {listed.digest}", soft_wrap=True)
 
 
 @deploy.command("check")

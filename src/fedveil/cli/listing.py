@@ -52,8 +52,14 @@ def list_(
     for column in columns:
         table.add_column(column.replace("_", " "))
     for row in rows:
-        table.add_row(*("-" if row[column] is None else str(row[column]) for column in columns))
+        table.add_row(*(_cell(row[column]) for column in columns))
     out.print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def _named(what: str, name: str | None) -> list[dict[str, Any]]:
@@ -153,8 +159,16 @@ def _fields(what: str, name: str) -> list[dict[str, Any]]:
 
 def _methods() -> list[dict[str, Any]]:
     from fedveil.methods import METHODS
+    from fedveil.methods.secure import sums_securely
 
-    return [{"name": name, "summary": METHODS[name].summary} for name in sorted(METHODS)]
+    return [
+        {
+            "name": name,
+            "summary": METHODS[name].summary,
+            "secure_aggregation": sums_securely(METHODS[name]),
+        }
+        for name in sorted(METHODS)
+    ]
 
 
 def _wrappers() -> list[dict[str, Any]]:

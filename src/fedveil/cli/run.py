@@ -34,7 +34,7 @@ from fedveil.session.callbacks.progress import ShowProgress, progress_bar
 from fedveil.session.loop import Callback
 from fedveil.session.tables import results_table, text_notes
 
-MORE_KEYS = ("mcc", "perplexity", "text", "target")
+MORE_KEYS = ("mcc", "perplexity", "text", "target", "features")
 
 
 @app.command(
@@ -69,6 +69,8 @@ def run(
         return
     for line in text_notes(summaries[-1].get("text")):
         notes.print(line)
+    if (note := (summaries[-1].get("features") or {}).get("note")) is not None:
+        notes.print(note)
     if (target := summaries[-1].get("target")) is not None:
         notes.print(Calibrated(**target).in_words())
     print_words(summaries[-1]["privacy_in_words"])

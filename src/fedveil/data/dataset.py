@@ -95,9 +95,11 @@ class FeatureFacts:
     name: str
     options: Mapping[str, Any]
     image_shape: tuple[int, ...]
+    note: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, **self.options, "image_shape": list(self.image_shape)}
+        facts = {"name": self.name, **self.options, "image_shape": list(self.image_shape)}
+        return facts if self.note is None else facts | {"note": self.note}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch
 
 from fedveil.data.registry import list_datasets
 from fedveil.errors import InputError
-from fedveil.experiment.config import Config
+from fedveil.experiment.config import Config, build_method
 from fedveil.experiment.prepare import model_bytes, model_shape
 from fedveil.experiment.target import calibrated, with_noise
 from fedveil.methods.method import field_names
@@ -46,7 +46,7 @@ def advice(config: Config, plan: Plan, records: int | None) -> dict[str, Any]:
     """What `fedveil advise` prints, for a configuration whose clients declare `records` records each."""
     size = parameter_count(config)
     rows = []
-    if "noise_multiplier" in field_names(config.build_method()):
+    if "noise_multiplier" in field_names(build_method(config.method)):
         unit = config.privacy.target_unit or unit_of(with_noise(config, 1.0), plan)
         rows = [
             _row(config, plan, who, unit, target, size, records) for who in ADVERSARIES for target in EPSILONS
@@ -104,8 +104,9 @@ def _signal_to_noise(
     config: Config, plan: Plan, unit: Unit, sigma: float, size: int | None, records: int | None
 ) -> float | None:
     """How long the sum can be at most, over the length of its noise."""
-    method = config.build_method()
+    method = build_method(config.method)
     own = unit == "record" or getattr(method, "noise_scope", "shared") == "local"
+    own = own and config.aggregation.kind == "plain"  # a secure sum has one noise, which all share
     signal: float = plan.cohort
     if unit == "record":
         if records is None:

@@ -8,16 +8,19 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedveil.engines.simulation import Execution
 from fedveil.errors import LARGEST_SEED, InputError, known_name, within
+from fedveil.experiment.aggregation import AggregationSection
+from fedveil.experiment.changes import apply_change
 from fedveil.features.feature_map import make_features
 from fedveil.methods import METHODS
 from fedveil.methods.method import AnyMethod, field_names
+from fedveil.methods.secure import securely_aggregated
 from fedveil.methods.wrappers import WRAPPERS, Wrapper
 from fedveil.methods.wrappers.wrapper import wrapper_fields
 from fedveil.privacy.releases import MOST_CLIENTS, MOST_ROUNDS, Adversary, Sampler, Unit
@@ -58,7 +61,6 @@ _UNITS = {
 }
 
 
-_DEEPEST_KEY = 8
 _SIZES = ("run.max_memory", "run.max_message")  # a number of bytes, or text with a unit
 
 
@@ -186,6 +188,7 @@ class Config(_Section):
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg"})
     run: RunSection = RunSection()
     privacy: PrivacySection = PrivacySection()
+    aggregation: AggregationSection = AggregationSection()
     wrap: list[dict[str, Any]] = Field(default_factory=list)
     attack: list[dict[str, Any]] = Field(default_factory=list)
 
@@ -228,6 +231,7 @@ class Config(_Section):
             raise InputError(
                 "run.federation", self.run.federation, 'is for engine = "flower"', "Leave it out."
             )
+        self.aggregation.require_engine(self.run.engine)
         make_features(self.task.features, self.task.feature_options)
         self.build_method()
         return self
@@ -251,8 +255,13 @@ class Config(_Section):
             )
 
     def build_method(self) -> AnyMethod:
-        """The method with its fields and its wrappers, each checked."""
-        return wrap_method(build_method(self.method), self.wrap)
+        """The method with its fields, its aggregation and its wrappers, each checked."""
+        method = securely_aggregated(build_method(self.method), self.aggregation.settings())
+        return wrap_method(method, self.wrap)
+
+    def with_method(self, **fields: Any) -> Config:
+        """The same experiment with these fields of its method changed."""
+        return self.model_copy(update={"method": self.method | fields})
 
     def identity(self) -> str:
         """A short hash of everything that changes the result; the seed stands beside it in a result's path.
@@ -269,6 +278,10 @@ class Config(_Section):
         content: dict[str, Any] = self.model_dump()
         if self.task.text is None:  # images and tables: as if the section did not exist
             content["task"].pop("text")
+        if self.aggregation.kind == "plain":
+            content.pop("aggregation")
+        else:
+            content["aggregation"]["colluders"] = self.aggregation.assumed_colluders
         content["method"] = {"name": self.method["name"]} | _values(build_method(self.method))
         rules = [build_rule(section) for section in self.wrap]
         content["wrap"] = [
@@ -396,7 +409,7 @@ def load_experiment(path: Path, changes: Sequence[str] = ()) -> Config:
 def make_config(raw: Mapping[str, Any], changes: Sequence[str] = ()) -> Config:
     content = _copy(raw)
     for change in changes:
-        _apply(content, change)
+        apply_change(content, change)
     try:
         config = Config.model_validate(content)
     except ValidationError as error:
@@ -432,48 +445,6 @@ def _copy(value: Any) -> Any:
     if isinstance(value, list):
         return [_copy(item) for item in value]
     return value
-
-
-def parse_value(text: str) -> Any:
-    """A value as it is written on the command line: TOML, or else plain text."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
-        word = text.strip()
-        # TOML wants a digit before and after the point
-        return float(word) if re.fullmatch(r"[+-]?(\.\d+|\d+\.)([eE][+-]?\d+)?", word) else word
-
-
-def _apply(content: dict[str, Any], change: str) -> None:
-    key, equals, text = change.partition("=")
-    parts = [part.strip() for part in key.split(".")]
-    if not equals or not all(parts) or len(parts) > _DEEPEST_KEY:
-        raise InputError("--set", change, "is not a change", "Write --set section.key=value.")
-    value = parse_value(text)
-    if parts == ["method", "name"]:
-        content["method"] = _other_method(content.get("method", {}), value)
-        return
-    section: Any = content
-    for part in parts[:-1]:
-        section = section.setdefault(part, {})
-        if not isinstance(section, dict):
-            raise InputError("--set", change, f"{part} is not a section", "Write --set section.key=value.")
-    section[parts[-1]] = value
-
-
-def _other_method(section: Any, name: Any) -> dict[str, Any]:
-    """Another method's defaults, with the fields that both methods share kept; a choice that the other does not
-    offer is not shared."""
-    if not isinstance(name, str) or name not in METHODS or not isinstance(section, Mapping):
-        return {"name": name}
-    offered = get_type_hints(METHODS[name])
-    shared = {key for key in field_names(METHODS[name]) if _chooses(offered[key], section.get(key))}
-    return {"name": name} | {key: value for key, value in section.items() if key in shared}
-
-
-def _chooses(annotation: Any, value: Any) -> bool:
-    """Whether a field takes this value, as far as it is a choice between words."""
-    return get_origin(annotation) is not Literal or value in get_args(annotation)
 
 
 def _values(method: AnyMethod) -> dict[str, Any]:

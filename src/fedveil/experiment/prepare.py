@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedveil.data.client_data import ArrayClients, Clients, digest_of
 from fedveil.data.dataset import Dataset, TextDataset
-from fedveil.data.files import places, state_of, user_cache
+from fedveil.data.files import places, state_of
 from fedveil.data.registry import is_own_data, list_datasets, load_dataset
 from fedveil.data.schema import TableSchema
 from fedveil.data.tokens import tokenise
@@ -23,8 +23,7 @@ from fedveil.data.vocabulary import Vocabulary, make_vocabulary
 from fedveil.errors import InputError, known_name, within
 from fedveil.experiment.config import Config, TextSection
 from fedveil.experiment.target import Calibrated, method_of
-from fedveil.features.cache import FOLDER
-from fedveil.features.feature_map import dataset_as_features, make_features
+from fedveil.features.feature_map import as_features, make_features
 from fedveil.losses import Cox, Hazard, Huber, Squared, WeightedCrossEntropy
 from fedveil.methods.method import AnyMethod
 from fedveil.models.registry import make_model, model_entry
@@ -129,9 +128,7 @@ def _load(name: str, data_dir: Path | None, options: str, _state: Hashable) -> D
 @functools.lru_cache(maxsize=1)
 def _featured(dataset: Dataset, name: str, options: str) -> Dataset:
     """The seeds of an experiment share one copy of their features."""
-    made = make_features(name, json.loads(options))
-    assert made is not None
-    return dataset_as_features(made, dataset, user_cache() / FOLDER)
+    return as_features(dataset, name, **json.loads(options))
 
 
 def model_shape(config: Config, example_shape: Sequence[int]) -> tuple[int, ...]:

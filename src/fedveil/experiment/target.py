@@ -14,7 +14,7 @@ from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
 from fedveil.errors import InputError, within
-from fedveil.experiment.config import Config, build_method, make_config, wrap_method
+from fedveil.experiment.config import Config, build_method, make_config
 from fedveil.methods.method import AnyMethod, field_names
 from fedveil.privacy.accounting import epsilon_of
 from fedveil.privacy.calibrate import calibrate
@@ -86,7 +86,7 @@ def with_noise(config: Config, sigma: float) -> AnyMethod:
         raise InputError(
             "method.name", method.name, "has no noise_multiplier to vary", "Choose a method that adds noise."
         )
-    return wrap_method(build_method(config.method | {"noise_multiplier": sigma}), config.wrap)
+    return config.with_method(noise_multiplier=sigma).build_method()
 
 
 def check_noise_counts(config: Config, plan: Plan) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedveil.features.blocks import in_blocks
 from fedveil.features.scattering import Scattering
 from fedveil.features.synthetic_images import SyntheticImages, draw
 
@@ -32,7 +33,7 @@ class Normalisation:
     def __call__(self, maps: Tensor) -> Tensor:
         """The features `[n, d]`; a record whose maps are all at the mean stays zero."""
         centred = maps.flatten(2) - self.mean[:, None]
-        flat = (self.matrix @ centred).flatten(1)
+        flat = torch.bmm(self.matrix.expand(centred.shape[0], -1, -1), centred).flatten(1)
         lengths: Tensor = flat.norm(dim=1, keepdim=True)
         return flat / lengths.clamp(min=1e-12)
 
@@ -47,7 +48,8 @@ def constants(
     are, 1 decorrelates them on synthetic images.
     """
     images = draw(synthetic, COUNT, channels, scattering.height, scattering.width)
-    maps = scatter_channels(scattering, images)
+    block = max(1, scattering.block // channels)
+    maps = in_blocks(functools.partial(scatter_channels, scattering), images, block)
     values = maps.transpose(0, 1).flatten(1).double()
     mean = values.mean(1)
     std = values.std(1).clamp(min=_SMALLEST * float(values.std(1).max()))
@@ -62,4 +64,4 @@ def constants(
 def scatter_channels(scattering: Scattering, images: Tensor) -> Tensor:
     """The maps of all channels of images `[n, C, H, W]`, one after another: `[n, C * paths, h, w]`."""
     maps = scattering(images.flatten(0, 1))
-    return maps.reshape(len(images), -1, *maps.shape[2:])
+    return maps.reshape(images.shape[0], -1, *maps.shape[2:])

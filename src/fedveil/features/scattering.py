@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -22,8 +21,9 @@ from torch import Tensor
 
 from fedveil.errors import InputError
 
+_ALIGNED = 16  # float32 numbers of a line of the processor's cache
 _COPIES = 2  # of a filter on each side of the image: what lies further away is below 1e-12
-_CHUNK = 1 << 14  # pixels of a chunk of images: its intermediate maps stay in the cache
+_CHUNK = 1 << 14  # pixels of a block of images
 
 
 @dataclass(frozen=True)
@@ -82,26 +82,14 @@ class Scattering:
         step = 2**self.depth
         return (self.height // step + 2) * step, (self.width // step + 2) * step
 
+    @property
+    def block(self) -> int:
+        """How many images are best worked on at a time: their intermediate maps stay in the processor's cache."""
+        return max(1, _CHUNK // (self._padded[0] * self._padded[1]))
+
     def __call__(self, images: Tensor) -> Tensor:
         """Each image on its own: the others of the batch change nothing but the last digits."""
         filters = _filters(self, images.dtype)
-        chunk = max(1, _CHUNK // (self._padded[0] * self._padded[1]))
-        out = images.new_empty(len(images), self.paths, *self.map_shape)
-
-        def scatter(start: int) -> None:
-            out[start : start + chunk] = self._scatter(images[start : start + chunk], filters)
-
-        # One thread for each chunk: torch's own threads would wait for one another after every small operation.
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(scatter, range(0, len(images), chunk)))
-        finally:
-            torch.set_num_threads(threads)
-        return out
-
-    def _scatter(self, images: Tensor, filters: _Filters) -> Tensor:
         spare = [padded - size for padded, size in zip(self._padded, (self.height, self.width), strict=True)]
         margins = (spare[1] // 2, spare[1] - spare[1] // 2, spare[0] // 2, spare[0] - spare[0] // 2)
         x = torch.nn.functional.pad(images, margins, mode="reflect")
@@ -123,15 +111,23 @@ class Scattering:
 
 @dataclass(frozen=True)
 class _Filters:
-    """psi[j][r] `[L, h, w, 2]`: the Fourier transform at resolution r, twice; low[r]: the matrices of the two axes."""
+    """psi[j][r] `[L, h, w, 2]`: the Fourier transform at resolution r, twice; low[r]: the matrices of the two axes.
+
+    These are filled up with zeros beyond the `size` of the maps, so that the results of all images of a block begin
+    at addresses of the same kind: products are rounded otherwise where they do not.
+    """
 
     psi: list[list[Tensor]]
     low: list[tuple[Tensor, Tensor]]
+    size: tuple[int, int]
 
     def average(self, maps: Tensor, resolution: int) -> Tensor:
         """`maps * phi`, subsampled, without the padding, pooled."""
         rows, columns = self.low[resolution]
-        return rows @ (maps @ columns.T)
+        flat = maps.flatten(0, -3)
+        once = torch.bmm(flat, columns.expand(flat.shape[0], -1, -1))
+        pooled = torch.bmm(rows.expand(flat.shape[0], -1, -1), once)[:, : self.size[0], : self.size[1]]
+        return pooled.reshape(*maps.shape[:-2], *self.size)
 
 
 def _moduli(spectrum: Tensor, psi: Tensor, halvings: int) -> Tensor:
@@ -169,8 +165,13 @@ def _filters(shape: Scattering, dtype: torch.dtype) -> _Filters:
             (_pool(size, pooled) @ _low_pass(length, r, j_max)).to(dtype)
             for length, size, pooled in zip(padded, shape._unpooled, shape.map_shape, strict=True)
         )
-        low.append((rows, columns))
-    return _Filters(psi, low)
+        low.append((_filled(rows), _filled(columns).T.contiguous()))
+    return _Filters(psi, low, shape.map_shape)
+
+
+def _filled(lines: Tensor) -> Tensor:
+    """Zero lines after these, up to a multiple of 16."""
+    return torch.nn.functional.pad(lines, (0, 0, 0, -len(lines) % _ALIGNED))
 
 
 def _morlet(size: tuple[int, int], sigma: float, theta: int, j: int, angles: int) -> Tensor:

@@ -17,6 +17,8 @@ POLICY_FILE = "policy.toml"
 SERVER_FILE = "server.toml"
 REGISTRY = "registered.json"  # in the server's state: whose key is whose
 MEMBERS = "FEDVEIL_MEMBERS"  # in the environment of a run's process: where the registry is
+ROSTER = "FEDVEIL_ROSTER"  # in the environment of a run's process: where the server's roster is
+SESSION = "FEDVEIL_SESSION"  # in the environment of a node: what no other start of it knows
 HOST = r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?"  # a name or an IPv4 address
 
 Reader = Literal["npz", "pictures", "table", "texts"]

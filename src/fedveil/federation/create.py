@@ -34,6 +34,7 @@ from fedveil.federation.config import (
     ServerConfig,
     is_loopback,
 )
+from fedveil.federation.identity_files import PUBLIC_FILE, ROSTER_FILE, change_roster, join, trust
 from fedveil.federation.policy import Policy
 from fedveil.methods.method import AnyMethod, field_names
 from fedveil.privacy.accounting import Guarantee, account
@@ -61,6 +62,8 @@ class Federation:
     schema: Path | None = None
     classes: tuple[str, ...] = ()
     insecure: bool = False
+    trial: bool = False
+    """Make the nodes' identities of secure sums here too. Whoever made them can pose as every node."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,8 @@ def init(folder: Path, federation: Federation) -> list[Path]:
 
     _write_server(folder, federation, server)
     nodes = [_write_node(folder, federation, content, policy) for content in contents]
+    if federation.trial:
+        _write_roster(folder / "server", nodes)
     readme = templates.README.format(
         nodes=federation.nodes,
         warning=templates.INSECURE if federation.insecure else "",
@@ -227,6 +232,15 @@ def _write_node(
     write_new(own / POLICY_FILE, templates.POLICY.encode() + tomli_w.dumps(policy).encode())
     _scripts(own, "node", f"fedveil-{name}")
     return own
+
+
+def _write_roster(server: Path, nodes: Sequence[Path]) -> None:
+    """An identity for each node, and their roster everywhere: for a trial, where one person runs everything."""
+    for node in nodes:
+        join(node)
+    listed = change_roster(server / ROSTER_FILE, [node / PUBLIC_FILE for node in nodes])
+    for node in nodes:
+        trust(node, server / ROSTER_FILE, listed.digest)
 
 
 def _node(federation: Federation, number: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from fedveil.data.tokens import TooLong, tokenise_texts
 from fedveil.data.vocabulary import Vocabulary
 from fedveil.errors import DataError, InputError
 from fedveil.features.cache import FOLDER
-from fedveil.features.feature_map import ScatteringFeatures, examples_as_features
+from fedveil.features.feature_map import FeatureMap, examples_as_features
 from fedveil.federation.config import NODE_FILE, POLICY_FILE, DataSection, NodeConfig
 from fedveil.federation.declared import Declared, check_held
 from fedveil.federation.policy import Policy, PolicyGuard
@@ -85,7 +85,7 @@ class Node:
             )
         return self.held
 
-    def features(self, made: ScatteringFeatures) -> Examples:
+    def features(self, made: FeatureMap) -> Examples:
         """What this node trains on, where the model reads features of its images; kept in its state folder."""
         mean, std = ((value,) * self.examples.x.shape[1] for value in self.brightness)
         return examples_as_features(made, self.examples, mean, std, self.state / FOLDER)

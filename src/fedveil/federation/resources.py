@@ -7,7 +7,7 @@ from typing import Any
 
 from fedveil.engines.flower.wire import RefusalError
 from fedveil.errors import FedveilError
-from fedveil.experiment.config import Config, TextSection, build_method, wrap_method
+from fedveil.experiment.config import Config, TextSection
 from fedveil.federation.policy import Policy
 from fedveil.methods.method import AnyMethod
 from fedveil.privacy.releases import Plan
@@ -50,7 +50,7 @@ def require_affordable(
     of_one = example_bytes or length * _INDEX_BYTES
 
     def problem(section: Mapping[str, Any]) -> str | None:
-        method = wrap_method(build_method(section), config.wrap)
+        method = config.model_copy(update={"method": dict(section)}).build_method()
         return _problem(method, policy, records, classes, of_one)
 
     found = problem(config.method)

@@ -43,12 +43,13 @@ from fedveil.methods.fields import (
     Normalise,
     bounded,
     refuse_endless_norm,
+    without_local_noise,
 )
-from fedveil.methods.method import At, Method, register
+from fedveil.methods.method import At, ClientSum, Method, register
 from fedveil.methods.shared_model import Server
 from fedveil.methods.user_level import CohortModel
 from fedveil.privacy.mechanisms import SumMechanism, Unnoised, gaussian
-from fedveil.privacy.private_sum import CohortNoise, private_sum
+from fedveil.privacy.private_sum import CohortNoise, NoisySum, private_sum
 from fedveil.privacy.releases import ADVERSARIES, Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
@@ -127,10 +128,27 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
     ) -> tuple[Update, State]:
         if self.unit == "record":
             return Update(sub(self._dp_sgd(task, at, down.params, data, rng), down.params)), state
-        update = sub(self.train(task, at, down.params, data, rng).params, down.params)
+        update, after = self._update(task, at, down, data, state, rng)
         upload = self.noise(at.plan).upload(down.cohort)
-        update = bounded(update, self.clip, self.normalise)
-        return Update(upload(update, rng.noise()), down.cohort), state
+        return Update(upload(update, rng.noise()), down.cohort), after
+
+    def _update(
+        self, task: Task, at: At, down: CohortModel, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[Params, State]:
+        """What each client contributes before it is clipped, `unit = "client"`."""
+        update = sub(self.train(task, at, down.params, data, rng).params, down.params)
+        return bounded(update, self.clip, self.normalise), state
+
+    def client_sum(self) -> ClientSum[Server, CohortModel]:
+        if self.unit == "record":
+            raise InputError(
+                "method.unit",
+                self.unit,
+                "each client's local steps carry all of their noise already, so a sum has none to divide",
+                'Use "client", or aggregation.kind = "plain".',
+            )
+        without_local_noise(self.noise_scope, "central")
+        return ClientSum(gaussian(self.clip, self.noise_multiplier), self._update, _moved)
 
     def bounded_upload(self, at: At, down: CohortModel, up: Update) -> BoundedUpload | None:
         if self.unit == "record":
@@ -201,3 +219,7 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
             return super().adaptation(at, dimension, examples)
         std = self.step_mechanism().std * math.sqrt(self.steps())
         return Adaptation.to_noise(std / max(1.0, self.record_rate * examples))
+
+
+def _moved(_at: At, server: Server, total: NoisySum) -> Server:
+    return Server(total.added_to(server.params))

@@ -10,7 +10,8 @@ number of records of a client: `records`, or the smallest client's where it is n
 
 Each client draws a Poisson batch of rate q, clips every record's gradient to C, adds noise sigma C to their sum and
 sends it divided by q n_0. The server averages over the cohort, adds the mean to its velocity (beta) and takes a step.
-Every client adds the full noise, so the server need not be trusted. Every number that a sum is divided by is part of
+Every client adds the full noise, so the server need not be trusted. Under secure aggregation the clients share one
+noise: sigma C on the sum of all of them. Every number that a sum is divided by is part of
 the plan: none depends on how many records or clients a batch holds.
 
 Deviations: momentum is the server's, over noisy sums only, and so costs nothing. Clients of more records than n_0 count
@@ -30,17 +31,23 @@ from pydantic.dataclasses import dataclass
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
 from fedveil.messages import Message, Record
-from fedveil.methods.disclosure import Adaptation, BoundedUpload, LocalSteps
+from fedveil.methods.disclosure import Adaptation, BoundedUpload, LocalSteps, UploadReading
 from fedveil.methods.fields import STRICT, Clip, Fraction, LearningRate, NoiseMultiplier
-from fedveil.methods.method import At, Method, register
+from fedveil.methods.method import At, ClientSum, Method, register
 from fedveil.methods.shared_model import Model
 from fedveil.privacy.mechanisms import SumMechanism, Unnoised, gaussian
-from fedveil.privacy.private_sum import private_sum
+from fedveil.privacy.private_sum import NoisySum, private_sum
 from fedveil.privacy.releases import ADVERSARIES, Plan, PostProcessing, Release
 from fedveil.streams import ClientStreams, ServerStreams
-from fedveil.task import Task
+from fedveil.task import Batch, Task
 from fedveil.training.local_sgd import Schedule, scheduled_lr
-from fedveil.training.private_sgd import dropout_streams, poisson_batch, private_gradient, require_batch
+from fedveil.training.private_sgd import (
+    clipped_sum,
+    dropout_streams,
+    poisson_batch,
+    private_gradient,
+    require_batch,
+)
 from fedveil.tree import Params, State, add, expand, scale, with_axis, zeros_like
 
 
@@ -106,13 +113,10 @@ class DPFedSGD(Method[MomentumServer, Model, NoisyGradient]):
     def client_update(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[NoisyGradient, State]:
-        require_batch(self.record_rate * data.largest, self.step_mechanism())
-        # Who is in a batch must stay secret for sampling to amplify privacy: it is drawn like noise.
-        batch = poisson_batch(data, [self.record_rate] * data.count, rng.noise("sampling"))
         gradient = private_gradient(
             task,
             expand(down.params, data.count),
-            batch,
+            self._batch(data, rng),
             torch.full((data.count,), self.nominal_batch(at.plan), dtype=torch.float64),
             self.step_mechanism(),
             rng.noise(),
@@ -120,6 +124,43 @@ class DPFedSGD(Method[MomentumServer, Model, NoisyGradient]):
             closed_form=not task.has_dropout,  # every network draws its masks alike
         )
         return NoisyGradient(gradient), state
+
+    def _batch(self, data: ClientData, rng: ClientStreams) -> Batch:
+        require_batch(self.record_rate * data.largest, self.step_mechanism())
+        # Who is in a batch must stay secret for sampling to amplify privacy: it is drawn like noise.
+        return poisson_batch(data, [self.record_rate] * data.count, rng.noise("sampling"))
+
+    def client_sum(self) -> ClientSum[MomentumServer, Model]:
+        return ClientSum(
+            self.step_mechanism(),
+            self._clipped_sum,
+            self._stepped,
+            "the sum of all clients' clipped gradients",
+            self.record_rate,
+            self._reading,
+        )
+
+    def _clipped_sum(
+        self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[Params, State]:
+        """What each client contributes to a secure sum, of which a record changes one clipped gradient."""
+        total = clipped_sum(
+            task,
+            expand(down.params, data.count),
+            self._batch(data, rng),
+            self.clip,
+            dropout_streams(rng),
+            closed_form=not task.has_dropout,
+        )
+        return total, state
+
+    def _stepped(self, at: At, server: MomentumServer, total: NoisySum) -> MomentumServer:
+        """The server after a sum that is not divided by the size of a batch yet."""
+        return self._moved(at, server, total, self.nominal_batch(at.plan))
+
+    def _reading(self, at: At, sent: Params, mean: Params) -> UploadReading:
+        gradient = scale(mean, 1 / self.nominal_batch(at.plan))
+        return UploadReading.of_gradient(sent, gradient, self.lr_at(at))
 
     def bounded_upload(self, at: At, down: Model, up: NoisyGradient) -> BoundedUpload:
         records = max(at.plan.largest_client, at.plan.records_per_client)
@@ -138,7 +179,10 @@ class DPFedSGD(Method[MomentumServer, Model, NoisyGradient]):
         if up is None:
             return server
         summed = private_sum(up.gradient, server.params, len(clients), at.plan, Unnoised(), rng.noise("sum"))
-        velocity = summed.added_to(scale(server.velocity, self.momentum))
+        return self._moved(at, server, summed)
+
+    def _moved(self, at: At, server: MomentumServer, total: NoisySum, divisor: float = 1.0) -> MomentumServer:
+        velocity = total.added_to(scale(server.velocity, self.momentum), 1 / divisor)
         return MomentumServer(add(server.params, velocity, scale=-self.lr_at(at)), velocity)
 
     def releases(self, plan: Plan) -> Sequence[Release]:

@@ -16,7 +16,7 @@ from pydantic import Field
 from fedveil.data.dataset import Dataset
 from fedveil.data.schema import TableSchema, schema_from_json
 from fedveil.errors import InputError, ResultError
-from fedveil.features.feature_map import ScatteringFeatures, make_features
+from fedveil.features.feature_map import FeatureMap, make_features
 from fedveil.validation import Section, parse_content
 
 FORMAT = 1
@@ -66,7 +66,7 @@ class Recipe:
         made = self.feature_map()
         return self.input_shape if made is None else made.shape(self.input_shape)
 
-    def feature_map(self) -> ScatteringFeatures | None:
+    def feature_map(self) -> FeatureMap | None:
         """The feature map of images; None where the network reads them as they are."""
         return None if self.features is None else make_features(self.features.name, self.features.options)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedveil.data.schema import TableFeatures
 from fedveil.errors import FedveilError, InputError, ResultError
-from fedveil.features.feature_map import ScatteringFeatures
+from fedveil.features.feature_map import FeatureMap
 from fedveil.losses import Target, survival_of
 from fedveil.models.registry import make_model, model_entry
 from fedveil.prediction.inputs import read_input, vocabulary_for
@@ -43,12 +43,20 @@ class Scale(nn.Module):
 class ImageFeatures(nn.Module):
     """Brightness 0 to 1 as the features that the network reads."""
 
-    def __init__(self, made: ScatteringFeatures) -> None:
+    def __init__(self, made: FeatureMap, image_shape: Sequence[int]) -> None:
         super().__init__()
         self._made = made
+        self._of_block, _ = made.transform(
+            image_shape
+        )  # its constants are drawn now, not while it is exported
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._made.compute(x.to(torch.float32).clamp(0, 1))
+        x = x.to(torch.float32).clamp(0, 1)
+        if (
+            torch._C._get_tracing_state() or torch.compiler.is_compiling()
+        ):  # exported: for any number of images
+            return self._of_block(x)
+        return self._made.compute(x)
 
 
 @dataclass(frozen=True)
@@ -132,7 +140,7 @@ def _columns(recipe: Recipe) -> tuple[str, ...]:
 def _preprocessing(recipe: Recipe) -> nn.Module:
     made = recipe.feature_map()
     if made is not None:
-        return ImageFeatures(made)
+        return ImageFeatures(made, recipe.input_shape)
     if recipe.schema is not None:
         return TableFeatures(recipe.schema)
     return nn.Identity() if recipe.text is not None else Scale(recipe)

@@ -142,6 +142,7 @@ def _against(
             f"({_NEIGHBOUR[row.adjacency]}; sampler: {row.sampler}). {_meaning(row, row.epsilon, plan)}"
         )
         lines.append(f"  Proof: {row.theorem}.")
+    lines += dict.fromkeys(f"  Assumption, {text}." for row in rows for text in row.assumptions)
     return lines
 
 
@@ -184,15 +185,17 @@ def _not_covered(rows: Sequence[Guarantee], plan: Plan | None, *, told: bool) ->
         )
     if "client" in units and any(row.adjacency == "zero-out" for row in rows):
         lines.append("  Where who took part is visible, that fact itself is not hidden.")
-    if any(row.adversary != "server" and row.epsilon is not None for row in rows):
+    others = [row for row in rows if row.adversary != "server" and row.epsilon is not None]
+    if any(not row.assumptions for row in others):
         lines.append(
             "  The rows for others than the server need a server that is trusted not to share what it sees, "
             "or secure aggregation."
         )
+    if others:
         lines.append(
-            "  They are about the models. The run's other files (scores of single clients, also on training examples, "
-            "label counts, cohort sizes, transcripts, attacks) and the report made of them are not covered: they are "
-            "not to be published with a model of real data."
+            "  These rows are about the models. The run's other files (scores of single clients, also on training "
+            "examples, label counts, cohort sizes, transcripts, attacks) and the report made of them are not covered: "
+            "they are not to be published with a model of real data."
         )
     if plan is not None:
         sizes = f"{plan.clients} clients, {plan.cohort} in a round, {plan.rounds} rounds"

@@ -251,7 +251,8 @@ class Session:
         scored = history[-1] if history and "accuracy" in history[-1] else {}
         if self.test is not None and not scored:
             scored = EvaluateOnTest(task, *self.test, None, 1).score(model).metrics()
-        statement = self.guard.statement(outcome.rounds)
+        answered = [line["answered"] for line in history if line.get("answered")]
+        statement = self.guard.statement(outcome.rounds, min(answered, default=None))
         return {
             "method": self.method.name,
             "seed": self.options.seed,

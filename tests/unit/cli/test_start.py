@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from fedveil.cli import app
 from fedveil.cli.lazy import all_commands, summary_of
 from fedveil.errors import InputError
-from fedveil.experiment.config import load_config, parse_value
+from fedveil.experiment.changes import parse_value
+from fedveil.experiment.config import load_config
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -12,6 +12,7 @@ from fedveil.errors import InputError
 from fedveil.experiment.config import Config, make_config
 from fedveil.experiment.prepare import load_examples, model_shape, prepare
 from fedveil.features import normalise
+from fedveil.features.blocks import in_blocks
 from fedveil.features.feature_map import ScatteringFeatures, make_features
 from fedveil.features.scattering import Scattering
 from fedveil.features.synthetic_images import SyntheticImages, draw
@@ -41,7 +42,31 @@ def test_a_records_features_do_not_depend_on_other_records(tmp_path: Path) -> No
     whole = made.features(images(), tmp_path / "a")
     changed = images()
     changed[1:] = 0.25
-    torch.testing.assert_close(made.features(changed, tmp_path / "b")[0], whole[0], atol=1e-3, rtol=1e-3)
+    assert torch.equal(made.features(changed, tmp_path / "b")[0], whole[0])
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"), [((1, 28, 28), {}), ((3, 32, 32), {"pooling": 4}), ((1, 9, 11), {"depth": 1})]
+)
+def test_a_removed_record_changes_no_bit_of_the_others_features(
+    shape: tuple[int, ...], options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Neighbouring data sets differ by one record: every other record moves on by one place."""
+    made = ScatteringFeatures(**options)
+    records = torch.rand(41, *shape, generator=torch.Generator().manual_seed(0))
+    whole = made.features(records, tmp_path / "a")
+    for gone in (0, 17, 40):
+        kept = [k for k in range(41) if k != gone]
+        assert torch.equal(made.features(records[kept], tmp_path / "b"), whole[kept])
+    assert torch.equal(made.features(records[5:6], tmp_path / "b")[0], whole[5])
+
+
+def test_blocks_whose_places_do_notcompute_alike_are_not_used() -> None:
+    def by_place(block: torch.Tensor) -> torch.Tensor:
+        return block + torch.arange(len(block))[:, None]
+
+    records = torch.rand(7, 3)
+    assert torch.equal(in_blocks(by_place, records, 4), records)
 
 
 def test_features_have_unit_norm(tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from fedveil.cli import app
 from fedveil.errors import DataError, ResultError
 from fedveil.evaluation.accuracy import evaluate
 from fedveil.experiment.config import make_config
-from fedveil.experiment.prepare import prepare
+from fedveil.experiment.prepare import load_examples, prepare
 from fedveil.experiment.run import run_seed
+from fedveil.features import normalise
 from fedveil.prediction.export import DESCRIPTION, export
 from fedveil.prediction.trained import TrainedModel, load_trained
 
@@ -215,6 +216,35 @@ def test_images_are_given_by_their_brightness(tmp_path: Path) -> None:
     np.savez(tmp_path / "new.npz", x=np.zeros((3, 1, 5, 5)))
     with pytest.raises(DataError):
         model.predict(tmp_path / "new.npz")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_feature_map_is_part_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(normalise, "COUNT", 64)
+    normalise.constants.cache_clear()
+    made = make_config(
+        {
+            "task": {
+                "data_options": {"max_train": 100, "max_test": 20},
+                "features": "scattering",
+                "feature_options": {"depth": 1, "angles": 4},
+                "model": "logistic",
+            },
+            "partition": {"clients": 2},
+            "run": {"rounds": 1},
+        }
+    )
+    result = run_seed(made, 0, experiment="digits", results=tmp_path)
+    assert result.folder is not None
+    model, dataset = load_trained(result.folder), prepare(made, 0).dataset
+    plain = load_examples(make_config({"task": {"data_options": {"max_train": 100, "max_test": 20}}}), None)
+    mean, std = torch.tensor(plain.mean), torch.tensor(plain.std)
+    brightness = plain.test.x * std[:, None, None] + mean[:, None, None]
+    assert torch.allclose(model.preprocess(brightness), dataset.test.x, atol=2e-3)  # kept in half precision
+    export(model, "torchscript", tmp_path / "model.pt")
+    assert torch.allclose(torch.jit.load(tmp_path / "model.pt")(brightness), model(brightness), atol=1e-5)
+    normalise.constants.cache_clear()
 
 
 def test_texts_are_one_a_line(tmp_path: Path) -> None:
