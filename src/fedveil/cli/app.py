@@ -3,10 +3,12 @@ and all else to stderr."""
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 import textwrap
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -71,13 +73,21 @@ def before_any_command(
 
 
 def print_words(text: str) -> None:
-    """A privacy statement, its lines broken below their own beginning."""
+    """A privacy statement, its lines broken below their own beginning; beside the results where these go to a file."""
+    console = out if _is_file(sys.stdout) else notes
     for line in text.splitlines():
         indent = " " * (len(line) - len(line.lstrip()))
         wrapped = textwrap.fill(
             line, notes.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
         )
-        notes.print(wrapped, soft_wrap=True)
+        console.print(wrapped, soft_wrap=True)
+
+
+def _is_file(stream: TextIO) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError):  # no file descriptor at all
+        return False
 
 
 def main() -> None:

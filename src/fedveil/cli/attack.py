@@ -13,7 +13,7 @@ from rich.progress import Progress, TaskID
 
 from fedveil.attack_runs.inversion import LabelMode, attack_exchange, describe, write_finding
 from fedveil.attack_runs.membership import Target
-from fedveil.attack_runs.transcript import StoredRun, open_run, run_folder
+from fedveil.attack_runs.transcript import StoredRun, open_run, read_exchange, run_folder
 from fedveil.attacks.membership.all import list_membership_attacks
 from fedveil.attacks.registry import configured_attacks, list_attacks, make_attack
 from fedveil.attacks.view import Attack
@@ -42,7 +42,9 @@ _Round = Annotated[
 _Exchange = Annotated[int, typer.Option(min=0, help="And in this exchange of the round.")]
 _Clients = Annotated[
     list[int] | None,
-    typer.Option(help="Attack this client's upload (else 0). May be repeated: one stack."),
+    typer.Option(
+        help="Attack this client's upload; else the first that answered. May be repeated: one stack."
+    ),
 ]
 _Labels = Annotated[LabelMode, typer.Option(help="Whether the server knows the labels.")]
 _Target = Annotated[
@@ -114,15 +116,34 @@ def attack_command(
             as_json=as_json,
         )
         return
-    clients = client or [0]
-    if len(set(clients)) != len(clients):
-        raise InputError("client", clients, "names a client twice", "Name each client once.")
-    uploads = _Uploads(clients, exchange, labels, examples, adaptive, seed)
+    if client is not None and len(set(client)) != len(client):
+        raise InputError("client", client, "names a client twice", "Name each client once.")
     run = open_run(result, data)
     planned = _planned(run, attack, changes, round_)
-    found = [_invert(run, chosen, number, uploads, quiet=as_json) for chosen, number in planned]
+    found = [
+        _invert(
+            run,
+            chosen,
+            number,
+            _Uploads(
+                client or _first_that_answered(run, number, exchange),
+                exchange,
+                labels,
+                examples,
+                adaptive,
+                seed,
+            ),
+            quiet=as_json,
+        )
+        for chosen, number in planned
+    ]
     if as_json:
         print(json.dumps(found[0] if len(found) == 1 else {"findings": found}))
+
+
+def _first_that_answered(run: StoredRun, round_: int, exchange: int) -> list[int]:
+    """The client with the lowest number among those whose upload is in the transcript."""
+    return [min(read_exchange(run, round_, exchange).clients)]
 
 
 def _planned(

@@ -188,5 +188,7 @@ def audit_command(
             out.print(f"  proven for one participation: {_cell(audited.proven)}")
         if not found:
             out.print("nothing to audit: this method's releases protect nothing")
+        elif not any(audited.broken for audited in found):
+            out.print("nothing refuted")
     if any(audited.broken for audited in found):
         raise typer.Exit(1)
