@@ -36,7 +36,12 @@ class Loopback:
         """Write everybody's folders; a node gets the examples that the simulator gives to this client."""
         self.place = place
         federation = Federation(
-            nodes=nodes, port=free_port(), methods=tuple(sorted(METHODS)), epsilon=None, minimum_cohort=1
+            nodes=nodes,
+            port=free_port(),
+            methods=tuple(sorted(METHODS)),
+            epsilon=None,
+            minimum_cohort=1,
+            trial=True,
         )
         self.folders = init(place / "federation", federation)
         self.server = place / "federation" / "server"

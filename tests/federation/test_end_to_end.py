@@ -151,11 +151,11 @@ class Federation:
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     place = tmp_path_factory.mktemp("federation")
-    schema, port = place / "form.toml", str(free_port())
+    schema, port = place / "schema.toml", str(free_port())
     write_rows(place / "public.csv", 0, 200)
     write_rows(place / "test.csv", 1500, 1797)
     (place / "digits.toml").write_text(EXPERIMENT)
-    command("deploy", "form", place / "public.csv", "--label", "digit", "--out", schema)
+    command("deploy", "schema", place / "public.csv", "--label", "digit", "--out", schema)
     command(
         *(
             "deploy",
@@ -167,7 +167,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
             port,
             "--reader",
             "table",
-            "--form",
+            "--schema",
             schema,
         ),
         *("--epsilon", "12"),
@@ -229,7 +229,7 @@ def test_strangers_are_not_let_in_and_false_servers_not_believed(federation: Fed
     stranger = federation.place / "stranger"
     stranger.mkdir()
     make_node_key(stranger)
-    for name in ("ca.crt", "form.toml", "policy.toml", "data.csv", "node.toml"):
+    for name in ("ca.crt", "schema.toml", "policy.toml", "data.csv", "node.toml"):
         (stranger / name).write_bytes((federation.nodes[0] / name).read_bytes())
     with program(federation.place / "stranger.log", "deploy", "node", stranger) as process:
         assert process.wait(300) != 0

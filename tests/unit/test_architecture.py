@@ -27,6 +27,7 @@ LAYERS = [
         "linalg",
         "linear_network",
         "text_model",
+        "losses",
         "task",
     ],
     ["data"],
@@ -98,7 +99,7 @@ CONTRACT: dict[str, set[str] | None] = {
     "methods.method": None,
     "methods.disclosure": None,
     "methods.fields": {"STRICT"},
-    "methods.secure": {"securely_aggregated", "sums_securely"},
+    "methods.secure": None,  # around any method; engines must know that uploads are masked
     "methods.wrappers": {"WRAPPERS", "Wrapper"},
     "methods.wrappers.wrapper": {"wrapper_fields"},
 }
@@ -147,7 +148,8 @@ def test_files_have_at_most_500_lines(path: Path) -> None:
 def test_functions_have_at_most_60_lines(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert (node.end_lineno or node.lineno) - node.lineno < 60, node.name
+            docstring = len((ast.get_docstring(node) or "").splitlines())
+            assert (node.end_lineno or node.lineno) - node.lineno - docstring < 60, node.name
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(SOURCE).as_posix())

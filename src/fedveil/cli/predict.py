@@ -26,7 +26,10 @@ def predict(
     data: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Apply a run's model to new examples: a CSV file with the predicted class and the probability of each class.
+    """Apply a run's model to new examples and write a CSV file.
+
+    It has the predicted class and the probability of each class, or the predicted number, or the probability of no
+    event up to the end of each interval.
 
     Row n of the output belongs to row n of the input. The label column may be left out of the input.
     """
@@ -35,14 +38,18 @@ def predict(
     made = load_trained(result, data).predict(file, data)
     content = io.StringIO()
     writer = csv.writer(content, lineterminator="\n")
-    writer.writerow(["predicted", *(f"probability of {name}" for name in made.classes)])
-    for name, row in zip(made.predicted, made.probabilities.tolist(), strict=True):
-        writer.writerow([name, *(f"{value:.6g}" for value in row)])
+    rows = [[f"{value:.6g}" for value in row] for row in made.values.tolist()]
+    if made.target == "classes":
+        writer.writerow(["predicted", *made.columns])
+        writer.writerows([name, *row] for name, row in zip(made.predicted, rows, strict=True))
+    else:
+        writer.writerow(made.columns)
+        writer.writerows(rows)
     write_atomically(output, content.getvalue().encode())
     if as_json:
-        print(json.dumps({"predictions": str(output), "rows": len(made.predicted)}))
+        print(json.dumps({"predictions": str(output), "rows": len(rows)}))
     else:
-        out.print(f"{len(made.predicted)} predictions in {output}", soft_wrap=True)
+        out.print(f"{len(rows)} predictions in {output}", soft_wrap=True)
 
 
 @app.command(epilog="Example: fedveil export results/patients/1a2b3c/seed-0 --format onnx -o model.onnx")

@@ -29,18 +29,11 @@ from fedveil.data.dataset import (
     stratified_split,
 )
 from fedveil.data.files import given_file
+from fedveil.data.notes import Statistics, person_note, statistics_note
 from fedveil.data.pictures import class_folders, given_folder, list_pictures, read_pictures
 from fedveil.data.raw_table import joined, read_table
 from fedveil.data.schema import Decimal, Missing, TableSchema, read_schema
-from fedveil.data.table import (
-    ColumnOptions,
-    Statistics,
-    class_names,
-    fit_schema,
-    person_note,
-    statistics_note,
-    table_examples,
-)
+from fedveil.data.table import ColumnOptions, class_names, fit_schema, table_examples
 from fedveil.errors import DataError, InputError
 
 Array = np.ndarray | Tensor

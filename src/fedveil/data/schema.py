@@ -6,18 +6,21 @@ The same schema makes the tables of different clients alike, in training and in 
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from fedveil.atomic_files import write_atomically
+from fedveil.errors import InputError
+from fedveil.losses import Target
 from fedveil.validation import Section, parse_content, read_toml
 
 Missing = Literal["refuse", "drop", "median", "category"]
@@ -76,6 +79,19 @@ class TableSchema:
     """Standardised numbers beyond this are cut off there."""
     unit_norm: bool = False
     """Whether the features of every row are scaled to length 1, so that no row has a large gradient."""
+    target: Target = "classes"
+    event: str | None = None
+    """The column that says whether the time in the label column is that of an event (1) or of censoring (0)."""
+    intervals: tuple[float, ...] = ()
+    """The ends of the intervals of a model of hazards; none for Cox's."""
+    label_mean: float = 0.0
+    label_std: float = 1.0
+    """A number is learned as `(value - label_mean) / label_std`."""
+
+    @property
+    def outputs(self) -> int:
+        """The outputs that a model needs."""
+        return len(self.classes) if self.target == "classes" else max(1, len(self.intervals))
 
     @property
     def mean(self) -> tuple[float, ...]:
@@ -96,6 +112,10 @@ class TableSchema:
             said["limit"] = self.limit
         if self.unit_norm:
             said["unit_norm"] = True
+        if self.target == "number":
+            said |= {"target": self.target, "label_mean": self.label_mean, "label_std": self.label_std}
+        if self.target == "survival":
+            said |= {"target": self.target, "event": self.event, "intervals": list(self.intervals)}
         return said | {"column": [column.to_json() for column in self.columns]}
 
 
@@ -165,8 +185,20 @@ class _Schema(Section):
     decimal: Decimal = "."
     limit: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
     unit_norm: bool = False
-    classes: Annotated[tuple[str, ...], Field(min_length=1)]
+    target: Target = "classes"
+    event: str | None = None
+    intervals: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = ()
+    label_mean: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    label_std: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    classes: tuple[str, ...] = ()
     column: Annotated[tuple[_Column, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _whole(self) -> _Schema:
+        check_target(self.target, self.event, self.intervals)
+        if self.target == "classes" and not self.classes:
+            raise InputError("classes", [], "there is no class", "List the classes.")
+        return self
 
     def schema_of_table(self) -> TableSchema:
         columns = tuple(
@@ -180,7 +212,30 @@ class _Schema(Section):
             decimal=self.decimal,
             limit=self.limit,
             unit_norm=self.unit_norm,
+            target=self.target,
+            event=self.event,
+            intervals=self.intervals,
+            label_mean=self.label_mean,
+            label_std=self.label_std,
         )
+
+
+def check_target(target: Target, event: str | None, intervals: Sequence[float]) -> None:
+    """Refuse keys that do not fit what is predicted."""
+    if target not in get_args(Target):
+        known = ", ".join(f'"{name}"' for name in get_args(Target))
+        raise InputError("target", target, "is none of the choices", f"Use {known}.")
+    if target == "survival" and event is None:
+        raise InputError(
+            "event", event, "survival times need it", "Name the column that is 1 for an event, else 0."
+        )
+    for field, given in (("event", event), ("intervals", list(intervals))):
+        if given and target != "survival":
+            raise InputError(field, given, f'is not for target = "{target}"', "Leave it out.")
+    numbers = [isinstance(end, (int, float)) and not isinstance(end, bool) for end in intervals]
+    ends = list(intervals) if all(numbers) else []
+    if len(ends) != len(intervals) or any(b <= a for a, b in itertools.pairwise([0.0, *ends])):
+        raise InputError("intervals", list(intervals), "is no rising list of times", "Use [30, 90, 365].")
 
 
 def schema_from_json(content: Mapping[str, Any], path: Path) -> TableSchema:
@@ -190,7 +245,7 @@ def schema_from_json(content: Mapping[str, Any], path: Path) -> TableSchema:
 
 def read_schema(path: Path) -> TableSchema:
     """The schema in this TOML file; columns that it does not name are not read from a table."""
-    return read_toml(path, _Schema, missing="Write it with `fedveil deploy form`.").schema_of_table()
+    return read_toml(path, _Schema, missing="Write it with `fedveil deploy schema`.").schema_of_table()
 
 
 def write_schema(schema: TableSchema, path: Path) -> None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedveil.data.dataset import Dataset, Examples, check_fraction, stratified_split
 from fedveil.data.files import given_file
+from fedveil.data.notes import Statistics, person_note, statistics_note
 from fedveil.data.persons import check_persons, limit_rows, split_by_person
 from fedveil.data.raw_table import (
     RawTable,
@@ -38,11 +39,13 @@ from fedveil.data.schema import (
     Missing,
     TableFeatures,
     TableSchema,
+    check_target,
     read_schema,
 )
+from fedveil.data.targets import survival_labels, target_numbers
 from fedveil.errors import DataError, InputError
+from fedveil.losses import Target
 
-Statistics = Literal["rows", "public"]
 _MOST_CATEGORIES = 1000
 _ROWS_AT_ONCE = 1 << 14
 _FILL_IN = 'Fill them in, drop the columns, or set missing = "drop", "median" or "category".'
@@ -61,6 +64,9 @@ class ColumnOptions:
         decimal: The decimal mark.
         limit: Where standardised numbers are cut off; None: nowhere.
         unit_norm: Scale the features of every row to length 1.
+        target: What is predicted: "classes", a "number", or "survival" (the label is a time).
+        event: For survival, the column that is 1 where the time is that of an event, 0 where it is censored.
+        intervals: For survival, the ends of the intervals of discrete-time hazards; without them Cox's loss is used.
     """
 
     categorical: Sequence[str] = ()
@@ -70,9 +76,15 @@ class ColumnOptions:
     decimal: Decimal = "."
     limit: float | None = None
     unit_norm: bool = False
+    target: Target = "classes"
+    event: str | None = None
+    intervals: Sequence[float] = ()
 
     def check(self, table: RawTable) -> None:
         """Refuse columns that the table does not have, and choices that there are not."""
+        check_target(self.target, self.event, self.intervals)
+        if self.event is not None:
+            table.column(self.event, "event")
         for field in ("categorical", "numeric", "drop"):
             names = getattr(self, field)
             if isinstance(names, str) or not isinstance(names, Sequence):
@@ -159,6 +171,11 @@ def _shown(names: Sequence[str], most: int = 10) -> str:
 
 
 def _labels(schema: TableSchema, table: RawTable) -> Tensor:
+    if schema.target == "number":
+        values = target_numbers(schema.label, table, schema.decimal)
+        return torch.from_numpy(((values - schema.label_mean) / schema.label_std).astype(np.float32))
+    if schema.target == "survival":
+        return survival_labels(schema, table)
     place = {name: k for k, name in enumerate(schema.classes)}
     labels: list[int] = []
     for row, cell in enumerate(map(_label, table.texts(schema.label, "label"))):
@@ -194,6 +211,9 @@ def load_table(
     decimal: Decimal = ".",
     limit: float | None = None,
     unit_norm: bool = False,
+    target: Target = "classes",
+    event: str | None = None,
+    intervals: Sequence[float] = (),
     statistics: Statistics = "rows",
     schema: TableSchema | str | Path | None = None,
     test_fraction: float = 0.2,
@@ -213,24 +233,24 @@ def load_table(
     most = check_persons(person, rows_per_person)
     if statistics not in get_args(Statistics):
         raise InputError("statistics", statistics, "is none of the choices", 'Use "rows" or "public".')
-    options = ColumnOptions(categorical, numeric, drop, missing, decimal, limit, unit_norm)
+    said = (categorical, numeric, drop, missing, decimal, limit, unit_norm, target, event, intervals)
+    options = ColumnOptions(*said)
     other = None if test_path is None else read_table(given_file("test_path", test_path, data_dir))
     table = read_table(source)
     options.check(table)
     if schema is None:  # missing values are counted before the rows are split
-        class_names([table], label)
+        classes_of([table], label, options)
         if missing == "refuse":
-            require_present(
-                table, [n for n in table.columns if n not in (label, user, person, *drop)], _FILL_IN
-            )
-    train, test = _split(table, other, label, person, test_fraction, seed)
+            not_features = (label, user, person, event, *drop)
+            require_present(table, [n for n in table.columns if n not in not_features], _FILL_IN)
+    train, test = _split(table, other, strata_of(label, options), person, test_fraction, seed)
     if person is not None and most is not None:
         train = limit_rows(train, person, most, seed)
     given = schema is not None
     if isinstance(schema, (str, Path)):
         schema = read_schema(given_file("schema", schema, data_dir))
     if schema is None:
-        classes = class_names([train, test], label)
+        classes = classes_of([train, test], label, options)
         schema = fit_schema(train, label=label, classes=classes, user=user, person=person, options=options)
     notes = (statistics_note(given, statistics), person_note(person, most))
     made = _dataset(source, replace(schema, user=user, person=person), train, test)
@@ -256,40 +276,24 @@ def _dataset(source: Path, schema: TableSchema, train: RawTable, test: RawTable)
 
 
 def _split(
-    table: RawTable, test: RawTable | None, label: str, person: str | None, test_fraction: float, seed: int
+    table: RawTable,
+    test: RawTable | None,
+    strata: str | None,
+    person: str | None,
+    test_fraction: float,
+    seed: int,
 ) -> tuple[RawTable, RawTable]:
-    """The training rows and the test rows."""
+    """The training rows and the test rows; values of the column `strata` are in both in the same proportion."""
     if test is not None:
         return table, test
-    y = np.unique(np.array(table.texts(label, "label")), return_inverse=True)[1]
+    y = np.zeros(len(table), dtype=np.int64)
+    if strata is not None:
+        y = np.unique(np.array(table.texts(strata, "label")), return_inverse=True)[1]
     if person is not None:
         kept, held = split_by_person(table, person, y, test_fraction, seed)
     else:
         kept, held = stratified_split(y, test_fraction, seed, "table")
     return table.take(kept), table.take(held)
-
-
-def statistics_note(given: bool, statistics: Statistics) -> str:
-    """What a privacy statement says about scales, medians and categories."""
-    what = "Scales and categories of the columns"
-    if given:
-        return f"{what} are constants of the given schema: no private row was read for them."
-    if statistics == "public":
-        return f"{what} were computed from the training rows; the user declares them public."
-    return (
-        f"{what} were computed from the training rows without protection: the guarantee does not cover them. "
-        "Give a schema of public constants, or declare them public."
-    )
-
-
-def person_note(person: str | None, rows: int | None) -> str:
-    """What a privacy statement says about people with several rows."""
-    apart = "A person with rows at two clients is protected at each separately."
-    if person is None:
-        return f"A record is a row, not a person: whoever has several rows is protected less. {apart}"
-    if rows == 1:
-        return f"A record is a person (column {person!r}): nobody has a second training row. {apart}"
-    return f"A record is one of at most {rows} training rows of a person (column {person!r}). {apart}"
 
 
 def schema_of(path: Path, label: str, options: ColumnOptions | None = None) -> TableSchema:
@@ -299,7 +303,7 @@ def schema_of(path: Path, label: str, options: ColumnOptions | None = None) -> T
     """
     table = read_table(path)
     said = options or ColumnOptions()
-    made = fit_schema(table, label=label, classes=class_names([table], label), options=said)
+    made = fit_schema(table, label=label, classes=classes_of([table], label, said), options=said)
     for column in made.columns:
         if column.categories is None:
             continue
@@ -324,10 +328,11 @@ def fit_schema(
     """
     said = options or ColumnOptions()
     said.check(table)
-    for name, role in ((label, "label"), (user, "user"), (person, "person")):
+    roles = ((label, "label"), (user, "user"), (person, "person"), (said.event, "event"))
+    for name, role in roles:
         if name is not None:
             table.column(name, role)
-    names = [name for name in table.columns if name not in (label, user, person, *said.drop)]
+    names = [name for name in table.columns if name not in (label, user, person, said.event, *said.drop)]
     if not names:
         raise DataError(f"{table.path}: beside the label there is no column to learn from.")
     if said.missing == "refuse":
@@ -335,9 +340,29 @@ def fit_schema(
     if said.missing == "drop":
         table = complete_rows(table, names)
     columns = tuple(_fit_column(table, name, said) for name in names)
+    number = said.target == "number"
+    mean, std = _scale_of_numbers(target_numbers(label, table, said.decimal)) if number else (0.0, 1.0)
     return TableSchema(
-        label, classes, columns, user, person, said.missing, said.decimal, said.limit, said.unit_norm
+        label,
+        classes,
+        columns,
+        user,
+        person,
+        said.missing,
+        said.decimal,
+        said.limit,
+        said.unit_norm,
+        said.target,
+        said.event,
+        tuple(said.intervals),
+        mean,
+        std,
     )
+
+
+def _scale_of_numbers(values: npt.NDArray[np.float64]) -> tuple[float, float]:
+    mean, std = float(values.mean()), float(values.std())
+    return mean, std if std > 0 else 1.0
 
 
 def _fit_column(table: RawTable, name: str, options: ColumnOptions) -> Column:
@@ -390,6 +415,22 @@ def _fit_numbers(table: RawTable, name: str, options: ColumnOptions) -> Column:
     if options.missing == "category" and gone.any():
         return replace(column, fill=mean, indicator=True)
     return column
+
+
+def strata_of(label: str, options: ColumnOptions) -> str | None:
+    """The column by which rows are split alike: the classes, or whether there was an event."""
+    return {"classes": label, "survival": options.event, "number": None}[options.target]
+
+
+def classes_of(tables: Sequence[RawTable], label: str, options: ColumnOptions) -> tuple[str, ...]:
+    """The classes in these tables; none where numbers or times are predicted."""
+    if options.target == "classes":
+        return class_names(tables, label)
+    for table in tables:
+        for name in (label, options.event):
+            if name is not None:
+                target_numbers(name, table, options.decimal)
+    return ()
 
 
 def class_names(tables: Sequence[RawTable], label: str) -> tuple[str, ...]:

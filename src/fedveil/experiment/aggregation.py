@@ -38,11 +38,11 @@ class AggregationSection(BaseModel):
         return None
 
     def require_engine(self, engine: str) -> None:
-        """The simulator leaves masks out, because they cancel; other engines do not exchange them."""
-        if self.kind == "secure" and engine != "simulation":
+        """Masks need nodes with keys of their own; the simulator leaves them out, because they cancel."""
+        if self.kind == "secure" and engine == "flower-simulation":
             raise InputError(
                 "aggregation.kind",
                 self.kind,
-                f"the engine {engine!r} does not exchange masked uploads",
-                'Use run.engine = "simulation".',
+                f"the clients of the engine {engine!r} have no keys",
+                'Use run.engine = "simulation" or "flower".',
             )

@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedveil.engines.simulation import Execution
 from fedveil.errors import LARGEST_SEED, InputError, known_name, within
 from fedveil.experiment.aggregation import AggregationSection
+from fedveil.experiment.changes import apply_change
 from fedveil.features.feature_map import make_features
 from fedveil.methods import METHODS
 from fedveil.methods.method import AnyMethod, field_names
@@ -33,6 +34,8 @@ _NEWER_KEYS: tuple[tuple[str, str, Any], ...] = (
     ("task", "classes", None),
     ("task", "features", None),
     ("task", "feature_options", {}),
+    ("task", "loss", None),
+    ("task", "class_weights", None),
     ("run", "max_message", None),
     ("run", "noise", None),
     ("method", "block", 1),
@@ -58,7 +61,6 @@ _UNITS = {
 }
 
 
-_DEEPEST_KEY = 8
 _SIZES = ("run.max_memory", "run.max_message")  # a number of bytes, or text with a unit
 
 
@@ -108,6 +110,8 @@ class TaskSection(_Section):
     features: str | None = None
     feature_options: dict[str, Any] = Field(default_factory=dict)
     text: TextSection | None = None
+    loss: Literal["squared", "huber"] | None = None
+    class_weights: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = None
 
 
 class PartitionSection(_Section):
@@ -363,7 +367,31 @@ def load_config(path: Path, changes: Sequence[str] = ()) -> Config:
         raise InputError("config", str(path), f"is not TOML: {error}", "Mend the file.") from error
     except RecursionError as error:
         raise InputError("config", str(path), "is nested too deeply", "Mend the file.") from error
-    return make_config(raw, changes)
+    return make_config(_with_paths(raw, path.parent), changes)
+
+
+_PATHS = (
+    ("task", "data_options", "path"),
+    ("task", "data_options", "test_path"),
+    ("task", "data_options", "schema"),
+    ("task", "text", "path"),
+)
+
+
+def _with_paths(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The content of a file in this folder, with relative paths of what stands beside it written out.
+
+    What is not there is left as it is: it may be in the folder of data sets.
+    """
+    content: dict[str, Any] = _copy(raw)
+    for *sections, key in _PATHS:
+        section: Any = content
+        for name in sections:
+            section = section.get(name) if isinstance(section, dict) else None
+        given = section.get(key) if isinstance(section, dict) else None
+        if isinstance(given, str) and given and not Path(given).is_absolute() and (folder / given).exists():
+            section[key] = str((folder / given).resolve())
+    return content
 
 
 def load_experiment(path: Path, changes: Sequence[str] = ()) -> Config:
@@ -381,7 +409,7 @@ def load_experiment(path: Path, changes: Sequence[str] = ()) -> Config:
 def make_config(raw: Mapping[str, Any], changes: Sequence[str] = ()) -> Config:
     content = _copy(raw)
     for change in changes:
-        _apply(content, change)
+        apply_change(content, change)
     try:
         config = Config.model_validate(content)
     except ValidationError as error:
@@ -417,46 +445,6 @@ def _copy(value: Any) -> Any:
     if isinstance(value, list):
         return [_copy(item) for item in value]
     return value
-
-
-def parse_value(text: str) -> Any:
-    """A value as it is written on the command line: TOML, or else plain text."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
-        return text.strip()
-
-
-def _apply(content: dict[str, Any], change: str) -> None:
-    key, equals, text = change.partition("=")
-    parts = [part.strip() for part in key.split(".")]
-    if not equals or not all(parts) or len(parts) > _DEEPEST_KEY:
-        raise InputError("--set", change, "is not a change", "Write --set section.key=value.")
-    value = parse_value(text)
-    if parts == ["method", "name"]:
-        content["method"] = _other_method(content.get("method", {}), value)
-        return
-    section: Any = content
-    for part in parts[:-1]:
-        section = section.setdefault(part, {})
-        if not isinstance(section, dict):
-            raise InputError("--set", change, f"{part} is not a section", "Write --set section.key=value.")
-    section[parts[-1]] = value
-
-
-def _other_method(section: Any, name: Any) -> dict[str, Any]:
-    """Another method's defaults, with the fields that both methods share kept; a choice that the other does not
-    offer is not shared."""
-    if not isinstance(name, str) or name not in METHODS or not isinstance(section, Mapping):
-        return {"name": name}
-    offered = get_type_hints(METHODS[name])
-    shared = {key for key in field_names(METHODS[name]) if _chooses(offered[key], section.get(key))}
-    return {"name": name} | {key: value for key, value in section.items() if key in shared}
-
-
-def _chooses(annotation: Any, value: Any) -> bool:
-    """Whether a field takes this value, as far as it is a choice between words."""
-    return get_origin(annotation) is not Literal or value in get_args(annotation)
 
 
 def _values(method: AnyMethod) -> dict[str, Any]:

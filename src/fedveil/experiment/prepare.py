@@ -16,6 +16,7 @@ from fedveil.data.client_data import ArrayClients, Clients, digest_of
 from fedveil.data.dataset import Dataset, TextDataset
 from fedveil.data.files import places, state_of
 from fedveil.data.registry import is_own_data, list_datasets, load_dataset
+from fedveil.data.schema import TableSchema
 from fedveil.data.tokens import tokenise
 from fedveil.data.transformers_folder import DEFAULT
 from fedveil.data.vocabulary import Vocabulary, make_vocabulary
@@ -23,6 +24,7 @@ from fedveil.errors import InputError, known_name, within
 from fedveil.experiment.config import Config, TextSection
 from fedveil.experiment.target import Calibrated, method_of
 from fedveil.features.feature_map import as_features, make_features
+from fedveil.losses import Cox, Hazard, Huber, Squared, WeightedCrossEntropy
 from fedveil.methods.method import AnyMethod
 from fedveil.models.registry import make_model, model_entry
 from fedveil.partition.partition import Partition
@@ -34,7 +36,7 @@ from fedveil.session.options import AvailableData, PrivacySettings, RunOptions
 from fedveil.session.privacy_guard import noise_for
 from fedveil.session.run import make_plan
 from fedveil.streams import NoiseSource, named_stream
-from fedveil.task import Task, cross_entropy
+from fedveil.task import ExampleLoss, Task, cross_entropy
 from fedveil.text_model import next_token_loss
 
 
@@ -51,11 +53,19 @@ class Prepared:
     method: AnyMethod
     noise: NoiseSource
     target: Calibrated | None = None
+    names: Sequence[str] | None = None
+    """What the data calls its clients."""
 
     @property
     def data(self) -> AvailableData:
         """What a session in this process can read."""
-        return AvailableData(self.dataset.test, self.dataset.num_classes, self.clients, self.local_test)
+        return AvailableData(
+            self.dataset.test,
+            self.dataset.num_classes,
+            self.clients,
+            self.local_test,
+            names=self.names,
+        )
 
     @property
     def digest(self) -> str | None:
@@ -174,7 +184,26 @@ def _tokens(
 def make_task(config: Config, dataset: Dataset, device: str | torch.device = "cpu") -> Task:
     """The model of a configuration for these data, with the loss that it learns by."""
     vocabulary = None if dataset.tokens is None else dataset.tokens.vocabulary
-    return task_for(config, dataset.input_shape, dataset.num_classes, vocabulary, device)
+    loss = loss_for(config, dataset.schema, len(dataset.classes))
+    return task_for(config, dataset.input_shape, dataset.num_classes, vocabulary, device, loss)
+
+
+def loss_for(config: Config, schema: TableSchema | None, classes: int) -> ExampleLoss:
+    """The loss that fits what is predicted: `task.loss` and `task.class_weights`, or the usual one."""
+    target = "classes" if schema is None else schema.target
+    asked, weights = config.task.loss, config.task.class_weights
+    if asked is not None and target != "number":
+        raise InputError("task.loss", asked, f"is for numbers, the target is {target}", "Leave it out.")
+    if weights is not None and (target != "classes" or len(weights) != classes):
+        problem = f"there are {classes} classes" if target == "classes" else f"the target is {target}"
+        raise InputError("task.class_weights", weights, problem, "Give one weight for each class.")
+    if target == "number":
+        assert schema is not None
+        return (Huber if asked == "huber" else Squared)(schema.label_std)
+    if target == "survival":
+        assert schema is not None
+        return Hazard() if schema.intervals else Cox()
+    return cross_entropy if weights is None else WeightedCrossEntropy(tuple(weights))
 
 
 def task_for(
@@ -183,14 +212,18 @@ def task_for(
     classes: int,
     vocabulary: Vocabulary | None = None,
     device: str | torch.device = "cpu",
+    loss: ExampleLoss | None = None,
 ) -> Task:
     """The model of a configuration for examples of this shape: all that server and nodes need to agree on.
 
     The task holds no data: attacks are given it, and nothing private may be reached from it.
     """
     build = _builder(config, input_shape, classes, vocabulary)
-    next_token = model_entry(config.task.model).reads == "texts without labels"
-    return Task(build, loss=next_token_loss if next_token else cross_entropy, device=device)
+    if model_entry(config.task.model).reads == "texts without labels":
+        loss = next_token_loss
+    elif loss is None:
+        loss = loss_for(config, None, classes)
+    return Task(build, loss=loss, device=device)
 
 
 def model_bytes(
@@ -267,7 +300,8 @@ def prepare(config: Config, seed: int, data_dir: Path | None = None) -> Prepared
     method, target = method_of(config, plan)
     task = make_task(config, dataset, device)
     noise = noise_source(config, method, plan)
-    return Prepared(task, dataset, partition, clients, local_test, plan, method, noise, target)
+    names = client_names(config, dataset)
+    return Prepared(task, dataset, partition, clients, local_test, plan, method, noise, target, names)
 
 
 def _test_of_users(config: Config, dataset: Dataset) -> ArrayClients | None:

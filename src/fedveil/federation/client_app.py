@@ -20,23 +20,28 @@ from fedveil.data.client_data import Clients
 from fedveil.data.dataset import Examples
 from fedveil.data.vocabulary import Vocabulary
 from fedveil.engines.flower.node import Node, admit_all, refused_by
+from fedveil.engines.flower.secure_node import SecureNode
 from fedveil.engines.flower.wire import LARGEST_MESSAGE, Order, RefusalError, read_hello
 from fedveil.engines.worker import ClientWorker
 from fedveil.errors import FedveilError, InputError
 from fedveil.experiment.config import Config, TextSection
 from fedveil.experiment.prepare import Prepared, model_bytes, model_shape, prepare, task_for
 from fedveil.features.feature_map import PretrainedFeatures, make_features
+from fedveil.federation.config import POLICY_FILE
 from fedveil.federation.declared import Declared, fit, made_up
+from fedveil.federation.membership import open_membership, roster_digest
 from fedveil.federation.node import Node as OwnNode
 from fedveil.federation.node import NodeClients, open_node
-from fedveil.federation.policy import RefusedError
+from fedveil.federation.policy import Policy, RefusedError
 from fedveil.federation.resources import require_affordable, require_counted
 from fedveil.federation.run_settings import RunSettings, parse_config, vocabulary_on_nodes
 from fedveil.messages import Message as Downlink
 from fedveil.methods.method import AnyMethod
+from fedveil.methods.secure import secure_part
 from fedveil.privacy.releases import Plan
 from fedveil.session.checks import check_clients, first_server
 from fedveil.task import Task
+from fedveil.validation import read_toml
 
 log = logging.getLogger("flwr.fedveil")
 app = ClientApp()
@@ -60,6 +65,28 @@ def exchange(message: Message, context: Context) -> Message:
         return Message(node_of(context).answer(message.content), reply_to=message)
     except Exception as error:
         return Message(refused_by(error, _name(context)), reply_to=message)
+
+
+@app.train("leg")
+def leg(message: Message, context: Context) -> Message:
+    """One leg of a secure sum."""
+    try:
+        node, limit = secure_node_of(context)
+        return Message(node.answer(message.content, limit), reply_to=message)
+    except Exception as error:
+        return Message(refused_by(error, _name(context)), reply_to=message)
+
+
+def secure_node_of(context: Context) -> tuple[SecureNode, int]:
+    """The node's half of secure sums in the run of this context, and the largest message that it reads."""
+    settings = RunSettings.from_run_config(context.run_config)
+    method = secure_part(settings.config.build_method())
+    folder = context.node_config.get("fedveil-node")
+    if method is None or folder is None:
+        raise RefusalError("configuration", "this run has no secure sums", "aggregation.kind")
+    place = Path(str(folder)).absolute()
+    limit = read_toml(place / POLICY_FILE, Policy).maximum_message
+    return SecureNode(open_membership(place), method, lambda: _deployed(settings, str(place))), limit
 
 
 def _name(context: Context) -> str:
@@ -112,7 +139,8 @@ def _deployed(settings: RunSettings, folder: str) -> Node:
     clients = NodeClients(home.client, examples, labels)
     worker = ClientWorker(task, clients, method, settings.seed, home.noise, deployed=home.noise == "entropy")
     limit = policy.maximum_message
-    return Node(home.name, home.client, records, worker, home.state / "clients", admit, limit)
+    digest = roster_digest(home.directory)
+    return Node(home.name, home.client, records, worker, home.state / "clients", admit, limit, digest)
 
 
 def _as_read(config: Config, home: OwnNode, vocabulary: Vocabulary | None, text: TextSection) -> Examples:

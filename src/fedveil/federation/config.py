@@ -17,6 +17,8 @@ POLICY_FILE = "policy.toml"
 SERVER_FILE = "server.toml"
 REGISTRY = "registered.json"  # in the server's state: whose key is whose
 MEMBERS = "FEDVEIL_MEMBERS"  # in the environment of a run's process: where the registry is
+ROSTER = "FEDVEIL_ROSTER"  # in the environment of a run's process: where the server's roster is
+SESSION = "FEDVEIL_SESSION"  # in the environment of a node: what no other start of it knows
 HOST = r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?"  # a name or an IPv4 address
 
 Reader = Literal["npz", "pictures", "table", "texts"]
@@ -25,7 +27,7 @@ Reader = Literal["npz", "pictures", "table", "texts"]
 class DataSection(Section):
     """Where a node's examples are and how they are read; paths are relative to the node's folder.
 
-    `npz`: arrays x and y. `pictures`: one folder per class. `table`: CSV or Parquet, with the schema (`form`) that all
+    `npz`: arrays x and y. `pictures`: one folder per class. `table`: CSV or Parquet, with the schema that all
     nodes agreed on. `texts`: lines of a text, a tab and a label. `classes` fixes the order of the classes of pictures
     and texts, so that label 3 means the same everywhere; of arrays it is their number.
 
@@ -36,7 +38,7 @@ class DataSection(Section):
 
     reader: Reader
     path: Path
-    form: Path | None = None
+    schema_: Annotated[Path | None, Field(alias="schema")] = None
     classes: Annotated[int, Field(ge=2)] | tuple[str, ...] | None = None
     records: Annotated[int, Field(ge=1)] | None = None
     labels: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
@@ -44,12 +46,12 @@ class DataSection(Section):
 
     @model_validator(mode="after")
     def _complete(self) -> DataSection:
-        if self.reader == "table" and self.form is None:
+        if self.reader == "table" and self.schema_ is None:
             raise InputError(
-                "data.form",
+                "data.schema",
                 None,
                 "a table needs the schema all nodes agreed on",
-                "See `fedveil deploy form`.",
+                "See `fedveil deploy schema`.",
             )
         if self.reader in ("pictures", "texts") and not self.class_names:
             raise InputError(

@@ -130,8 +130,8 @@ def checked_node(directory: Path | str) -> Node:
 
 def _declared(data: DataSection, folder: Path, held: int) -> Declared:
     classes = data.classes if isinstance(data.classes, int) else len(data.class_names) or None
-    if data.form is not None:
-        classes = len(read_schema(folder / data.form).classes)
+    if data.schema_ is not None:
+        classes = len(read_schema(folder / data.schema_).classes)
     return Declared(data.records or held, classes, data.labels)
 
 
@@ -157,4 +157,4 @@ def read_held(data: DataSection, folder: Path) -> Examples | TextExamples:
         pixels = read_pictures([picture for picture, _ in listed], data.channels)
         x, _, _ = images_from_bytes(pixels, half, half)
         return Examples(x, labels_from(np.array([label for _, label in listed])))
-    return table_examples(read_schema(folder / (data.form or "")), read_table(path))
+    return table_examples(read_schema(folder / (data.schema_ or "")), read_table(path))

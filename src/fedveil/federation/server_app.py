@@ -19,6 +19,7 @@ from fedveil.data.schema import TableSchema, read_schema
 from fedveil.engines.engine import Engine
 from fedveil.engines.flower.engine import FlowerEngine, Limits
 from fedveil.engines.flower.roster import Roster
+from fedveil.engines.flower.secure_engine import SecureEngine
 from fedveil.engines.flower.wire import LARGEST_MESSAGE, fingerprint
 from fedveil.errors import FedveilError, InputError
 from fedveil.experiment.config import NO_DATASET, Config
@@ -33,9 +34,11 @@ from fedveil.experiment.prepare import (
     text_input,
 )
 from fedveil.federation.client_app import STATES
+from fedveil.federation.identity_files import server_roster
 from fedveil.federation.members import registered_members
 from fedveil.federation.parent_watch import end_with_parent
 from fedveil.federation.run_settings import LOG, PROBLEM, RunSettings, vocabulary_on_nodes
+from fedveil.methods.secure import secure_part
 from fedveil.prediction.recipe import FeatureInput, Recipe
 from fedveil.privacy.releases import Plan
 from fedveil.session.callbacks.pictures import DrawPictures
@@ -139,12 +142,18 @@ def serve_deployed(grid: Grid, settings: RunSettings) -> Result:
     reads = model_shape(config, shape)
     task = task_for(config, reads, classes, vocabulary_on_nodes(config), config.run.device)
     method = config.build_method()
-    roster = Roster(grid, fingerprint(task, method), registered_members())
+    secure = secure_part(method)
+    listed = None if secure is None else server_roster()
+    agreed = None if listed is None else listed.digest
+    roster = Roster(grid, fingerprint(task, method), registered_members(), agreed)
     plan = _agreed_plan(roster, settings)
 
     def engine_of(run: str) -> Engine:
         limits = _limits(settings)
-        return FlowerEngine(grid, roster, task, method, plan, run=run, limits=limits, classes=classes)
+        flower = FlowerEngine(grid, roster, task, method, plan, run=run, limits=limits, classes=classes)
+        if secure is None or listed is None:
+            return flower
+        return SecureEngine(flower, secure, listed.roster, listed.clients, settings.folder)
 
     schema = _schema(config, settings.data)
     known = schema if dataset is None else dataset
@@ -207,6 +216,13 @@ def _agreed_plan(roster: Roster, settings: RunSettings) -> Plan:
         roster.wait_for(clients, RETURN_SECONDS)
         return Plan(**json.loads(path.read_text()))
     roster.wait_for(clients, GATHER_SECONDS)
+    for name, held in roster.other_rosters.items():
+        raise InputError(
+            "roster",
+            f"{name}: {held[:16] or 'none'}",
+            "this node holds another roster than the server, or none",
+            "Run `fedveil deploy trust` on it with the server's roster.toml, and compare the digest.",
+        )
     sizes = [who.size for client, who in roster.clients.items() if client < clients]
     needed = max(1, section.min_clients)
     if len(sizes) < needed:

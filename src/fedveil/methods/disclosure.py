@@ -16,6 +16,7 @@ from torch import Tensor
 from fedveil.messages import Message
 from fedveil.privacy.mechanisms import SumMechanism
 from fedveil.privacy.releases import GaussianNoise, Protection, RandomGaussianNoise, Release
+from fedveil.training.batching import LastBatch, batch_sizes
 from fedveil.tree import Params, add, expand, norms, scale, sub
 
 Earlier = Callable[[], Sequence[Sequence[tuple[Any, Any]]]]
@@ -39,18 +40,24 @@ class LocalSteps:
     """The largest norm of what was sent, read as a gradient; None where it was not clipped as a whole."""
     share: float = 1.0
     """What of its model's change a client sends, as a factor."""
+    last_batch: LastBatch = "merge"
+    """What became of the remainder of an epoch."""
 
     def clipped(self, norm: float) -> LocalSteps:
         """The same training where what is sent is clipped to `norm`; inf leaves it as it is."""
         return replace(self, clip=norm / (self.share * self.lr)) if math.isfinite(norm) else self
 
+    def batches(self, examples: int) -> list[int]:
+        """The sizes of the batches of one epoch."""
+        return batch_sizes(examples, self.batch_size or max(1, examples), self.last_batch)
+
     def batch(self, examples: int) -> int:
-        """The examples of one step."""
-        return examples if self.batch_size is None else min(self.batch_size, examples)
+        """The examples of one step, at most."""
+        return max(self.batches(examples), default=0)
 
     def count(self, examples: int) -> int:
         """The steps of a client with so many examples."""
-        return self.epochs * ceil(examples / self.batch(examples)) if self.steps is None else self.steps
+        return self.epochs * len(self.batches(examples)) if self.steps is None else self.steps
 
     def is_one_gradient(self, examples: int) -> bool:
         """Whether the model moved by nothing but the gradient of all examples."""
@@ -58,7 +65,7 @@ class LocalSteps:
 
     def passes(self, examples: int) -> int:
         """How often it begins to walk through its examples, each time in another order."""
-        return ceil(self.count(examples) / ceil(examples / self.batch(examples)))
+        return ceil(self.count(examples) / max(1, len(self.batches(examples))))
 
     def gradients(self, examples: int) -> float:
         """How many gradients the change of the model sums up to: one for each step, which momentum repeats."""

@@ -192,7 +192,13 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
                 f'Use {" or ".join(_PUBLIC)}, or aggregation.kind = "plain".',
             )
         mechanism = gaussian(self.clip, self.noise_multiplier)
-        return ClientSum(mechanism, self._gradient, self._along, "the sum of the selected coordinates")
+
+        def shapes(down: ModelAndMask) -> dict[str, torch.Size]:
+            parameters = sum(leaf[0].numel() for leaf in down.params.values())
+            return {"values": torch.Size([self.count(parameters)])}
+
+        what = "the sum of the selected coordinates"
+        return ClientSum(mechanism, self._gradient, self._along, what, shapes=shapes)
 
     def _along(self, at: At, server: Server, total: NoisySum) -> Server:
         """The server after the mean of the coordinates that everybody sent."""

@@ -16,6 +16,7 @@ from fedveil.methods.method import At
 from fedveil.privacy.clipping import normalise_rows
 from fedveil.streams import ClientStreams
 from fedveil.task import Task
+from fedveil.training.batching import LastBatch
 from fedveil.training.local_sgd import Schedule, Trained, local_sgd, scheduled_lr
 from fedveil.tree import Params
 
@@ -71,6 +72,7 @@ class LocalTraining:
     weight_decay: NonNegative = 0.0
     lr_schedule: Schedule = "constant"
     local_steps: LocalStepCount | None = None
+    last_batch: LastBatch = "merge"
 
     def lr_at(self, at: At) -> float:
         return scheduled_lr(self.lr, self.lr_schedule, at.round, at.plan.rounds)
@@ -108,6 +110,7 @@ class LocalTraining:
             batch_size=self.batch_size,
             epochs=self.epochs if epochs is None else epochs,
             steps=self.local_steps if epochs is None else None,
+            last_batch=self.last_batch,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
             proximal=proximal,
@@ -124,6 +127,7 @@ class LocalTraining:
             self.momentum,
             self.weight_decay,
             self.local_steps,
+            last_batch=self.last_batch,
         )
 
 

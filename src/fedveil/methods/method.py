@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
+import torch
 from torch import Tensor
 
 from fedveil.data.client_data import ClientData, Clients
@@ -64,6 +65,7 @@ class ClientSum(Generic[S, Down]):
             record's part clipped already. None: the unit is a client.
         reading: The model that was sent and the mean contribution `[1, ...]`, as attacks read them; by default the mean
             is a change of the model.
+        shapes: Those of one client's contribution to a broadcast; by default those of the model in it.
     """
 
     mechanism: SumMechanism
@@ -72,6 +74,7 @@ class ClientSum(Generic[S, Down]):
     what: str = "the sum of the clients' updates"
     record_rate: float | None = None
     reading: Callable[[At, Params, Params], UploadReading] | None = None
+    shapes: Callable[[Down], dict[str, torch.Size]] | None = None
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,10 @@ class Method(ABC, Generic[S, Down, Up]):
     def disclosed(self, up: Up) -> Up:
         """What the server learns of the uploads `[K, ...]`: by default all of them, else their sum as one row."""
         return up
+
+    def single_uploads(self, up: Up, places: Sequence[int]) -> Up:
+        """What the server sees of single clients, given what it learns of all: by default their rows."""
+        return up.rows(places)
 
     def least_noise(self, plan: Plan, clients: Sequence[int], up: Up) -> tuple[Sequence[int], Up]:
         """The answers with as little unknown noise as the guarantee allows for, for audits; by default all as they are.

@@ -8,10 +8,12 @@ it was.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +26,7 @@ from fedveil.methods.wrappers.wrapper import Around
 from fedveil.privacy.private_sum import NoisySum
 from fedveil.privacy.releases import Plan, Release
 from fedveil.privacy.secure_noise import RecordBatch, SecureNoise, group_of, modular_sum
+from fedveil.secure_sum.masks import Words, mask
 from fedveil.secure_sum.settings import SecureSum
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
@@ -37,10 +40,32 @@ class IntegerUpload(Message):
     summed: int = 1
     """How many uploads a row is the sum of."""
 
+    def words(self) -> Words:
+        """The one row as numbers modulo 2^32, leaf by leaf in the order of their names."""
+        leaves = [self.values[name].reshape(-1).cpu() for name in sorted(self.values)]
+        return torch.cat(leaves).contiguous().numpy().view(np.uint32)
+
+    @classmethod
+    def of_words(cls, words: Words, shapes: Mapping[str, torch.Size], summed: int) -> IntegerUpload:
+        """The sum that these numbers are."""
+        flat = torch.from_numpy(words.view(np.int32).copy())
+        sizes = [shapes[name].numel() for name in sorted(shapes)]
+        parts = zip(sorted(shapes), flat.split(sizes), strict=True)
+        return cls({name: part.reshape(1, *shapes[name]) for name, part in parts}, summed)
+
 
 def sums_securely(method: type[AnyMethod]) -> bool:
     """Whether a method of this kind can run under secure aggregation, at least with some of its fields."""
     return method.client_sum is not Method.client_sum
+
+
+def secure_part(method: AnyMethod) -> SecurelyAggregated | None:
+    """The secure aggregation in a method that may be wrapped; None in one whose server sees single uploads."""
+    while isinstance(method, Around):
+        if isinstance(method, SecurelyAggregated):
+            return method
+        method = method.inner
+    return None
 
 
 def securely_aggregated(method: AnyMethod, settings: SecureSum | None) -> AnyMethod:
@@ -85,6 +110,13 @@ class SecurelyAggregated(Around[Record]):
             records = RecordBatch(parts.record_rate, max(plan.largest_client, plan.records_per_client))
         return SecureNoise(parts.mechanism, group_of(self.settings, plan), records)
 
+    def shapes(self, down: Message) -> dict[str, torch.Size]:
+        """Of what one client contributes to this broadcast."""
+        shapes = self._parts().shapes
+        if shapes is not None:
+            return shapes(down)
+        return {name: leaf.shape[1:] for name, leaf in (self.sent_model(down) or {}).items()}
+
     def init_server(self, params: Params, plan: Plan) -> Record:
         self.noise(plan)
         server: Record = self.inner.init_server(params, plan)
@@ -103,6 +135,19 @@ class SecurelyAggregated(Around[Record]):
     def disclosed(self, up: Message) -> IntegerUpload:
         assert isinstance(up, IntegerUpload)
         return IntegerUpload(modular_sum(up.values), up.summed * up.count)
+
+    def single_uploads(self, up: Message, places: Sequence[int]) -> IntegerUpload:
+        """Masked uploads: uniform, and independent of what is under the mask and of the sum.
+
+        (`test_a_masked_upload_is_uniform_and_independent_of_the_input`) So a mask alone stands for one here.
+        """
+        assert isinstance(up, IntegerUpload)
+        shapes = {name: leaf.shape[1:] for name, leaf in up.values.items()}
+        length = sum(shape.numel() for shape in shapes.values())
+        keys = [hashlib.sha256(f"masked upload {place}".encode()).digest() for place in places]
+        return IntegerUpload.concatenate(
+            [IntegerUpload.of_words(mask(key, length), shapes, 1) for key in keys]
+        )
 
     def server_update(
         self,

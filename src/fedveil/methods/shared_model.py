@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass as record
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from fedveil.data.client_data import ClientData
@@ -92,6 +93,9 @@ def averaged_securely(weighting: Literal["size", "uniform"], train: Train) -> Cl
         rest = {name: leaf / weight for name, leaf in total.total.items() if name != _WEIGHT}
         return Server(NoisySum(rest, 1).added_to(server.params))
 
-    return ClientSum(
-        Unnoised(), contribution, update, "the sum of the clients' updates, and of their weights"
-    )
+    def shapes(down: Model) -> dict[str, torch.Size]:
+        weight = {} if weighting == "uniform" else {_WEIGHT: torch.Size()}
+        return weight | {name: leaf.shape[1:] for name, leaf in down.params.items()}
+
+    what = "the sum of the clients' updates, and of their weights"
+    return ClientSum(Unnoised(), contribution, update, what, shapes=shapes)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedveil.data.schema import TableFeatures
 from fedveil.errors import FedveilError, InputError, ResultError
 from fedveil.features.feature_map import FeatureMap
+from fedveil.losses import Target, survival_of
 from fedveil.models.registry import make_model, model_entry
 from fedveil.prediction.inputs import read_input, vocabulary_for
 from fedveil.prediction.recipe import Recipe, read_recipe
@@ -60,15 +61,21 @@ class ImageFeatures(nn.Module):
 
 @dataclass(frozen=True)
 class Predictions:
-    """One line per example: the probability of each class `[n, classes]`."""
+    """One line per example `[n, columns]`.
 
-    classes: tuple[str, ...]
-    probabilities: Tensor
+    The probability of each class, a number, or the probability of no event up to the end of each interval (of Cox's
+    model a risk).
+    """
+
+    target: Target
+    columns: tuple[str, ...]
+    values: Tensor
+    classes: tuple[str, ...] = ()
 
     @property
     def predicted(self) -> tuple[str, ...]:
-        """The most probable class of each example."""
-        return tuple(self.classes[k] for k in self.probabilities.argmax(-1).tolist())
+        """The most probable class of each example; empty where there are no classes."""
+        return tuple(self.classes[k] for k in self.values.argmax(-1).tolist()) if self.classes else ()
 
 
 class TrainedModel(nn.Module):
@@ -98,20 +105,36 @@ class TrainedModel(nn.Module):
         return self.recipe.classes
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class probabilities `[n, classes]`."""
+        """Class probabilities `[n, classes]`; numbers in the units of the table; survival probabilities or risks."""
         scores: Tensor = self.network(self.preprocess(x))
-        return torch.softmax(scores, dim=-1)
+        schema = self.recipe.schema
+        if schema is None or schema.target == "classes":
+            return torch.softmax(scores, dim=-1)
+        if schema.target == "number":
+            return scores * schema.label_std + schema.label_mean
+        return survival_of(scores) if schema.intervals else scores
 
     def read(self, path: str | Path, data_dir: Path | None = None) -> Tensor:
         """The examples in a file, as `forward` takes them; a file that does not fit the model is a DataError."""
         return read_input(self.recipe, Path(path), data_dir)
 
     def predict(self, path: str | Path, data_dir: Path | None = None, *, batch: int = 1000) -> Predictions:
-        """The class probabilities of every example in a file."""
+        """What the model says of every example in a file."""
         x = self.read(path, data_dir)
         with torch.no_grad():
             parts = [self(x[start : start + batch]) for start in range(0, len(x), batch)]
-        return Predictions(self.classes, torch.cat(parts))
+        schema = self.recipe.schema
+        target = "classes" if schema is None else schema.target
+        return Predictions(target, _columns(self.recipe), torch.cat(parts), self.classes)
+
+
+def _columns(recipe: Recipe) -> tuple[str, ...]:
+    schema = recipe.schema
+    if schema is None or schema.target == "classes":
+        return tuple(f"probability of {name}" for name in recipe.classes)
+    if schema.target == "number":
+        return (schema.label,)
+    return tuple(f"no event until {end:g}" for end in schema.intervals) or ("risk",)
 
 
 def _preprocessing(recipe: Recipe) -> nn.Module:

@@ -21,10 +21,13 @@ class Journal:
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._known: set[tuple[Event, Key]] = set()
+        self._torn = False
         if path is not None and path.exists():
-            lines = path.read_text().splitlines()
+            *lines, rest = path.read_text().split("\n")
+            self._torn = bool(rest)  # of a write that a power cut ended, so it never took effect
             self._known = {
-                (event, (run, round_, attempt)) for event, run, round_, attempt in map(json.loads, lines)
+                (event, (run, round_, attempt))
+                for event, run, round_, attempt in map(json.loads, filter(None, lines))
             }
 
     def record(self, event: Event, key: Key) -> bool:
@@ -33,8 +36,9 @@ class Journal:
             return False
         if self._path is not None:
             with self._path.open("a") as file:
-                file.write(json.dumps([event, *key]) + "\n")
+                file.write(("\n" if self._torn else "") + json.dumps([event, *key]) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
+            self._torn = False
         self._known.add((event, key))
         return True

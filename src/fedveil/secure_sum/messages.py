@@ -74,9 +74,9 @@ class Confirmation:
     signature: bytes
 
 
-def survivors_text(terms: Terms, survivors: Sequence[str]) -> bytes:
-    """What survivors sign."""
-    return terms.bound("survivors", *sorted(survivors))
+def survivors_text(terms: Terms, survivors: Sequence[str], asked: bytes) -> bytes:
+    """What survivors sign: who they are, and the SHA-256 of what they were asked to compute with."""
+    return terms.bound("survivors", asked, *sorted(survivors))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ the protocol allows refuses, logs why, and takes no further part in the round.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ from typing import NoReturn
 
 from fedveil.errors import InputError
 from fedveil.secure_sum import primitives, shamir
+from fedveil.secure_sum.encoding import octets, plain, read_advertisement, read_terms
 from fedveil.secure_sum.identities import Identity, Roster, Terms
 from fedveil.secure_sum.journal import Journal
 from fedveil.secure_sum.masks import Words, add_pair_masks, mask, pair_key, self_key
@@ -42,7 +45,8 @@ class NodeRound:
         Keys are those that the roster's nodes signed for these very terms
         (`test_swapped_unsigned_and_replayed_keys_are_refused`).
         Seeds and keys are given away only for a list of survivors that t of them signed
-        (`test_lists_of_survivors_that_differ_between_nodes_are_refused`).
+        (`test_lists_of_survivors_that_differ_between_nodes_are_refused`), and only if these t computed with the same
+        model (`test_models_that_differ_between_nodes_are_refused`).
 
     Args:
         identity: The node's long-term key.
@@ -62,6 +66,7 @@ class NodeRound:
         self._keys: dict[str, Advertisement] = {}
         self._held: dict[str, tuple[bytes, bytes]] = {}
         self._survivors: tuple[str, ...] = ()
+        self._asked = b""
         with self._refusing():
             self._check_terms(settings)
             if not journal.record("begun", terms.key):
@@ -94,14 +99,38 @@ class NodeRound:
                 self._sealed(node, of_key[x] + of_seed[x]) for node, x in places.items() if node != self.node
             ]
 
-    def upload(self, shares: Sequence[SealedShares], values: Words) -> MaskedUpload:
-        """Leg 3: the vector under masks with every node whose shares came through."""
+    @property
+    def terms(self) -> Terms:
+        return self._terms
+
+    def saved(self) -> bytes:
+        """All that the next leg needs. It holds the node's secrets of this round."""
+        held = {node: list(shares) for node, shares in self._held.items()}
+        private = [self._mask_private, self._share_private, self._seed, self._asked]
+        content = [self._terms, self._leg, private, list(self._keys.values()), held, self._survivors]
+        return json.dumps(plain(content)).encode()
+
+    @classmethod
+    def resumed(cls, identity: Identity, roster: Roster, journal: Journal, saved: bytes) -> NodeRound:
+        """The round as it was when it was saved, on the same node."""
+        terms, leg, private, keys, held, survivors = json.loads(saved)
+        found = cls.__new__(cls)
+        found._identity, found._roster, found._journal = identity, roster, journal
+        found._terms, found._leg, found._survivors = read_terms(terms), leg, tuple(survivors)
+        found._mask_private, found._share_private, found._seed, found._asked = map(bytes.fromhex, private)
+        found._keys = {one.node: one for one in map(read_advertisement, keys)}
+        found._held = {node: (octets(key), octets(seed)) for node, (key, seed) in held.items()}
+        return found
+
+    def upload(self, shares: Sequence[SealedShares], values: Words, asked: bytes = b"") -> MaskedUpload:
+        """Leg 3: the vector under masks with every node whose shares came through; `asked` is what it was made from."""
         if values.dtype.name != "uint32" or values.shape != (self._terms.length,):
             raise ValueError(f"{self._terms.length} numbers modulo 2^32 are to be summed")
         with self._in("upload"):
             for share in shares:
                 self._hold(share)
             self._require_enough(len(self._held), "sent shares")
+            self._asked = hashlib.sha256(asked).digest()
             total = values.copy()
             total += mask(self_key(self._terms, self.node, self._seed), len(total))
             add_pair_masks(
@@ -119,7 +148,9 @@ class NodeRound:
                 self._refuse("the list of survivors leaves out this node, which uploaded")
             self._require_enough(len(survivors), "survived")
             self._survivors = tuple(sorted(survivors))
-            return Confirmation(self.node, self._identity.sign(survivors_text(self._terms, self._survivors)))
+            return Confirmation(
+                self.node, self._identity.sign(survivors_text(self._terms, self._survivors, self._asked))
+            )
 
     def unmask(self, survivors: Sequence[str], confirmed: Sequence[Confirmation]) -> Unmasking:
         """Leg 5: of each survivor the share of its seed, of each dropout that of its mask key; recorded, then sent."""
@@ -131,10 +162,10 @@ class NodeRound:
             self._check_nodes(signers, "signers")
             if outside := sorted(set(signers) - set(self._survivors)):
                 self._refuse(f"{outside} signed, but did not survive")
-            text = survivors_text(self._terms, self._survivors)
+            text = survivors_text(self._terms, self._survivors, self._asked)
             for confirmation in confirmed:
                 if not self._roster.is_signed(confirmation.node, text, confirmation.signature):
-                    self._refuse(f"{confirmation.node} did not sign this list of survivors")
+                    self._refuse(f"{confirmation.node} did not sign this list of survivors and this model")
             self._require_enough(len(signers), "signed the list of survivors")
             if not self._journal.record("unmasked", self._terms.key):
                 self._refuse("this attempt was unmasked before")

@@ -6,6 +6,7 @@ leg, the round is abandoned, and what was sent so far shows nothing of any uploa
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -31,8 +32,10 @@ class ServerRound:
     nothing is returned (`test_the_sum_is_exact_under_every_pattern_of_dropouts`).
     """
 
-    def __init__(self, roster: Roster, terms: Terms) -> None:
+    def __init__(self, roster: Roster, terms: Terms, asked: bytes = b"") -> None:
+        """`asked` is what all nodes are sent to compute with."""
         self._roster = roster
+        self._asked = hashlib.sha256(asked).digest()
         self.terms = terms
         self._keys: dict[str, Advertisement] = {}
         self._sharing: tuple[str, ...] = ()
@@ -91,7 +94,7 @@ class ServerRound:
 
     def confirmed(self, answers: Sequence[Confirmation]) -> list[Confirmation]:
         """After leg 4: the signatures that every survivor is sent, with the list."""
-        text = survivors_text(self.terms, self._survivors)
+        text = survivors_text(self.terms, self._survivors, self._asked)
         valid = {
             one.node: one
             for one in answers

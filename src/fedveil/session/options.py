@@ -122,6 +122,7 @@ class AvailableData:
         clients: The clients' training data. A results folder begun on other data is refused.
         local_test: Held-out examples of the clients.
         score_clients: Whether the final model is scored on each client's own examples: `local_test`, or else `clients`.
+        names: What the clients are called, where they have names.
     """
 
     test: Examples | tuple[Array, Array] | None = None
@@ -129,6 +130,7 @@ class AvailableData:
     clients: Clients | None = None
     local_test: Clients | None = None
     score_clients: bool = True
+    names: Sequence[str] | None = None
 
     @property
     def scored_on(self) -> Clients | None:

@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from fedveil.attack_runs.inversion import attack_smallest
 from fedveil.errors import FedveilError, InputError
@@ -279,3 +281,20 @@ def test_two_formats_at_once_are_refused_by_name(
         main()
     assert stop.value.code == 2
     assert "--markdown --latex" in capsys.readouterr().err
+
+
+def test_another_file_is_compared_with_its_own_method(config: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    content = tomllib.loads(config.read_text())
+    content["method"] = {"name": "udp-fedavg"}
+    content["run"] = {**content.get("run", {}), "sampler": "all"}
+    content["run"].pop("cohort", None)
+    content["aggregation"] = {"kind": "secure"}
+    other.write_text(tomli_w.dumps(content))
+    cells = plan_cells([config], methods=["fedavg", "udp-fedavg"], also=[other], seeds=[0])
+    assert [cell.title for cell in cells] == [
+        "fedavg seed 0",
+        "udp-fedavg seed 0",
+        "udp-fedavg secure seed 0",
+    ]
+    assert {cell.experiment for cell in cells} == {config.stem}

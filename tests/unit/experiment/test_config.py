@@ -107,6 +107,8 @@ def test_newer_keys_at_their_default_leave_the_hash_as_it_was() -> None:
         ("task", "classes"),
         ("task", "features"),
         ("task", "feature_options"),
+        ("task", "loss"),
+        ("task", "class_weights"),
         ("run", "max_message"),
         ("run", "noise"),
         ("privacy", "target_epsilon"),

@@ -77,7 +77,7 @@ def _table_node(folder: Path, table: str) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "data.csv").write_text(table)
     (folder / "node.toml").write_text(
-        'name = "t"\nclient = 0\n[data]\nreader = "table"\npath = "data.csv"\nform = "form.toml"\n'
+        'name = "t"\nclient = 0\n[data]\nreader = "table"\npath = "data.csv"\nschema = "schema.toml"\n'
     )
     (folder / "policy.toml").write_text(OPEN_POLICY)
     return folder
@@ -88,8 +88,8 @@ def test_tables_follow_the_agreed_form_not_their_own_rows(tmp_path: Path) -> Non
     public.write_text(TABLE)
     schema = schema_of(public, "ill")
     node = _table_node(tmp_path / "node", "ill,age,kind\nno,50,b\nno,90,c\n")
-    write_schema(schema, node / "form.toml")
-    assert read_schema(node / "form.toml") == schema
+    write_schema(schema, node / "schema.toml")
+    assert read_schema(node / "schema.toml") == schema
     examples = open_node(node).examples
     std = float(np.std([40, 50, 60]))
     torch.testing.assert_close(examples.x, torch.tensor([[0.0, 0.0, 1.0], [40 / std, 0.0, 0.0]]))
@@ -117,7 +117,7 @@ def test_pictures_follow_the_agreed_classes(tmp_path: Path) -> None:
         ('name = "../a"\nclient = 0\n', "name"),
         ('name = "a"\nclient = -1\n[data]\nreader = "npz"\npath = "x"', "client"),
         ('name = "a"\nclient = 0\n[data]\nreader = "pickle"\npath = "x"', "data.reader"),
-        ('name = "a"\nclient = 0\n[data]\nreader = "table"\npath = "x"', "data.form"),
+        ('name = "a"\nclient = 0\n[data]\nreader = "table"\npath = "x"', "data.schema"),
         ('name = "a"\nclient = 0\n[data]\nreader = "pictures"\npath = "x"', "data.classes"),
         ('name = "a"\nclient = 0\nnoise = "seeded"\n[data]\nreader = "npz"\npath = "x"', "unknown key"),
     ],

@@ -124,6 +124,9 @@ class Around(Method[S, Message, Message]):
     def disclosed(self, up: Message) -> Message:
         return cast(Message, self.inner.disclosed(up))
 
+    def single_uploads(self, up: Message, places: Sequence[int]) -> Message:
+        return cast(Message, self.inner.single_uploads(up, places))
+
     def least_noise(self, plan: Plan, clients: Sequence[int], up: Message) -> tuple[Sequence[int], Message]:
         return self.inner.least_noise(plan, clients, up)
 
