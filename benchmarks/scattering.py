@@ -26,7 +26,8 @@ def main() -> None:
     start = time.perf_counter()
     features = ScatteringFeatures(synthetic="strokes").compute(images)
     seconds = time.perf_counter() - start
-    met = "met" if seconds <= TARGET else "missed"
+    whole = seconds * 60_000 / len(images)
+    met = "met" if whole <= TARGET else "missed"
     print(
         f"{len(images)} images, {features.shape[1]} features each, {torch.get_num_threads()} threads: {seconds:.1f} s "
         f"(target {TARGET:.0f} s for 60000 on two cores: {met})"

@@ -217,6 +217,25 @@ def test_work_beyond_a_nodes_policy_is_refused_by_its_field_and_charges_nothing(
     assert len(open_node(folder).guard.ledger) == 0
 
 
+@pytest.mark.parametrize(
+    ("task", "answer"),
+    [
+        ({"features": "pretrained", "feature_options": {"path": "/"}}, ("configuration", "task.features")),
+        ({"features": "scattering", "feature_options": {"angles": 10**9}}, None),
+    ],
+)
+def test_a_server_does_not_choose_what_a_node_reads_or_how_much_it_computes(
+    task: dict[str, Any], answer: tuple[str, str] | None, tmp_path: Path
+) -> None:
+    folder = write_nodes(tmp_path)[0]
+    values = sent(folder)
+    config = tomllib.loads(values["fedveil-config"])
+    config["task"] |= task
+    found = told(folder, values | {"fedveil-config": tomli_w.dumps(config)})
+    assert found == answer if answer else found[0] in ("configuration", "size", "message")
+    assert len(open_node(folder).guard.ledger) == 0
+
+
 def test_the_defaults_of_every_method_are_within_a_new_policy(tmp_path: Path) -> None:
     folder = write_nodes(tmp_path)[0]
     policy = open_node(folder).guard.policy

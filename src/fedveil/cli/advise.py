@@ -43,9 +43,7 @@ def advise_command(
         out.print("Sizes are not declared: give --records-per-client for record-level numbers.")
     for found in answer["suggested"]:
         start = ", ".join(f"{key} = {_value(value)}" for key, value in found["start"].items())
-        out.print(
-            f"[bold]{found['method']}[/bold], {found['aggregation']}\n  {found['why']}\n  start with: {start}"
-        )
+        out.print(f"{found['method']}, {found['aggregation']}\n  {found['why']}\n  start with: {start}")
 
 
 def _value(value: Any) -> str:

@@ -133,7 +133,7 @@ def suggestions(plan: Plan, size: int | None, records: int | None) -> list[Sugge
             )
         ]  # fmt: skip
     cohort = max(10, plan.clients // 10)
-    start = {"clip": 0.001, "normalise": True, "lr": 20.0, "server_lr": 1.0, "local_steps": 20}
+    start = {"clip": 1.0, "normalise": True, "lr": 20.0, "local_steps": 20, "batch_size": 100_000}
     needed = (
         ""
         if size is None
@@ -145,14 +145,14 @@ def suggestions(plan: Plan, size: int | None, records: int | None) -> list[Sugge
             "shared noise, a trusted server or secure aggregation",
             f"Against observers a secret Poisson cohort of {cohort} of {plan.clients} amplifies "
             f"privacy; {small}.{needed}",
-            start | {"rounds": 300, "cohort": cohort, "sampler": "poisson"},
+            start | {"server_lr": 0.5, "rounds": 300, "cohort": cohort, "sampler": "poisson"},
         ),
         Suggestion(
             "udp-fedavg",
-            "secure aggregation of all clients",
+            'secure aggregation of all clients (aggregation.kind = "secure")',
             "Against the server, which sees who takes part, sampling does not help: the sum of all clients in few "
             "rounds drowns least in the noise. Without secure aggregation every client needs the whole noise itself "
             '(noise_scope = "local").',
-            start | {"rounds": 20, "cohort": plan.clients, "sampler": "all"},
+            start | {"server_lr": 3.0, "rounds": 20, "cohort": plan.clients, "sampler": "all"},
         ),
     ]

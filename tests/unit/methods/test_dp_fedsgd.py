@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from fedveil.methods.method import At
 from fedveil.privacy.accounting import account
 from fedveil.privacy.releases import Plan
 from fedveil.streams import ClientStreams, ServerStreams
-from fedveil.task import Task
+from fedveil.task import Batch, Task
+from fedveil.training.private_sgd import clipped_sum
 from fedveil.tree import Params, with_axis
 
 PLAN = Plan(2, 2, "all", 10, 6, 6)
@@ -64,6 +66,30 @@ def test_one_record_moves_a_sum_by_no_more_than_the_clip() -> None:
     moved = torch.cat([(one.gradient[name] - other.gradient[name]).flatten(1) for name in one.gradient], 1)
     assert float(moved[0].norm()) * method.nominal_batch(PLAN) <= 2 * 0.3  # one record replaced
     assert float(moved[1].norm()) == 0
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
+@pytest.mark.parametrize("clip", [0.3, 1e-3])
+def test_a_removed_record_moves_the_sum_by_no_more_than_the_clip_in_exact_arithmetic(
+    scale: float, clip: float
+) -> None:
+    """In the numbers that the computer adds up: a linear model in float32, records of all lengths."""
+    problem = Task(lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(30, 5)))
+    generator = torch.Generator().manual_seed(0)
+    x = scale * torch.randn(1, 60, 30, generator=generator) * torch.logspace(-3, 3, 60)[None, :, None]
+    y = torch.randint(0, 5, (1, 60), generator=generator)
+    w = with_axis(problem.init(0))
+    whole = clipped_sum(problem, w, Batch(x, y, torch.ones(1, 60, dtype=torch.bool)), clip)
+    for gone in (0, 17, 30, 59):
+        kept = [k for k in range(60) if k != gone]
+        less = Batch(x[:, kept], y[:, kept], torch.ones(1, 59, dtype=torch.bool))
+        fewer = clipped_sum(problem, w, less, clip)
+        moved = [
+            Fraction(a) - Fraction(b)
+            for name in w
+            for a, b in zip(whole[name].flatten().tolist(), fewer[name].flatten().tolist(), strict=True)
+        ]
+        assert sum(part**2 for part in moved) <= Fraction(clip) ** 2
 
 
 def test_the_divisor_does_not_depend_on_the_batch() -> None:
