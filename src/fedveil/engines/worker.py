@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
@@ -18,6 +19,19 @@ from fedveil.task import Task
 from fedveil.tree import State
 
 log = logging.getLogger("flwr.fedveil")
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The uploads and new states of a cohort.
+
+    Attributes:
+        row_size: Where `up` holds sums of uploads: the bytes of one client's own.
+    """
+
+    up: Message
+    states: State
+    row_size: int | None = None
 
 
 class ClientWorker:

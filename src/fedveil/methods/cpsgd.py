@@ -148,6 +148,9 @@ class CpSGD(LocalTraining, SharedModel[Levels]):
         mean = (rotate_back(turned, at.round, size) / summed.cohort).to(first.dtype)
         return Server(add(server.params, without_axis(unflatten(mean, with_axis(server.params)))))
 
+    def exact_sum(self, at: At, down: Model, up: Levels) -> Levels:
+        return Levels(up.levels.sum(0, keepdim=True, dtype=torch.int64))
+
     def releases(self, plan: Plan) -> Sequence[Release]:
         price = self.mechanism().protection()
         if self.noise_scope == "local":

@@ -42,7 +42,7 @@ from fedveil.methods.dp_fedags import Share, accumulated_gradient
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, Method, register
 from fedveil.privacy.mechanisms import SparseVector, SumMechanism, TopKGaussian, Unnoised
-from fedveil.privacy.private_sum import CohortNoise, private_sum
+from fedveil.privacy.private_sum import CohortNoise, exact_total, private_sum
 from fedveil.privacy.releases import ADVERSARIES, Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams, named_stream
 from fedveil.task import Task
@@ -183,6 +183,12 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
             count = self.count(sum(leaf[0].numel() for leaf in down.params.values()))
             return BoundedUpload.of_values(values, self._top_k(count).values)
         return BoundedUpload.of_values(values, self._noise(at.plan).upload(down.cohort))
+
+    def exact_sum(self, at: At, down: ModelAndMask, up: Selected) -> Selected | None:
+        if self.variant not in _PUBLIC:
+            return None
+        total = exact_total({"values": up.values}, self._noise(at.plan).upload(down.cohort))
+        return None if total is None else Selected(total["values"], {}, up.cohort)
 
     def _noise(self, plan: Plan) -> CohortNoise:
         """V0's and V1's noise: what clients and server add, and what `releases` charges."""

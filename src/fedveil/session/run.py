@@ -65,6 +65,7 @@ def run(
     execution: Execution = "auto",
     workers: int = 0,
     max_memory: int | None = None,
+    cluster: str | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Train over the clients' data and say how private that was.
@@ -97,7 +98,7 @@ def run(
         noise_source=noise_for(method, plan, noise, own_data=True),
     )
     data = AvailableData(test, classes, source, local_test, score_clients)
-    spread = SimulationOptions(execution, workers, max_memory)
+    spread = SimulationOptions(execution, workers, max_memory, cluster)
     return simulate(task, source, method, plan, options, spread, data, callbacks)
 
 
@@ -125,6 +126,8 @@ def simulate(
             execution=simulation.execution,
             workers=simulation.workers,
             max_memory=simulation.max_memory,
+            cluster=simulation.cluster,
+            sums=not options.transcript and not any(callback.reads_uploads for callback in callbacks),
         )
 
     return run_session(engine_of, task, method, plan, options, data, callbacks)

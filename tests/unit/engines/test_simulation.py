@@ -12,6 +12,7 @@ from torch import nn
 
 from fedveil import At, Task
 from fedveil.data.client_data import ClientData
+from fedveil.engines.pool import Pool
 from fedveil.engines.shared_memory import Leaf, SharedMemory, layout
 from fedveil.engines.simulation import Simulation
 from fedveil.errors import FedveilError
@@ -65,8 +66,8 @@ def test_a_worker_that_is_killed_is_told_whatever_it_was_about_to_do(asleep: boo
     """As the system does when memory runs out."""
     task, plan, method = make_task(), make_plan(cohort=5), FedAvg(batch_size=4)
     engine = Simulation(task, make_clients(), method, plan, seed=0, workers=2)
-    assert engine._pool is not None
-    victim = engine._pool._processes[0]
+    assert isinstance(engine._workers, Pool)
+    victim = engine._workers._processes[0]
     assert victim.pid is not None
     at = At(plan, 1)
     down = method.broadcast(at, method.init_server(task.init(0), plan), range(5))
