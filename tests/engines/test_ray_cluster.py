@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -43,7 +45,13 @@ SIZES = (5, 9, 1, 12, 7, 3, 8, 4)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Three machines of one core each; this process is connected to the first."""
+    """Three machines of one core each; this process is connected to the first.
+
+    Their files are in a folder of their own: Ray's programs of anybody else on this machine would join them.
+    """
+    place = tempfile.mkdtemp(prefix="ray-")  # short: the paths of sockets are limited
+    before = os.environ.get("RAY_TMPDIR")
+    os.environ["RAY_TMPDIR"] = place
     made: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     made.add_node(num_cpus=1)
     made.add_node(num_cpus=1)
@@ -51,6 +59,10 @@ def cluster() -> Iterator[Any]:
     yield made
     ray.shutdown()
     made.shutdown()
+    os.environ.pop("RAY_TMPDIR")
+    if before is not None:
+        os.environ["RAY_TMPDIR"] = before
+    shutil.rmtree(place, ignore_errors=True)
 
 
 def train(method: AnyMethod, clients: Clients, cluster: str | None = None, **options: Any) -> Params:
@@ -157,9 +169,11 @@ def test_chunks_of_a_machine_that_dies_are_computed_again(cluster: Any, tmp_path
         return list(tmp_path.glob(f"*-{node}-*"))
 
     def kill() -> None:
-        wait_until(lambda: bool(noted_on(victim.node_id)), 60)
-        cluster.remove_node(victim, allow_graceful=False)
-        (tmp_path / "go").touch()
+        try:
+            wait_until(lambda: bool(noted_on(victim.node_id)), 60)
+            cluster.remove_node(victim, allow_graceful=False)
+        finally:
+            (tmp_path / "go").touch()
 
     killer = threading.Thread(target=kill)
     killer.start()

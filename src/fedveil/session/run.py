@@ -76,7 +76,6 @@ def run(
         noise: `RunOptions.noise_source`; "entropy" if not given, "seeded" always for methods that protect nothing.
         results: The folder of `RunOptions.results`; every round is recorded there.
         score_clients: Score the final model on each client's own examples, or on `local_test`.
-        callbacks: Called at every round.
         others: The fields of `RunOptions`, `SimulationOptions` and `AvailableData`.
 
     Raises:
