@@ -23,6 +23,7 @@ from fedveil.privacy.releases import Plan
 from fedveil.streams import NoiseSource
 from fedveil.task import Task
 from fedveil.tree import State, concatenate
+from fedveil.tree import rows as rows_of
 
 Execution = Literal["auto", "stacked", "one-by-one"]
 R = TypeVar("R", bound=Record)
@@ -117,7 +118,7 @@ class Simulation:
         if order == list(range(len(order))):
             return Computed(up, after)
         back = sorted(range(len(order)), key=order.__getitem__)
-        return Computed(up.rows(back), {name: leaf[back] for name, leaf in after.items()})
+        return Computed(up.rows(back), rows_of(after, back))
 
     def leave_out(self, client: int, at: At, problem: str) -> bool:
         return False

@@ -82,10 +82,10 @@ def public_mask(seen: Tensor, count: int, explore: float, round: int) -> Tensor:
 
     Computed from published values and a public seed only.
     """
-    order = torch.from_numpy(named_stream(0, "public mask", round).permutation(len(seen)))
+    order = torch.from_numpy(named_stream(0, "public mask", round).permutation(len(seen))).to(seen.device)
     largest = count - min(count, math.ceil(explore * count))
     best = order[seen[order].abs().argsort(descending=True, stable=True)][:largest]
-    taken = torch.zeros(len(seen), dtype=torch.bool)
+    taken = torch.zeros(len(seen), dtype=torch.bool, device=seen.device)
     taken[best] = True
     others = order[~taken[order]][: count - largest]
     return torch.cat([best, others]).sort().values
@@ -152,7 +152,8 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
         return max(1, math.ceil(self.selected * parameters))
 
     def init_server(self, params: Params, plan: Plan) -> Server:
-        return Server(params, torch.zeros(sum(leaf.numel() for leaf in params.values())))
+        place = next(iter(params.values())).device
+        return Server(params, torch.zeros(sum(leaf.numel() for leaf in params.values()), device=place))
 
     def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> ModelAndMask:
         mask: dict[str, Tensor] = {}
@@ -231,7 +232,7 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
         rng: ServerStreams,
     ) -> Server:
         size, present = len(server.seen), len(clients)
-        everywhere = torch.arange(size).unsqueeze(0)
+        everywhere = torch.arange(size, device=server.seen.device).unsqueeze(0)
         places = self.broadcast(at, server, clients).mask.get("places", everywhere)
         uploads = None if up is None else {"values": up.values}
         owed: SumMechanism = self._noise(at.plan).top_up(present, 0 if up is None else up.cohort)
@@ -267,7 +268,7 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
 
     def read_upload(self, at: At, down: ModelAndMask, up: Selected) -> UploadReading:
         size = sum(leaf[0].numel() for leaf in down.params.values())
-        everywhere = {"places": torch.arange(size).unsqueeze(0)}
+        everywhere = {"places": torch.arange(size, device=up.values.device).unsqueeze(0)}
         places = (up.own or down.mask or everywhere)["places"]
         gradient = unflatten(scattered(up.values, places, size), down.params)
         return UploadReading.of_gradient(down.params, gradient, self.lr_at(at))
