@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from measuring import steady
 from flower_rounds import FlowerRounds
+from measuring import steady
 from workloads import WORKLOADS
 
 from fedveil.engines.simulation import cores
