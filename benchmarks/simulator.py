@@ -119,13 +119,13 @@ def plain_round(model: nn.Module, clients: ArrayClients, epochs: int) -> dict[st
 
 
 class OurRounds:
-    """Every call is one round of FedAvg in the simulator."""
+    """Every call is one round of FedAvg in the simulator; with `cluster` on that Ray cluster."""
 
-    def __init__(self, workload: Workload, clients: ArrayClients) -> None:
+    def __init__(self, workload: Workload, clients: ArrayClients, cluster: str | None = None) -> None:
         self._task = Task(lambda: fedveil.make_model(workload.model, workload.input_shape, workload.classes))
         self._method = FedAvg(lr=0.1, epochs=workload.epochs, batch_size=64)
         self._plan = fedveil.make_plan(clients, rounds=1000, sampler="all")
-        self._engine = Simulation(self._task, clients, self._method, self._plan, seed=0)
+        self._engine = Simulation(self._task, clients, self._method, self._plan, seed=0, cluster=cluster)
         self._server = self._method.init_server(self._task.init(0), self._plan)
         self._cohort = range(workload.clients)
         self._rounds = 0

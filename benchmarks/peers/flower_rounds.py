@@ -11,6 +11,7 @@ import functools
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,17 @@ class FlowerRounds:
             text=True,
             env=os.environ | quiet | {"PYTHONPATH": paths},
         )
+
+    def within(self, limit: float) -> float | None:
+        """The seconds of a round, None if it takes longer than the limit; then the process has been ended."""
+        timer = threading.Timer(limit, self._process.kill)
+        timer.start()
+        try:
+            return self()
+        except (RuntimeError, BrokenPipeError):
+            return None
+        finally:
+            timer.cancel()
 
     def __call__(self) -> float:
         """The seconds of the round as the server measured them."""

@@ -1,4 +1,4 @@
-"""What is compared: the simulator's workloads, and W5 at a size that Flower finishes."""
+"""What is compared: the simulator's workloads, and W5 at sizes that suit Flower."""
 
 from __future__ import annotations
 
@@ -6,4 +6,7 @@ from dataclasses import replace
 
 from simulator import WORKLOADS as _SIMULATOR
 
-WORKLOADS = _SIMULATOR | {"W5-200": replace(_SIMULATOR["W5"], name="W5-200", clients=200)}
+WORKLOADS = _SIMULATOR | {
+    f"W5-{clients}": replace(_SIMULATOR["W5"], name=f"W5-{clients}", clients=clients)
+    for clients in (200, 2000)
+}

@@ -127,7 +127,9 @@ class Message(Record):
     def rows(self, index: Sequence[int]) -> Self:
         """The rows of these clients; a shared row stays as it is."""
         picked = torch.as_tensor(list(index), dtype=torch.long)
-        return self.map(lambda _, leaf: leaf if leaf.shape[0] == 1 else leaf.index_select(0, picked))
+        return self.map(
+            lambda _, leaf: leaf if leaf.shape[0] == 1 else leaf.index_select(0, picked.to(leaf.device))
+        )
 
     @classmethod
     def concatenate(cls, parts: Sequence[Self]) -> Self:

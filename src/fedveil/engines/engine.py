@@ -6,9 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+import torch
+from torch import Tensor
+
+from fedveil.errors import DivergedError
 from fedveil.messages import Message, Record
 from fedveil.methods.method import At
-from fedveil.tree import State
+from fedveil.tree import State, flat_rows
 
 R = TypeVar("R", bound=Record)
 
@@ -23,6 +27,19 @@ class Answers:
     clients: tuple[int, ...]
     up: Message | None
     missing: Mapping[int, str] = field(default_factory=dict)
+    row_size: int | None = None
+    """Where `up` holds sums of uploads, each a row (`Method.exact_sum`): the bytes of one client's own upload."""
+
+    @property
+    def summed(self) -> bool:
+        return self.row_size is not None
+
+    @property
+    def row_bytes(self) -> int:
+        """What one client sent, in bytes of payload."""
+        if self.row_size is not None:
+            return self.row_size
+        return 0 if self.up is None else self.up.row_bytes()
 
 
 class Engine(Protocol):
@@ -47,3 +64,22 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def require_finite(up: Message, clients: Sequence[int], at: At) -> None:
+    """Refuse an upload that holds NaN or infinity, by its client."""
+    for name, leaf in up.tensors().items():
+        if surely_finite(leaf):
+            continue
+        bad = ~flat_rows(torch.isfinite(leaf)).all(1)
+        if bool(bad.any()):
+            client = clients[int(bad.nonzero()[0])]
+            raise DivergedError(
+                f"round {at.round}: the upload of client {client} is not finite in {name!r}. "
+                "Lower the learning rate, clip, or look at that client's data; the last checkpoint is kept."
+            )
+
+
+def surely_finite(leaf: Tensor) -> bool:
+    """The sum is finite unless an element is not, or the sum itself overflows: look closer only then."""
+    return not leaf.is_floating_point() or bool(torch.isfinite(leaf.sum()))

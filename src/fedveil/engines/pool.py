@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import json
 import multiprocessing
 import os
 import signal
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
@@ -18,16 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedveil.engines.processes import failure, keep_freed_memory, let_threads_sleep, raise_failure
 from fedveil.engines.shared_memory import Leaf, SharedMemory, layout, require_room
 from fedveil.engines.upload_tables import Expected, UploadTables
-from fedveil.engines.worker import ClientWorker
-from fedveil.errors import DataError, DivergedError, FedveilError
+from fedveil.engines.worker import ClientWorker, Computed
+from fedveil.errors import FedveilError
 from fedveil.messages import Message
 from fedveil.methods.method import At
 from fedveil.privacy.releases import Plan
 from fedveil.tree import State
-
-_IMPORTED_BY = os.getpid()  # another process that runs this code was forked from that one
 
 
 def can_fork() -> bool:
@@ -63,7 +59,7 @@ class Pool:
         down: Message,
         states: Mapping[int, State],
         at: At,
-    ) -> tuple[Message, State]:
+    ) -> Computed:
         """The uploads and new states of all chunks, rows in the order of `clients`.
 
         The tensors lie in shared memory and are overwritten by the next call.
@@ -97,7 +93,7 @@ class Pool:
     ) -> list[dict[str, Any]]:
         """Every worker takes some chunks, fewer and fewer, so that all end at the same time."""
         order_text = json.dumps(order | {"expected": expected}).encode()
-        _let_threads_sleep()
+        let_threads_sleep()
         for connection in self._connections:
             _send(connection, order_text)
         waiting = list(chunks)
@@ -118,7 +114,7 @@ class Pool:
                 idle.append(ready)
         return replies
 
-    def _collect(self, replies: Sequence[dict[str, Any]]) -> tuple[Message, State]:
+    def _collect(self, replies: Sequence[dict[str, Any]]) -> Computed:
         first = replies[0]
         if any(reply["tables"]["leaves"] != first["tables"]["leaves"] for reply in replies):
             raise FedveilError(
@@ -130,7 +126,10 @@ class Pool:
         for leaf in map(Leaf.from_json, first["tables"]["leaves"]):
             kind, _, name = leaf.name.partition("/")
             (up if kind == "up" else state)[name] = self.uploads.view(leaf)
-        return self._up_type.assemble(first["head"], up), state
+        return Computed(self._up_type.assemble(first["head"], up), state)
+
+    def holds(self, tensor: Tensor) -> bool:
+        return self.uploads.holds(tensor)
 
     def close(self) -> None:
         for connection in self._connections:
@@ -151,9 +150,6 @@ def _send(connection: Connection, data: bytes) -> None:
         connection.send_bytes(data)
 
 
-_KINDS = {kind.__name__: kind for kind in (DataError, DivergedError)}  # errors that callers tell apart
-
-
 @contextmanager
 def _worker_lives() -> Iterator[None]:
     """A worker that was killed, whatever it was about to do, is an error that says what may help."""
@@ -169,38 +165,10 @@ def _worker_lives() -> Iterator[None]:
 def _receive(connection: Connection) -> list[dict[str, Any]]:
     with _worker_lives():
         reply: dict[str, Any] = json.loads(connection.recv_bytes())
-    if "error" in reply:
-        raise _KINDS.get(reply["kind"], FedveilError)(reply["error"])
-    if "crash" in reply:
-        raise RuntimeError("in a worker process:\n" + reply["crash"])
+    if "chunks" not in reply:
+        raise_failure(reply)
     replies: list[dict[str, Any]] = reply["chunks"]
     return replies
-
-
-@functools.cache
-def _system_function(name: str) -> Callable[..., int] | None:
-    """A function of the C libraries in this process, if they have it."""
-    found: Callable[..., int] | None = getattr(ctypes.CDLL(None), name, None)
-    return found
-
-
-def _let_threads_sleep() -> None:
-    """OpenMP's threads spin for milliseconds after the server's last step, on the cores that the workers need now.
-
-    Not in a process forked from one that has such threads: they do not exist here, and OpenMP would wait for them.
-    """
-    pause = _system_function("omp_pause_resource_all")
-    if pause is not None and os.getpid() == _IMPORTED_BY:
-        pause(1)  # softly: they wake at the next step
-
-
-def _keep_freed_memory() -> None:
-    """Let this process keep the memory it frees: glibc would hand it back, and take it anew, at every step."""
-    mallopt = _system_function("mallopt")
-    if mallopt is not None:
-        trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
-        mallopt(trim_threshold, 2**31 - 1)
-        mallopt(mmap_max, 0)
 
 
 def _serve(
@@ -215,7 +183,7 @@ def _serve(
         other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the simulator decides when to stop
     torch.set_num_threads(1)
-    _keep_freed_memory()
+    keep_freed_memory()
     tables = UploadTables(uploads)
     worker.task.memory = tables.lend
     exchange: _Exchange | None = None
@@ -230,10 +198,8 @@ def _serve(
                 continue
             assert exchange is not None, "chunks before their order"
             reply: dict[str, Any] = {"chunks": [exchange.work(rows) for rows in job["chunks"]]}
-        except FedveilError as error:
-            reply = {"error": str(error), "kind": type(error).__name__}
-        except Exception:
-            reply = {"crash": traceback.format_exc()}
+        except Exception as error:
+            reply = failure(error)
         try:
             connection.send_bytes(json.dumps(reply).encode())
         except (BrokenPipeError, ConnectionResetError):

@@ -9,20 +9,21 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedveil.data.client_data import Clients
 from fedveil.engines.engine import Answers
 from fedveil.engines.pool import Pool, can_fork
-from fedveil.engines.worker import ClientWorker, one_thread
+from fedveil.engines.worker import ClientWorker, Computed, one_thread
 from fedveil.messages import Message, Record
 from fedveil.methods.method import AnyMethod, At
 from fedveil.privacy.releases import Plan
 from fedveil.streams import NoiseSource
 from fedveil.task import Task
 from fedveil.tree import State, concatenate
+from fedveil.tree import rows as rows_of
 
 Execution = Literal["auto", "stacked", "one-by-one"]
 R = TypeVar("R", bound=Record)
@@ -31,8 +32,29 @@ _LARGEST_CHUNK = 40  # of clients: more save little of what a chunk costs beside
 _WORTH_A_WORKER = 2e8  # multiply-adds of a round below which talking to workers costs more than it saves
 
 
+class Workers(Protocol):
+    """Processes that compute chunks of a cohort, here or on other machines."""
+
+    def run(
+        self,
+        clients: Sequence[int],
+        chunks: Sequence[Sequence[int]],
+        down: Message,
+        states: Mapping[int, State],
+        at: At,
+    ) -> Computed:
+        """The uploads and new states of all chunks, rows in the order of `clients`; the next call overwrites them."""
+        ...
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether the next call overwrites this tensor."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class Simulation:
-    """All clients in this machine's memory, or made when they take part."""
+    """All clients in this machine's memory, or made when they take part; with `cluster` spread over a Ray cluster."""
 
     def __init__(
         self,
@@ -46,35 +68,45 @@ class Simulation:
         execution: Execution = "auto",
         workers: int = 0,
         max_memory: int | None = None,
+        cluster: str | None = None,
+        sums: bool = False,
     ) -> None:
+        """`sums`: nobody reads single uploads, so workers elsewhere may send sums (`Method.exact_sum`)."""
         self._worker = ClientWorker(task, clients, method, seed, noise_source)
         self._sizes = clients.sizes
         self._states: dict[int, State] = {}
         self._stacked = execution == "stacked" or (execution == "auto" and _stacking_pays(task))
-        self._count = workers or _sensible_workers(task, plan)
         self._chunk = self._largest_chunk(max_memory)
-        self._pool: Pool | None = None
-        if self._count > 1 and can_fork():
-            cohort = _largest_cohort(plan)
-            row = 4 * sum(p.numel() * p.element_size() for p in task.module.parameters()) + 65536
-            self._pool = Pool(self._worker, self._count, capacity=cohort * row + (16 << 20))
+        self._workers = self._started(plan, workers or _sensible_workers(task, plan), cluster, sums)
+
+    def _started(self, plan: Plan, count: int, cluster: str | None, sums: bool) -> Workers | None:
+        """The processes to compute in; None for this one."""
+        if cluster is not None:
+            from fedveil.engines.ray_cluster import RayWorkers  # Ray is loaded where it is asked for
+
+            return RayWorkers(self._worker, cluster, sums=sums)
+        if count == 1 or not can_fork():
+            return None
+        parameters = self._worker.task.module.parameters()
+        row = 4 * sum(p.numel() * p.element_size() for p in parameters) + 65536
+        return Pool(self._worker, count, capacity=_largest_cohort(plan) * row + (16 << 20))
 
     def exchange(self, clients: Sequence[int], down: Message, at: At) -> Answers:
         if not clients:
             return Answers((), None)
         chunks = self._chunks(clients)
-        if self._pool is None:
-            up, after = self._run_here(clients, chunks, down, at)
+        if self._workers is None:
+            found = self._run_here(clients, chunks, down, at)
         else:
-            up, after = self._pool.run(clients, chunks, down, self._states, at)
-        if after:
+            found = self._workers.run(clients, chunks, down, self._states, at)
+        if found.states:
             for row, client in enumerate(clients):
-                self._states[client] = {name: leaf[row].clone() for name, leaf in after.items()}
-        return Answers(tuple(clients), up)
+                self._states[client] = {name: leaf[row].clone() for name, leaf in found.states.items()}
+        return Answers(tuple(clients), found.up, row_size=found.row_size)
 
     def _run_here(
         self, clients: Sequence[int], chunks: Sequence[Sequence[int]], down: Message, at: At
-    ) -> tuple[Message, State]:
+    ) -> Computed:
         parts: list[tuple[Message, State]] = []
         with one_thread():
             for rows in chunks:
@@ -84,18 +116,17 @@ class Simulation:
         after = concatenate([state for _, state in parts])
         order = [row for rows in chunks for row in rows]
         if order == list(range(len(order))):
-            return up, after
+            return Computed(up, after)
         back = sorted(range(len(order)), key=order.__getitem__)
-        return up.rows(back), {name: leaf[back] for name, leaf in after.items()}
+        return Computed(up.rows(back), rows_of(after, back))
 
     def leave_out(self, client: int, at: At, problem: str) -> bool:
         return False
 
     def own(self, record: R) -> R:
-        if self._pool is None:
+        if (workers := self._workers) is None:
             return record
-        uploads = self._pool.uploads
-        return record.map(lambda _, leaf: leaf.clone() if uploads.holds(leaf) else leaf)
+        return record.map(lambda _, leaf: leaf.clone() if workers.holds(leaf) else leaf)
 
     def state(self) -> Mapping[int, State]:
         return self._states
@@ -107,9 +138,9 @@ class Simulation:
         """Nothing depends on it: the states are in memory."""
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
 
     def _chunks(self, clients: Sequence[int]) -> list[list[int]]:
         """Rows of the cohort that are computed together: clients of like size, so that little is padding."""

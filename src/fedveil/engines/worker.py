@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
@@ -17,7 +18,21 @@ from fedveil.streams import ClientStreams, NoiseSource
 from fedveil.task import Task
 from fedveil.tree import State
 
+_MOST_KEPT = 1 << 28  # bytes of examples that a process keeps from exchange to exchange
 log = logging.getLogger("flwr.fedveil")
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The uploads and new states of a cohort.
+
+    Attributes:
+        row_size: Where `up` holds sums of uploads: the bytes of one client's own.
+    """
+
+    up: Message
+    states: State
+    row_size: int | None = None
 
 
 class ClientWorker:
@@ -38,12 +53,15 @@ class ClientWorker:
         self.seed = seed
         self.noise_source: NoiseSource = noise_source
         self.deployed = deployed
+        self._kept: dict[tuple[int, ...], ClientData] = {}
+        self._kept_round = 0
+        self._room = 0
 
     def update(
         self, ids: Sequence[int], down: Message, known: Mapping[int, State], at: At
     ) -> tuple[Message, State]:
         """The uploads and new states of these clients, rows in their order."""
-        data = _on(self.clients.load(ids), self.task.device)
+        data = self._data(tuple(ids), at)
         rng = ClientStreams(self.seed, at.round, tuple(ids), at.exchange, self.noise_source)
         state = self._states(ids, data, known)
         if not self.deployed:
@@ -62,6 +80,22 @@ class ClientWorker:
                 "round %d: %d contributions were not finite and count as zero", at.round, sum(happened)
             )
         return up, after
+
+    def _data(self, ids: tuple[int, ...], at: At) -> ClientData:
+        """The examples of these clients, kept until the round ends if it has more exchanges to come.
+
+        A batch is small beside them: gathering all examples again in every exchange would cost more than its gradient.
+        """
+        if at.round != self._kept_round:
+            self._kept, self._kept_round, self._room = {}, at.round, _MOST_KEPT
+        if ids in self._kept:
+            return self._kept[ids]
+        data = _on(self.clients.load(ids), self.task.device)
+        size = data.x.numel() * data.x.element_size()
+        if size <= self._room and at.exchange + 1 < self.method.exchanges(at.plan):
+            self._kept[ids] = data
+            self._room -= size
+        return data
 
     def _states(self, ids: Sequence[int], data: ClientData, known: Mapping[int, State]) -> State:
         new = [row for row, client in enumerate(ids) if client not in known]

@@ -47,8 +47,20 @@ _NEWER_KEYS: tuple[tuple[str, str, Any], ...] = (
 )
 # Keys that leave the result as it is: runs that differ in nothing else are runs of one setting.
 WITHOUT_EFFECT = frozenset(
-    {"paper", "run.seeds", "run.workers", "run.max_memory", "run.checkpoint_every", "run.federation"}
+    {
+        "paper",
+        "run.seeds",
+        "run.workers",
+        "run.max_memory",
+        "run.checkpoint_every",
+        "run.federation",
+        "run.address",
+    }
 )
+_SAME_BITS = (
+    "simulation",
+    "ray",
+)  # engines whose results are the same: a run begun with one resumes with the other
 _UNITS = {
     "": 1,
     "B": 1,
@@ -132,7 +144,8 @@ class RunSection(_Section):
     sampler: Sampler = "fixed"
     noise: NoiseSource | None = None
     seeds: Annotated[list[Annotated[int, Field(ge=0, le=LARGEST_SEED)]], Field(min_length=1)] = [0]
-    engine: Literal["simulation", "flower-simulation", "flower"] = "simulation"
+    engine: Literal["simulation", "ray", "flower-simulation", "flower"] = "simulation"
+    address: str | None = None
     device: str = "cpu"
     workers: Annotated[int, Field(ge=0)] = 0
     execution: Execution = "auto"
@@ -158,6 +171,11 @@ class RunSection(_Section):
         if isinstance(value, int) and value <= 0:
             raise ValueError("give a positive number of bytes")
         return value
+
+    @property
+    def cluster(self) -> str | None:
+        """The Ray cluster to compute on, for `engine = "ray"`."""
+        return (self.address or "auto") if self.engine == "ray" else None
 
     @field_validator("seeds")
     @classmethod
@@ -214,7 +232,7 @@ class Config(_Section):
                 "dropping small Poisson rounds would tell how many came, which the accounting does not allow",
                 "Leave it out, or use another sampler.",
             )
-        if self.run.deadline is not None and self.run.engine == "simulation":
+        if self.run.deadline is not None and self.run.engine in _SAME_BITS:
             raise InputError(
                 "run.deadline", self.run.deadline, "the simulator waits for every client", "Leave it out."
             )
@@ -223,7 +241,7 @@ class Config(_Section):
                 "run.noise", "seeded", "deployed nodes draw their own noise from entropy", "Leave it out."
             )
         self._require_shape()
-        if self.run.max_message is not None and self.run.engine == "simulation":
+        if self.run.max_message is not None and self.run.engine in _SAME_BITS:
             raise InputError(
                 "run.max_message", self.run.max_message, "the simulator sends nothing", "Leave it out."
             )
@@ -231,6 +249,8 @@ class Config(_Section):
             raise InputError(
                 "run.federation", self.run.federation, 'is for engine = "flower"', "Leave it out."
             )
+        if self.run.address is not None and self.run.engine != "ray":
+            raise InputError("run.address", self.run.address, 'is for engine = "ray"', "Leave it out.")
         self.aggregation.require_engine(self.run.engine)
         make_features(self.task.features, self.task.feature_options)
         self.build_method()
@@ -306,7 +326,9 @@ def distinguishing(content: Mapping[str, Any]) -> dict[str, Any]:
         for name, section in content.items()
         if name not in WITHOUT_EFFECT
     }
-    task = kept.get("task")
+    run, task = kept.get("run"), kept.get("task")
+    if isinstance(run, dict) and run.get("engine") in _SAME_BITS:
+        run["engine"] = "simulation"
     if isinstance(task, dict) and task.get("dataset") != NO_DATASET:  # a dataset says both
         task.update(input_shape=None, classes=None)
     privacy, method = kept.get("privacy"), kept.get("method")

@@ -33,7 +33,7 @@ def run_seed(
     This is the only place that chooses an engine. A finished run is read back.
     """
     engine = config.run.engine
-    if engine == "simulation":
+    if engine in ("simulation", "ray"):
         prepared = prepare(config, seed, data_dir)
         folder = result_folder(config, seed, experiment, results)
         return _simulate(config, seed, experiment, folder, prepared, callbacks_for)
@@ -73,7 +73,7 @@ def _simulate(
             prepared.noise,
             dataset=prepared.dataset,
         ),
-        SimulationOptions(section.execution, section.workers, section.max_memory),
+        SimulationOptions(section.execution, section.workers, section.max_memory, section.cluster),
         prepared.data,
         [pictures, *callbacks_for(prepared.plan)],
     )

@@ -28,7 +28,7 @@ from fedveil.errors import InputError
 from fedveil.methods.fields import STRICT, Epochs
 from fedveil.methods.method import At, register
 from fedveil.methods.shared_model import Server
-from fedveil.methods.user_level import CohortModel, NoisyModel, UserLevelAveraging
+from fedveil.methods.user_level import CohortModel, NoisyModel, SummedUpdates, UserLevelAveraging
 from fedveil.privacy.releases import Plan
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
@@ -80,7 +80,7 @@ class Centaur(UserLevelAveraging):
         at: At,
         server: Server,
         clients: Sequence[int],
-        up: NoisyModel | None,
+        up: NoisyModel | SummedUpdates | None,
         rng: ServerStreams,
     ) -> Server:
         head = self.head_of(server.params)

@@ -74,11 +74,11 @@ def rotate(rows: Tensor, round: int) -> Tensor:
     """Rows `[K, n]` padded to a power of 2 and rotated, in double precision."""
     size = 1 << (rows.shape[1] - 1).bit_length()
     padded = torch.nn.functional.pad(rows.double(), (0, size - rows.shape[1]))
-    return hadamard(padded * signs(size, round))
+    return hadamard(padded * signs(size, round).to(padded.device))
 
 
 def rotate_back(rows: Tensor, round: int, size: int) -> Tensor:
-    return (hadamard(rows) * signs(rows.shape[1], round))[:, :size]
+    return (hadamard(rows) * signs(rows.shape[1], round).to(rows.device))[:, :size]
 
 
 @register(
@@ -123,7 +123,7 @@ class CpSGD(LocalTraining, SharedModel[Levels]):
         turned = rotate(flatten(clip_rows(update, self.clip)), at.round)
         share = self.share(turned.shape[1], at.plan)
         kind = torch.int16 if share.largest < 2**15 else torch.int32
-        return Levels(share.levels({"turned": turned}, rng.noise()).to(kind)), state
+        return Levels(share.levels({"turned": turned}, rng.noise()).to(turned.device, kind)), state
 
     def server_update(
         self,
@@ -147,6 +147,9 @@ class CpSGD(LocalTraining, SharedModel[Levels]):
         first = next(iter(server.params.values()))
         mean = (rotate_back(turned, at.round, size) / summed.cohort).to(first.dtype)
         return Server(add(server.params, without_axis(unflatten(mean, with_axis(server.params)))))
+
+    def exact_sum(self, at: At, down: Model, up: Levels) -> Levels:
+        return Levels(up.levels.sum(0, keepdim=True, dtype=torch.int64))
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         price = self.mechanism().protection()

@@ -42,7 +42,7 @@ from fedveil.methods.dp_fedags import Share, accumulated_gradient
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, ClientSum, Method, register
 from fedveil.privacy.mechanisms import SparseVector, SumMechanism, TopKGaussian, Unnoised, gaussian
-from fedveil.privacy.private_sum import CohortNoise, NoisySum, private_sum
+from fedveil.privacy.private_sum import CohortNoise, NoisySum, exact_total, private_sum
 from fedveil.privacy.releases import ADVERSARIES, Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams, named_stream
 from fedveil.task import Task
@@ -82,10 +82,10 @@ def public_mask(seen: Tensor, count: int, explore: float, round: int) -> Tensor:
 
     Computed from published values and a public seed only.
     """
-    order = torch.from_numpy(named_stream(0, "public mask", round).permutation(len(seen)))
+    order = torch.from_numpy(named_stream(0, "public mask", round).permutation(len(seen))).to(seen.device)
     largest = count - min(count, math.ceil(explore * count))
     best = order[seen[order].abs().argsort(descending=True, stable=True)][:largest]
-    taken = torch.zeros(len(seen), dtype=torch.bool)
+    taken = torch.zeros(len(seen), dtype=torch.bool, device=seen.device)
     taken[best] = True
     others = order[~taken[order]][: count - largest]
     return torch.cat([best, others]).sort().values
@@ -152,7 +152,8 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
         return max(1, math.ceil(self.selected * parameters))
 
     def init_server(self, params: Params, plan: Plan) -> Server:
-        return Server(params, torch.zeros(sum(leaf.numel() for leaf in params.values())))
+        place = next(iter(params.values())).device
+        return Server(params, torch.zeros(sum(leaf.numel() for leaf in params.values()), device=place))
 
     def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> ModelAndMask:
         mask: dict[str, Tensor] = {}
@@ -202,9 +203,8 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
 
     def _along(self, at: At, server: Server, total: NoisySum) -> Server:
         """The server after the mean of the coordinates that everybody sent."""
-        places = self.broadcast(at, server, ()).mask.get(
-            "places", torch.arange(len(server.seen)).unsqueeze(0)
-        )
+        everywhere = torch.arange(len(server.seen), device=server.seen.device).unsqueeze(0)
+        places = self.broadcast(at, server, ()).mask.get("places", everywhere)
         mean = total.mean()["values"]
         seen = server.seen.clone()
         seen[places[0].long()] = mean.to(seen)
@@ -218,6 +218,12 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
             count = self.count(sum(leaf[0].numel() for leaf in down.params.values()))
             return BoundedUpload.of_values(values, self._top_k(count).values)
         return BoundedUpload.of_values(values, self._noise(at.plan).upload(down.cohort))
+
+    def exact_sum(self, at: At, down: ModelAndMask, up: Selected) -> Selected | None:
+        if self.variant not in _PUBLIC:
+            return None
+        total = exact_total({"values": up.values}, self._noise(at.plan).upload(down.cohort))
+        return None if total is None else Selected(total["values"], {}, up.cohort)
 
     def _noise(self, plan: Plan) -> CohortNoise:
         """V0's and V1's noise: what clients and server add, and what `releases` charges."""
@@ -294,7 +300,7 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
 
     def read_upload(self, at: At, down: ModelAndMask, up: Selected) -> UploadReading:
         size = sum(leaf[0].numel() for leaf in down.params.values())
-        everywhere = {"places": torch.arange(size).unsqueeze(0)}
+        everywhere = {"places": torch.arange(size, device=up.values.device).unsqueeze(0)}
         places = (up.own or down.mask or everywhere)["places"]
         gradient = unflatten(scattered(up.values, places, size), down.params)
         return UploadReading.of_gradient(down.params, gradient, self.lr_at(at))

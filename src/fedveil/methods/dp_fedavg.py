@@ -49,7 +49,7 @@ from fedveil.methods.method import At, ClientSum, Method, register
 from fedveil.methods.shared_model import Server
 from fedveil.methods.user_level import CohortModel
 from fedveil.privacy.mechanisms import SumMechanism, Unnoised, gaussian
-from fedveil.privacy.private_sum import CohortNoise, NoisySum, private_sum
+from fedveil.privacy.private_sum import CohortNoise, NoisySum, exact_total, private_sum
 from fedveil.privacy.releases import ADVERSARIES, Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
@@ -154,6 +154,12 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
         if self.unit == "record":
             return None
         return BoundedUpload.of_values(up.update, self.noise(at.plan).upload(down.cohort))
+
+    def exact_sum(self, at: At, down: CohortModel, up: Update) -> Update | None:
+        if self.unit == "record":
+            return None
+        total = exact_total(up.update, self.noise(at.plan).upload(down.cohort))
+        return None if total is None else Update(total, up.cohort)
 
     def _dp_sgd(self, task: Task, at: At, start: Params, data: ClientData, rng: ClientStreams) -> Params:
         """Each client's model after `steps()` noisy steps; a client without examples adds noise only."""

@@ -150,6 +150,22 @@ class Method(ABC, Generic[S, Down, Up]):
     ) -> S:
         """The server after the answers of `clients`; `up` is None when nobody took part."""
 
+    def exact_sum(self, at: At, down: Down, up: Up) -> Message | None:
+        """The uploads of K clients as one row that the server's update takes in their place, to the same bits.
+
+        Engines on several machines send sums of chunks instead of every upload.
+
+        Args:
+            at: The exchange of both messages.
+            down: What these clients were sent.
+            up: Their answers.
+
+        Returns:
+            A message of one row, which `server_update` accepts beside other such rows; `clients` still names everybody.
+            None (the default) where the server needs every upload, or a sum of sums would round differently.
+        """
+        return None
+
     @abstractmethod
     def model(self, server: S) -> Params:
         """The model that is evaluated and returned, without a client axis."""

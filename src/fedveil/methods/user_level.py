@@ -28,7 +28,7 @@ from fedveil.methods.fields import (
 )
 from fedveil.methods.method import At, Method
 from fedveil.methods.shared_model import Server
-from fedveil.privacy.private_sum import CohortNoise, NoiseScope, noisy_models, private_sum
+from fedveil.privacy.private_sum import CohortNoise, NoiseScope, exact_total, noisy_models, private_sum
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
@@ -47,6 +47,14 @@ class NoisyModel(Message):
     params: Params
     cohort: int = 0
     """Among how many the client shared the noise, if that was announced to it."""
+
+
+@record(frozen=True)
+class SummedUpdates(Message):
+    """The noisy updates of several clients in one row, in place of their models."""
+
+    update: Params
+    cohort: int
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -87,20 +95,31 @@ class UserLevelAveraging(LocalTraining, Method[Server, CohortModel, NoisyModel])
         mechanism = self.noise(at.plan).upload(down.cohort)
         return BoundedUpload.of_models(up.params, down.params, mechanism, self.server_lr)
 
+    def exact_sum(self, at: At, down: CohortModel, up: NoisyModel) -> SummedUpdates | None:
+        upload = self.noise(at.plan).upload(down.cohort)
+        total = exact_total(up.params, upload, start=down.params, lr=self.server_lr)
+        return None if total is None else SummedUpdates(total, up.cohort)
+
     def averaged(
-        self, at: At, start: Params, clients: Sequence[int], up: NoisyModel | None, rng: ServerStreams
+        self,
+        at: At,
+        start: Params,
+        clients: Sequence[int],
+        up: NoisyModel | SummedUpdates | None,
+        rng: ServerStreams,
     ) -> Params:
         """The model after a cohort that was sent `start`."""
         asked = 0 if up is None else up.cohort
+        models = up.params if isinstance(up, NoisyModel) else None
         summed = private_sum(
-            None if up is None else up.params,
+            up.update if isinstance(up, SummedUpdates) else models,
             start,
             len(clients),
             at.plan,
             self.noise(at.plan).top_up(len(clients), asked),
             rng.noise("top-up"),
             upload=self.noise(at.plan).upload(asked),
-            start=with_axis(start),
+            start=None if models is None else with_axis(start),
             lr=self.server_lr,
         )
         return summed.added_to(start, self.server_lr)
@@ -111,7 +130,7 @@ class UserLevelAveraging(LocalTraining, Method[Server, CohortModel, NoisyModel])
         at: At,
         server: Server,
         clients: Sequence[int],
-        up: NoisyModel | None,
+        up: NoisyModel | SummedUpdates | None,
         rng: ServerStreams,
     ) -> Server:
         return Server(self.averaged(at, server.params, clients, up, rng))

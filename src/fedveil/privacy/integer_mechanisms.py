@@ -69,7 +69,7 @@ class Grid:
 
 def _to_grid(value: Params, grid: Grid, streams: Sequence[Stream]) -> list[Ints]:
     check_streams(value, streams)
-    flat = flatten(clip_rows(value, grid.clip)).double().numpy()
+    flat = flatten(clip_rows(value, grid.clip)).double().cpu().numpy()
     if flat.shape[1] != grid.dimension:
         raise InputError("dimension", grid.dimension, f"the update has {flat.shape[1]} values", "Use that.")
     return [grid.round(row, stream) for row, stream in zip(flat, streams, strict=True)]
@@ -77,7 +77,7 @@ def _to_grid(value: Params, grid: Grid, streams: Sequence[Stream]) -> list[Ints]
 
 def _from_grid(levels: Tensor, spacing: float, like: Params) -> Params:
     first = next(iter(like.values()))
-    return unflatten((levels.double() * spacing).to(first.dtype), like)
+    return unflatten((levels.double() * spacing).to(first), like)
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,9 @@ class BinomialShare:
         return {name: self._noisy(leaf, streams) for name, leaf in total.items()}
 
     def _noisy(self, levels: Tensor, streams: Sequence[Stream]) -> Tensor:
-        rows = zip(levels.flatten(1).numpy(), streams, strict=True)
+        rows = zip(levels.flatten(1).cpu().numpy(), streams, strict=True)
         noisy = [noise.add_binomial(row, self.trials, stream) for row, stream in rows]
-        return torch.from_numpy(np.stack(noisy)).reshape(levels.shape)
+        return torch.from_numpy(np.stack(noisy)).reshape(levels.shape).to(levels.device)
 
     def times(self, count: int) -> BinomialShare:
         """The noise of `count` such shares together."""

@@ -204,6 +204,19 @@ def private_sum(
     return NoisySum(top_up.perturb(total, [stream]), divisor)
 
 
+def exact_total(
+    uploads: Params, upload: SumMechanism, *, start: Params | None = None, lr: float = 1.0
+) -> Params | None:
+    """The part `[1, ...]` of some uploads in a sum, for `private_sum` to add to others in their place.
+
+    Arguments as there. None where uploads are no multiples of a grid: then the order of summation matters.
+    """
+    if not upload.step:
+        return None
+    updates = uploads if start is None else _updates(uploads, start, lr, upload.step)
+    return {name: leaf.sum(0, keepdim=True, dtype=torch.float64) for name, leaf in updates.items()}
+
+
 def noisy_models(
     upload: SumMechanism, start: Params, update: Params, streams: Sequence[Stream], lr: float = 1.0
 ) -> Params:

@@ -9,9 +9,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from fedveil.engines.engine import Answers, Engine
+from fedveil.engines.engine import Answers, Engine, require_finite, surely_finite
 from fedveil.errors import DivergedError, FedveilError, NobodyAnsweredError
 from fedveil.messages import Message, Record
 from fedveil.methods.method import AnyMethod, At
@@ -19,7 +18,7 @@ from fedveil.privacy.releases import Plan
 from fedveil.privacy.sampling import draw_cohort, draw_secret_cohort
 from fedveil.streams import NoiseSource, ServerStreams
 from fedveil.task import Task
-from fedveil.tree import Params, flat_rows
+from fedveil.tree import Params
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,11 @@ class Callback:
 
     def exchange_ends(self, at: At, cohort: Sequence[int], down: Message, up: Message | None) -> None:
         """What was on the wire; `up` is overwritten by the next exchange."""
+
+    @property
+    def reads_uploads(self) -> bool:
+        """Whether `exchange_ends` needs every client's upload; where no callback does, it may be given sums."""
+        return type(self).exchange_ends is not Callback.exchange_ends
 
     def round_ends(self, end: RoundEnd) -> None:
         """After the server's update."""
@@ -135,8 +139,9 @@ class _Exchanges:
             answers = Answers((), None, answers.missing)
         received = 0
         if answers.up is not None:
-            _require_finite(answers.up, answers.clients, at)
-            received = answers.up.row_bytes() * len(answers.clients)
+            if not answers.summed:
+                require_finite(answers.up, answers.clients, at)
+            received = answers.row_bytes * len(answers.clients)
             if self.method.discloses_sum:
                 answers = Answers(answers.clients, self.method.disclosed(answers.up))
         for callback in self.callbacks:
@@ -205,28 +210,10 @@ def _form(model: Params) -> dict[str, torch.Size]:
     return {name: leaf.shape for name, leaf in model.items()}
 
 
-def _require_finite(up: Message, clients: Sequence[int], at: At) -> None:
-    for name, leaf in up.tensors().items():
-        if _surely_finite(leaf):
-            continue
-        bad = ~flat_rows(torch.isfinite(leaf)).all(1)
-        if bool(bad.any()):
-            client = clients[int(bad.nonzero()[0])]
-            raise DivergedError(
-                f"round {at.round}: the upload of client {client} is not finite in {name!r}. "
-                "Lower the learning rate, clip, or look at that client's data; the last checkpoint is kept."
-            )
-
-
 def _require_finite_model(model: Params, at: At) -> None:
     for name, leaf in model.items():
-        if not _surely_finite(leaf) and not bool(torch.isfinite(leaf).all()):
+        if not surely_finite(leaf) and not bool(torch.isfinite(leaf).all()):
             raise DivergedError(
                 f"round {at.round}: the server's update left the model not finite in {name!r}, though every "
                 "upload was finite. Lower the learning rate or the noise; the last checkpoint is kept."
             )
-
-
-def _surely_finite(leaf: Tensor) -> bool:
-    """The sum is finite unless an element is not, or the sum itself overflows: look closer only then."""
-    return not leaf.is_floating_point() or bool(torch.isfinite(leaf.sum()))

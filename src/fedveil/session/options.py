@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, get_args
 from fedveil.data.client_data import Array, Clients
 from fedveil.data.dataset import Examples
 from fedveil.engines.simulation import Execution
-from fedveil.errors import LARGEST_SEED, InputError, known_name, whole_number
+from fedveil.errors import LARGEST_SEED, InputError, install, known_name, whole_number
 from fedveil.privacy.releases import Adversary, Unit
 from fedveil.streams import NoiseSource
 
@@ -90,11 +91,13 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class SimulationOptions:
-    """How the simulator spreads clients over this machine; none of it changes the result.
+    """How the simulator spreads clients over this machine, or over a cluster; none of it changes the result.
 
     Attributes:
         workers: Processes; 0 chooses a sensible number.
         max_memory: Bytes that the clients computed together may take.
+        cluster: The address of a Ray cluster to compute on, "auto" for the one that runs on this machine, "local" to
+            start one here. None: this machine's own processes.
 
     Raises:
         InputError: A value is out of range; its `field` is the key in a configuration.
@@ -103,12 +106,15 @@ class SimulationOptions:
     execution: Execution = "auto"
     workers: int = 0
     max_memory: int | None = None
+    cluster: str | None = None
 
     def __post_init__(self) -> None:
         known_name("run.execution", "execution", self.execution, get_args(Execution))
         _whole(self, "workers", 0)
         if self.max_memory is not None:
             _whole(self, "max_memory", 1)
+        if self.cluster is not None and importlib.util.find_spec("ray") is None:
+            raise InputError("run.engine", "ray", "ray is not installed", install("flower"))
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ def run(
     execution: Execution = "auto",
     workers: int = 0,
     max_memory: int | None = None,
+    cluster: str | None = None,
     aggregation: SecureSum | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
@@ -98,6 +99,7 @@ def run(
         execution: "stacked", "one-by-one" or "auto".
         workers: Number of processes; 0 chooses.
         max_memory: Limit for the clients' tensors, in bytes.
+        cluster: Address of a Ray cluster to compute on, "auto" or "local"; None: this machine's own processes.
         aggregation: `SecureSum(...)`: the server learns only the sum of the uploads; None: all of them.
         callbacks: Called at every round.
 
@@ -129,7 +131,7 @@ def run(
         noise_source=noise_for(method, plan, noise, own_data=True),
     )
     data = AvailableData(test, classes, source, local_test, score_clients)
-    spread = SimulationOptions(execution, workers, max_memory)
+    spread = SimulationOptions(execution, workers, max_memory, cluster)
     return simulate(task, source, method, plan, options, spread, data, callbacks)
 
 
@@ -157,6 +159,8 @@ def simulate(
             execution=simulation.execution,
             workers=simulation.workers,
             max_memory=simulation.max_memory,
+            cluster=simulation.cluster,
+            sums=not options.transcript and not any(callback.reads_uploads for callback in callbacks),
         )
 
     return run_session(engine_of, task, method, plan, options, data, callbacks)

@@ -129,7 +129,8 @@ def _in_clients_order(params: Params, losses: Tensor | None, walk: _Walk, data: 
     trained = {name: leaf if in_order else leaf[back] for name, leaf in params.items()}
     if losses is not None:
         losses = losses[back] / torch.tensor(walk.per_epoch).clamp(min=1)
-    return Trained(trained, torch.from_numpy((walk.counts > 0).sum(0)[back]), losses)
+    steps = torch.from_numpy((walk.counts > 0).sum(0)[back]).to(data.x.device)
+    return Trained(trained, steps, None if losses is None else losses.to(data.x.device))
 
 
 def _take_steps(

@@ -10,13 +10,13 @@ from fedveil.engines.pool import can_fork
 FORKED_FROM_A_PARENT_WITH_THREADS = """
 import os, sys, time
 import torch
-from fedveil.engines.pool import _let_threads_sleep
+from fedveil.engines.processes import let_threads_sleep
 
 torch.set_num_threads(2)
 (torch.ones(400, 400) @ torch.ones(400, 400)).exp().sum()
 child = os.fork()
 if child == 0:
-    _let_threads_sleep()
+    let_threads_sleep()
     os._exit(0)
 deadline = time.monotonic() + 20
 while time.monotonic() < deadline:

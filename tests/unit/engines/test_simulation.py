@@ -11,11 +11,13 @@ import torch
 from torch import nn
 
 from fedveil import At, Task
-from fedveil.data.client_data import ClientData
+from fedveil.data.client_data import ArrayClients, ClientData
+from fedveil.engines.pool import Pool
 from fedveil.engines.shared_memory import Leaf, SharedMemory, layout
 from fedveil.engines.simulation import Simulation
 from fedveil.errors import FedveilError
 from fedveil.methods.fedavg import FedAvg, TrainedModel
+from fedveil.methods.fedsgd import FedSGD
 from fedveil.methods.shared_model import Model
 from fedveil.streams import ClientStreams
 from fedveil.tree import State
@@ -65,8 +67,8 @@ def test_a_worker_that_is_killed_is_told_whatever_it_was_about_to_do(asleep: boo
     """As the system does when memory runs out."""
     task, plan, method = make_task(), make_plan(cohort=5), FedAvg(batch_size=4)
     engine = Simulation(task, make_clients(), method, plan, seed=0, workers=2)
-    assert engine._pool is not None
-    victim = engine._pool._processes[0]
+    assert isinstance(engine._workers, Pool)
+    victim = engine._workers._processes[0]
     assert victim.pid is not None
     at = At(plan, 1)
     down = method.broadcast(at, method.init_server(task.init(0), plan), range(5))
@@ -157,3 +159,29 @@ def test_an_arena_holds_tables_of_any_kind() -> None:
     assert memory.holds(memory.view(leaves[2]))
     assert not memory.holds(tensors["c"])
     assert not memory.fits(layout({"big": torch.zeros(1 << 17)}))
+
+
+class Counting(ArrayClients):
+    """Counts how often clients' examples are gathered."""
+
+    loads = 0
+
+    def load(self, clients: Sequence[int]) -> ClientData:
+        self.loads += 1
+        return super().load(clients)
+
+
+@pytest.mark.parametrize("kept", [1 << 28, 0], ids=["kept", "too large to keep"])
+def test_examples_are_gathered_once_a_round(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedveil.engines.worker._MOST_KEPT", kept)
+    plain = make_clients()
+    clients = Counting(plain.x, plain.y, plain.parts)
+    task, plan, method = make_task(), make_plan(cohort=5), FedSGD(batch_size=4)
+    engine = Simulation(task, clients, method, plan, seed=0, workers=1, execution="stacked")
+    server = method.init_server(task.init(0), plan)
+    for number in (1, 2):
+        for exchange in range(method.exchanges(plan)):
+            at = At(plan, number, exchange)
+            engine.exchange(range(5), method.broadcast(at, server, range(5)), at)
+    chunks = 2 * len(engine._chunks(range(5)))
+    assert clients.loads == (chunks if kept else chunks * method.exchanges(plan))

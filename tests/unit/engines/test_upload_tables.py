@@ -127,7 +127,7 @@ def test_an_exchange_whose_uploads_changed_shape_is_done_again() -> None:
     clients = [4, 2, 0, 1, 3]
     try:
         for round in (1, 2, 3):
-            up, _ = pool.run(clients, [[0, 1], [2, 3], [4]], Model(ALIGNED), {}, At(plan, round))
+            up = pool.run(clients, [[0, 1], [2, 3], [4]], Model(ALIGNED), {}, At(plan, round)).up
             assert isinstance(up, TrainedModel)
             assert up.params["w"][:, 3, 15].tolist() == clients
             assert up.size.tolist() == clients

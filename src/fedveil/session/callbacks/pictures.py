@@ -17,6 +17,10 @@ class DrawPictures(Callback):
     def __init__(self, method: AnyMethod, dataset: Dataset, folder: Path) -> None:
         self._method, self._dataset, self._folder = method, dataset, folder
 
+    @property
+    def reads_uploads(self) -> bool:
+        return False  # a method that draws its uploads sends no sums of them
+
     def exchange_ends(self, at: At, cohort: Sequence[int], down: Message, up: Message | None) -> None:
         figures = {} if up is None else self._method.pictures(at, up, self._dataset)
         if not figures:

@@ -1,0 +1,336 @@
+"""Chunks of clients as tasks on a Ray cluster: the simulator's work on several machines, with the same bits.
+
+The clients' data is placed once on every machine, where all its worker processes read it without a copy. A task gets
+what its chunk was sent and remembers, and answers with uploads and new states. Both depend on nothing else, so a task
+that is lost with its worker or its machine is computed again.
+
+Ray sends pickled objects: whoever can reach a cluster can run code on it. Use one whose network you trust.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import ray
+import torch
+from ray.exceptions import RayError
+from torch import Tensor
+
+from fedveil.data.client_data import ArrayClients, Clients
+from fedveil.engines.engine import require_finite
+from fedveil.engines.processes import failure, keep_freed_memory, let_threads_sleep, raise_failure
+from fedveil.engines.shared_memory import Leaf, dtype_name
+from fedveil.engines.worker import ClientWorker, Computed
+from fedveil.errors import FedveilError, InputError
+from fedveil.messages import Message
+from fedveil.methods.method import AnyMethod, At
+from fedveil.numerics import NUMERICS
+from fedveil.streams import NoiseSource
+from fedveil.task import Task
+from fedveil.tree import State
+
+_RETRIES = 5  # of a task whose worker or machine is lost
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """A tensor as Ray places it in shared memory: one block of bytes that readers map without a copy."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    content: npt.NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, leaf: Tensor) -> _Packed:
+        flat = leaf.detach().cpu().contiguous().reshape(-1)
+        return cls(dtype_name(leaf.dtype), tuple(leaf.shape), flat.view(torch.uint8).numpy())
+
+    def mapped(self) -> Tensor:
+        """The tensor where it lies: it must not be written to."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch warns of memory that cannot be written to
+            flat = torch.from_numpy(self.content)
+        return flat.view(Leaf("", self.dtype, 0, (), 0).torch_dtype).reshape(self.shape)
+
+    def copied(self) -> Tensor:
+        """The tensor in memory of its own, which lies as torch lays it: products may round by how factors lie."""
+        return self.mapped().clone(memory_format=torch.contiguous_format)
+
+
+@dataclass(frozen=True)
+class _PackedClients:
+    """`ArrayClients` by its blocks."""
+
+    x: _Packed
+    y: _Packed
+    parts: _Packed
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, clients: ArrayClients) -> _PackedClients:
+        parts = torch.cat(clients.parts)
+        return cls(_Packed.of(clients.x), _Packed.of(clients.y), _Packed.of(parts), tuple(clients.sizes))
+
+    def unpacked(self) -> ArrayClients:
+        parts = list(torch.split(self.parts.mapped(), list(self.sizes)))
+        return ArrayClients(self.x.mapped(), self.y.mapped(), parts)
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """What every worker of the cluster needs for a whole run."""
+
+    task: Task
+    clients: _PackedClients | Clients
+    method: AnyMethod
+    seed: int
+    noise_source: NoiseSource
+    versions: Mapping[str, str]
+
+    @classmethod
+    def of(cls, worker: ClientWorker) -> _Placed:
+        clients = worker.clients
+        packed = _PackedClients.of(clients) if type(clients) is ArrayClients else clients
+        return cls(worker.task, packed, worker.method, worker.seed, worker.noise_source, _versions())
+
+    def worker(self) -> ClientWorker:
+        if (own := _versions()) != self.versions:
+            raise FedveilError(
+                f"a machine of the Ray cluster has {_listed(own)}, the run {_listed(self.versions)}. "
+                "Install the same versions everywhere, so that results do not depend on the machine."
+            )
+        clients = self.clients.unpacked() if isinstance(self.clients, _PackedClients) else self.clients
+        return ClientWorker(self.task, clients, self.method, self.seed, self.noise_source)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """What one task is given: clients, their own rows of the broadcast, and the states of those that have one."""
+
+    clients: list[int]
+    own: dict[str, _Packed]
+    known: list[int]
+    states: dict[str, _Packed]
+    at: At
+    sums: bool
+
+
+@dataclass(frozen=True)
+class _Reply:
+    """What a task answers: uploads or their sum, and states."""
+
+    kind: type[Message]
+    head: dict[str, Any]
+    up: dict[str, _Packed]
+    states: dict[str, _Packed]
+    row_size: int | None
+
+    def kinds(self) -> list[tuple[str, str, tuple[int, ...]]]:
+        leaves = [*self.up.items(), *self.states.items()]
+        return [(name, leaf.dtype, leaf.shape[1:]) for name, leaf in leaves]
+
+
+@dataclass(frozen=True)
+class _Broadcast:
+    """What all clients of an exchange were sent alike."""
+
+    head: dict[str, Any]
+    shared: dict[str, _Packed]
+
+
+class RayWorkers:
+    """Runs chunks of the cohort on every core of a Ray cluster."""
+
+    def __init__(self, worker: ClientWorker, address: str, *, sums: bool = False) -> None:
+        """
+        Args:
+            worker: The client half of the run.
+            address: Of a running cluster, "auto" for the one of this machine, "local" to start one here.
+            sums: Whether the sum of a chunk's uploads will do, where the method's sums are exact.
+        """
+        if worker.task.device.type != "cpu":
+            raise InputError(
+                "run.device", str(worker.task.device), "the Ray engine computes on processors", 'Use "cpu".'
+            )
+        self._connected_here = _connect(address)
+        self._sums = sums
+        self._placed = ray.put(_Placed.of(worker))
+        self._tables: dict[tuple[str, str], Tensor] = {}
+        self._task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_compute)
+
+    def run(
+        self,
+        clients: Sequence[int],
+        chunks: Sequence[Sequence[int]],
+        down: Message,
+        states: Mapping[int, State],
+        at: At,
+    ) -> Computed:
+        """The uploads and new states of all chunks, rows in the order of `clients`.
+
+        The tensors are overwritten by the next call.
+        """
+        sums = self._sums and max(map(len, chunks)) > 2  # a sum has twice the bytes of an upload
+        sent = down.tensors()
+        own = {name: leaf for name, leaf in sent.items() if leaf.shape[0] != 1}
+        shared = {name: _Packed.of(leaf) for name, leaf in sent.items() if name not in own}
+        let_threads_sleep()
+        try:
+            broadcast = ray.put(_Broadcast(down.head(), shared))
+            running = {}
+            for number, rows in enumerate(chunks):
+                chunk = _chunk_of([clients[row] for row in rows], rows, own, states, at, sums)
+                running[self._task.remote([self._placed], broadcast, chunk)] = number
+            return self._collect(running, chunks)
+        except RayError as error:
+            raise FedveilError(
+                f"the Ray cluster could not compute a chunk of clients, after {_RETRIES} more attempts: "
+                f"{type(error).__name__}. Look at its machines; the same command resumes from the last checkpoint."
+            ) from error
+
+    def _collect(self, running: dict[Any, int], chunks: Sequence[Sequence[int]]) -> Computed:
+        """The replies of all tasks in tables, as they come: a row for every client, or for every sum."""
+        first: _Reply | None = None
+        while running:
+            [done], _ = ray.wait(list(running), num_returns=1)
+            number = running.pop(done)
+            reply: _Reply | dict[str, str] = ray.get(done)
+            if isinstance(reply, dict):
+                raise_failure(reply)
+            first = first or reply
+            if reply.kinds() != first.kinds():
+                raise FedveilError(
+                    "clients of one exchange answered with tensors of different shapes; "
+                    "the method must pad its uploads to one shape"
+                )
+            self._put(reply, number, chunks)
+        assert first is not None, "an exchange has at least one chunk"
+        up = {name: self._tables["up", name] for name in first.up}
+        states = {name: self._tables["state", name] for name in first.states}
+        return Computed(first.kind.assemble(first.head, up), states, first.row_size)
+
+    def _put(self, reply: _Reply, number: int, chunks: Sequence[Sequence[int]]) -> None:
+        total, rows = sum(map(len, chunks)), _place_of(chunks[number])
+        for name, leaf in reply.states.items():
+            self._table(("state", name), total, leaf)[rows] = leaf.mapped()
+        if reply.row_size is not None:
+            total, rows = len(chunks), slice(number, number + 1)
+        for name, leaf in reply.up.items():
+            self._table(("up", name), total, leaf)[rows] = leaf.mapped()
+
+    def _table(self, name: tuple[str, str], rows: int, like: _Packed) -> Tensor:
+        """The memory of one upload, kept from exchange to exchange: fresh pages cost as much as the copy."""
+        kind = like.mapped()
+        found = self._tables.get(name)
+        if found is None or found.shape != (rows, *kind.shape[1:]) or found.dtype != kind.dtype:
+            found = self._tables[name] = kind.new_empty(rows, *kind.shape[1:])
+        return found
+
+    def holds(self, tensor: Tensor) -> bool:
+        place = tensor.untyped_storage().data_ptr()
+        return any(place == table.untyped_storage().data_ptr() for table in self._tables.values())
+
+    def close(self) -> None:
+        del self._placed
+        if self._connected_here:
+            ray.shutdown()
+
+
+def _chunk_of(
+    ids: list[int],
+    rows: Sequence[int],
+    own: Mapping[str, Tensor],
+    states: Mapping[int, State],
+    at: At,
+    sums: bool,
+) -> _Chunk:
+    known = [client for client in ids if client in states]
+    names = states[known[0]] if known else ()
+    held = {name: _Packed.of(torch.stack([states[client][name] for client in known])) for name in names}
+    picked = torch.as_tensor(list(rows), dtype=torch.long)
+    sent = {name: _Packed.of(leaf.index_select(0, picked)) for name, leaf in own.items()}
+    return _Chunk(ids, sent, known, held, at, sums)
+
+
+def _place_of(rows: Sequence[int]) -> slice | Tensor:
+    together = list(rows) == list(range(rows[0], rows[0] + len(rows)))
+    return slice(rows[0], rows[0] + len(rows)) if together else torch.tensor(rows)
+
+
+def _connect(address: str) -> bool:
+    """Connect to the cluster unless this process is connected to one; True if this call did."""
+    if ray.is_initialized():
+        return False
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    own: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+    try:
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **own)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise InputError(
+            "run.address",
+            address,
+            f"no Ray cluster can be reached there ({type(error).__name__})",
+            'Start one with `ray start --head`, or use "local" for one on this machine alone.',
+        ) from error
+    return True
+
+
+def _versions() -> dict[str, str]:
+    """What results depend on besides the machine."""
+    return {name: metadata.version(name) for name in ("fedveil", "torch", "numpy")} | {
+        "numerics": f"{NUMERICS}"
+    }
+
+
+def _listed(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+# In a worker process of the cluster.
+
+_LOADED: dict[Any, ClientWorker] = {}  # of the run that this process works for
+
+
+def _loaded(placed: Any) -> ClientWorker:
+    if placed not in _LOADED:
+        torch.set_num_threads(1)
+        keep_freed_memory()
+        _LOADED.clear()
+        _LOADED[placed] = ray.get(placed).worker()
+    return _LOADED[placed]
+
+
+def _compute(placed: Sequence[Any], broadcast: _Broadcast, chunk: _Chunk) -> _Reply | dict[str, str]:
+    """A task: the uploads and new states of a chunk's clients, or what went wrong."""
+    try:
+        return _answer(_loaded(placed[0]), broadcast, chunk)
+    except Exception as error:
+        return failure(error)
+
+
+def _answer(worker: ClientWorker, broadcast: _Broadcast, chunk: _Chunk) -> _Reply:
+    sent = {name: leaf.copied() for name, leaf in (broadcast.shared | chunk.own).items()}
+    down = worker.method.down_type.assemble(broadcast.head, sent)
+    held = {name: leaf.copied() for name, leaf in chunk.states.items()}
+    known = {
+        client: {name: table[row] for name, table in held.items()} for row, client in enumerate(chunk.known)
+    }
+    up, after = worker.update(chunk.clients, down, known, chunk.at)
+    total = worker.method.exact_sum(chunk.at, down, up) if chunk.sums else None
+    row_size = None
+    if total is not None:
+        require_finite(up, chunk.clients, chunk.at)
+        up, row_size = total, up.row_bytes()
+    return _Reply(type(up), up.head(), _packed(up.tensors()), _packed(after), row_size)
+
+
+def _packed(leaves: Mapping[str, Tensor]) -> dict[str, _Packed]:
+    return {name: _Packed.of(leaf) for name, leaf in leaves.items()}

@@ -1,0 +1,50 @@
+"""README's table is what the measured results say, missed targets included."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PEERS = ROOT / "benchmarks" / "peers"
+
+
+def load_table() -> Any:
+    spec = importlib.util.spec_from_file_location("peers_table", PEERS / "table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def results(median: float, expected: float | None) -> dict[str, Any]:
+    ratio = {"median": median, "lowest": median - 1, "highest": median + 1}
+    row = {"what": "W1", "peer": "plain, 2 threads", "ratio": ratio, "expected": expected}
+    machine = {"processor": "a processor", "cores": 2, "torch": "2.13.0"}
+    return {"machine": machine, "turns": 3, "rows": [row]}
+
+
+@pytest.mark.parametrize(
+    ("median", "expected", "shown"),
+    [(5.0, 4.0, "5.0 (4.0-6.0) |"), (5.0, None, "5.0 (4.0-6.0) |"), (3.0, 4.0, "target 4 missed |")],
+)
+def test_a_missed_target_is_shown_as_missed(median: float, expected: float | None, shown: str) -> None:
+    assert load_table().table(results(median, expected)).endswith(shown)
+
+
+def test_writing_the_table_twice_changes_nothing_more() -> None:
+    table = load_table()
+    page = f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n"
+    once = table.written(page, results(5.0, None))
+    assert "old" not in once
+    assert table.written(once, results(5.0, None)) == once
+
+
+def test_readme_shows_the_recorded_results() -> None:
+    page = (ROOT / "README.md").read_text()
+    assert load_table().written(page, json.loads((PEERS / "results.json").read_text())) == page
