@@ -43,13 +43,14 @@ class Cell:
     experiment: str
     config: Config
     seed: int
+    name: str | None = None
 
     def folder(self, results: Path) -> Path:
         return result_folder(self.config, self.seed, self.experiment, results)
 
     @property
     def title(self) -> str:
-        return f"{self.config.method['name']} seed {self.seed}"
+        return self.name or f"{self.config.method['name']} seed {self.seed}"
 
 
 def plan_cells(
