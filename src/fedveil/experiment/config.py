@@ -32,6 +32,7 @@ _NEWER_KEYS = (
     ("run", "noise", None),
     ("method", "block", 1),
     ("method", "local_steps", None),
+    ("method", "server_batch", None),
 )
 # Keys that leave the result as it is: runs that differ in nothing else are runs of one setting.
 WITHOUT_EFFECT = frozenset(
