@@ -13,7 +13,7 @@ from rich.table import Table as Grid
 
 from fedveil.cli.app import AsJson, DataDir, Results, app, notes, out
 from fedveil.engines.simulation import cores
-from fedveil.errors import InputError, ResultError
+from fedveil.errors import FedveilError, InputError, ResultError
 from fedveil.experiment.records import Records
 from fedveil.experiment.reproduce import (
     Estimate,
@@ -83,17 +83,9 @@ def reproduce(
         _list(folder, kept, [paper] if paper else PAPERS, as_json=as_json)
         return
     job = choose(find_table(folder, paper, table), rows or (), seeds, reduced=reduced)
-    cells = open_cells(job, results)
-    with notes.status("measuring a round of each kind of row"):
-        lengths = estimate(cells, data)
-    wall = wall_time(list(lengths.values()), jobs)
-    bound = any(one.lower_bound for one in lengths.values())
-    notes.print(
-        f"{len(cells)} runs of {len(job.rows)} rows: {'more than' if bound else 'about'} {duration(wall)} on "
-        f"{min(jobs or cores(), max(1, len(cells)))} cores (from a measured round)"
-    )
+    lengths = _estimate(job, results, data, jobs, needed=estimate_only)
     if estimate_only:
-        _show_estimate(job, lengths, wall, as_json=as_json)
+        _show_estimate(job, lengths, jobs, as_json=as_json)
         return
     done = _run(job, results, kept, data, jobs)
     if as_json:
@@ -103,6 +95,27 @@ def reproduce(
     if done.failed:
         told = "; ".join(f"{title}: {reason}" for title, reason in done.failed.items())
         raise ResultError(f"{len(done.failed)} of {len(job.cells())} runs failed: {told}")
+
+
+def _estimate(
+    job: Job, results: Path, data: Path | None, jobs: int | None, *, needed: bool
+) -> dict[str, Estimate]:
+    """Say how long the unfinished runs take; where no round can be measured, the runs themselves say why."""
+    cells = open_cells(job, results)
+    try:
+        with notes.status("measuring a round of each kind of row"):
+            lengths = estimate(cells, data)
+    except FedveilError:
+        if needed:
+            raise
+        return {}
+    bound = any(one.lower_bound for one in lengths.values())
+    time = duration(wall_time(list(lengths.values()), jobs))
+    notes.print(
+        f"{len(cells)} runs of {len(job.rows)} rows: {'more than' if bound else 'about'} {time} on "
+        f"{min(jobs or cores(), max(1, len(cells)))} cores (from a measured round)"
+    )
+    return lengths
 
 
 def _run(job: Job, results: Path, records: Path, data: Path | None, jobs: int | None) -> Outcome:
@@ -157,13 +170,14 @@ def _show(job: Job, done: Outcome) -> None:
         out.print(head.note)
 
 
-def _show_estimate(job: Job, lengths: dict[str, Estimate], wall: float, *, as_json: bool) -> None:
+def _show_estimate(job: Job, lengths: dict[str, Estimate], jobs: int | None, *, as_json: bool) -> None:
     found = {
         title: {"seconds": round(one.seconds, 1), "at_least": one.lower_bound}
         for title, one in lengths.items()
     }
     if as_json:
-        print(json.dumps({"table": job.table.name, "wall_seconds": round(wall, 1), "runs": found}))
+        wall = round(wall_time(list(lengths.values()), jobs), 1)
+        print(json.dumps({"table": job.table.name, "wall_seconds": wall, "runs": found}))
         return
     grid = Grid()
     grid.add_column("run")

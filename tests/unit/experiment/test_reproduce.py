@@ -204,6 +204,25 @@ def test_the_command_ends_with_one_json_object(folder: Path, tmp_path: Path) -> 
     }
 
 
+def test_a_row_whose_data_is_missing_is_not_run_and_said_so(folder: Path, tmp_path: Path) -> None:
+    path = folder / "fedceo" / "table-1-digits.toml"
+    path.write_text(TABLE.replace('dataset = "digits"', 'dataset = "cifar100"'))
+    options = [
+        "--tables",
+        str(folder),
+        "--data",
+        str(tmp_path),
+        "--results",
+        str(tmp_path / "results"),
+        "--json",
+    ]
+    ran = CliRunner().invoke(app, ["reproduce", "fedceo", "table-1-digits", "--rows", "FedAvg", *options])
+    assert ran.exit_code != 0
+    told = json.loads(ran.stdout.splitlines()[-1])
+    assert [(row["verdict"], row["accuracy"]) for row in told["rows"]] == [("not run", [])]
+    assert not (folder / "records").exists()
+
+
 def test_the_documentations_pages_are_those_of_the_records() -> None:
     root = Path(__file__).parents[3]
     for path, text in pages(root / "experiments", root / "experiments" / "records", root / "docs").items():
