@@ -21,6 +21,7 @@ from fedveil.experiment.reproduce import (
     Outcome,
     choose,
     estimate,
+    number,
     open_cells,
     report,
     run_job,
@@ -28,7 +29,6 @@ from fedveil.experiment.reproduce import (
 )
 from fedveil.experiment.tables import PAPERS, find_table, list_tables, tables_folder
 from fedveil.privacy.releases import Plan
-from fedveil.report.reproduction import number, write_pages
 from fedveil.session.callbacks.progress import ShowProgress, progress_bar
 from fedveil.session.loop import Callback
 
@@ -222,6 +222,8 @@ def _list(folder: Path, records: Path, papers: Sequence[str], *, as_json: bool) 
 
 
 def _write_pages(folder: Path, records: Path, pages: Path) -> None:
+    from fedveil.report.reproduction import write_pages
+
     if not pages.is_dir():
         raise InputError("--pages", str(pages), "is no folder", "Give the docs folder of a clone.")
     for path in write_pages(folder, records, pages):

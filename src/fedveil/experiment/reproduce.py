@@ -214,3 +214,10 @@ def report(job: Job, measured: Sequence[Measured]) -> dict[str, Any]:
         "order": order_of(measured).to_json(),
         "level_reproduced": level_reproduced(list(found.values())),
     }
+
+
+def number(value: float | None, metric: str) -> str:
+    """Accuracies in per cent, other metrics as they are; nothing for None."""
+    if value is None:
+        return ""
+    return f"{100 * value:.2f}" if metric in ("accuracy", "personal") else f"{value:.3f}"

@@ -18,7 +18,7 @@ from statistics import fmean, stdev
 from typing import Any, Literal
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 from fedveil.streams import named_stream
 
@@ -75,7 +75,7 @@ def half_width(values: Sequence[float]) -> float | None:
     """Half of the 95 % interval of the mean by Student's t."""
     if len(values) < 2:
         return None
-    return float(stats.t.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    return float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))
 
 
 def reaches_level(row: Measured, tolerance: float) -> bool:

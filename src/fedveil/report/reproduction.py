@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 
 from fedveil.experiment.records import Entry, Records
+from fedveil.experiment.reproduce import number
 from fedveil.experiment.tables import PAPERS, PublishedTable, Row, list_tables
 from fedveil.experiment.verdicts import Measured, Order, Verdict, level_reproduced, order_of, verdicts
 
@@ -212,10 +213,3 @@ def _line(one: _Judged, row: Row, measured: Measured, entry: Entry) -> str:
 def _mean(seeds: Sequence[Entry], key: str, metric: str) -> str:
     values = [one[key] for one in seeds if one.get(key) is not None]
     return number(fmean(values), metric) if values else ""
-
-
-def number(value: float | None, metric: str) -> str:
-    """Accuracies in per cent, other metrics as they are."""
-    if value is None:
-        return ""
-    return f"{100 * value:.2f}" if metric in ("accuracy", "personal") else f"{value:.3f}"
