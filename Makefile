@@ -6,7 +6,7 @@ READY := .venv/.ready
 DEV := .venv/.ready-dev
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: peers scale demo figures test test-lowest lowest chaos fuzz lint slow bench clean
+.PHONY: peers scale heart wheel demo docs figures test test-lowest lowest chaos fuzz lint slow bench clean
 
 # An environment of another Python version is cleared, with all its marks, and made anew.
 %/.python-$(VERSION):
@@ -18,12 +18,15 @@ $(READY): .venv/.python-$(VERSION) pyproject.toml constraints.txt
 	touch $(READY)
 
 $(DEV): $(READY)
-	$(PIP) -e '.[dev,flower,report,text]'
+	$(PIP) -e '.[dev,docs,flower,report,text]'
 	touch $(DEV)
 
 demo: $(READY)
+	$(BIN)/fedveil run experiments/demo-recommended.toml
 	$(BIN)/fedveil compare experiments/demo.toml --methods fedavg,udp-fedavg,fedceo \
-	  --attack inverting-gradients --attack-set steps=300 --report results/demo/report.html
+	  --also experiments/demo-secure.toml \
+	  --attack inverting-gradients --attack-set steps=300
+	$(BIN)/fedveil report results/demo-recommended results/demo -o results/demo/report.html
 
 figures: demo
 	$(BIN)/python docs/figures/make_figures.py results/demo
@@ -61,6 +64,11 @@ lint: $(DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The documentation as a site, in site/. Broken links, pages outside the navigation and bad docstrings fail.
+docs: $(DEV)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
 bench: $(DEV)
 	$(BIN)/python benchmarks/simulator.py
 	$(BIN)/python benchmarks/t_tsvd.py
@@ -68,6 +76,9 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/gradient_matching.py
 	$(BIN)/python benchmarks/noise.py
 	$(BIN)/python benchmarks/accounting.py
+	$(BIN)/python benchmarks/tables.py
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/scattering.py
 	$(BIN)/python benchmarks/deployment.py sizes
 	$(BIN)/python benchmarks/deployment.py clients
 
@@ -81,8 +92,17 @@ $(PEERS)/.ready: $(PEERS)/.python-$(VERSION) pyproject.toml constraints.txt benc
 peers: $(PEERS)/.ready
 	PYTHONPATH=benchmarks $(PEERS)/bin/python benchmarks/peers/compare.py
 
+# Fed-Heart-Disease by FLamby's protocol; recorded settings are kept.
+heart: $(DEV)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/heart_disease.py choose
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/heart_disease.py run
+	$(BIN)/python benchmarks/heart_disease.py page
+
+wheel: $(READY)
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
 scale: $(DEV)
 	$(BIN)/python benchmarks/scale.py --figure docs/figures/scale.png
 
 clean:
-	rm -rf .venv .venv-lowest build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-lowest site build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,3 +40,20 @@ def names_of_this_test_only() -> Iterator[None]:
     METHODS.update(methods)
     registry._ENTRIES.clear()
     registry._ENTRIES.update(models)
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation, built strictly: a warning of any kind fails the build."""
+    pytest.importorskip("mkdocs", reason="the extra docs is not installed")
+    target = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(target)],
+        cwd=Path(__file__).parents[1],
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return target

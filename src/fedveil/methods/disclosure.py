@@ -195,17 +195,32 @@ class BoundedUpload:
         value: As far as it can be read from what was sent, `[K, ...]` in float64.
         mechanism: What clipped and perturbed it.
         error: How far `value` may be off by rounding, `[K]`.
+        terms: Of how many vectors, each clipped, the value is the sum before noise.
     """
 
     value: Params
     mechanism: SumMechanism
     error: Tensor
+    terms: float = 1.0
 
     @classmethod
     def of_values(cls, sent: Params, mechanism: SumMechanism) -> BoundedUpload:
         """Values that were sent as they are."""
         value = {name: leaf.double() for name, leaf in sent.items()}
         return cls(value, mechanism, norms(value) * _FLOAT)
+
+    @classmethod
+    def of_batch(
+        cls, sent: Params, mechanism: SumMechanism, divisor: float, rate: float, records: int
+    ) -> BoundedUpload:
+        """Sums of a Poisson batch's clipped gradients that were sent divided by `divisor`.
+
+        By Bernstein's inequality a batch exceeds the bound with the probability that `longest` allows.
+        """
+        value = {name: leaf.double() * divisor for name, leaf in sent.items()}
+        mean, surprise = rate * records, math.log(1 / _TAIL)
+        most = mean + surprise / 3 + math.sqrt((surprise / 3) ** 2 + 2 * mean * (1 - rate) * surprise)
+        return cls(value, mechanism, norms(value) * _FLOAT, min(float(records), most))
 
     @classmethod
     def of_models(
@@ -222,13 +237,14 @@ class BoundedUpload:
         return norms(self.value)
 
     def longest(self) -> Tensor:
-        """The length that an honest upload exceeds with probability at most 1e-12, `[K]`.
+        """The length that an honest upload exceeds with probability at most 1e-12 (of a batch: 2e-12), `[K]`.
 
-        C + s (sqrt(d) + sqrt(2 ln(1 / beta))), by the concentration of the norm of d normal numbers, and rounding.
+        n C + s (sqrt(d) + sqrt(2 ln(1 / beta))) for a sum of n terms, by the concentration of the norm of d normal
+        numbers, and rounding.
 
         **Guarantees** `tests/unit/methods/test_bounded_uploads.py::test_honest_uploads_are_within_the_bound`.
         """
         dimension = sum(leaf[0].numel() for leaf in self.value.values())
         spread = math.sqrt(dimension) + math.sqrt(2 * math.log(1 / _TAIL))
-        bound = self.mechanism.clip + self.mechanism.std * spread
+        bound = self.terms * self.mechanism.clip + self.mechanism.std * spread
         return bound * (1 + _GRID) + self.error

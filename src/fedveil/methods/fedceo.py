@@ -47,11 +47,11 @@ from fedveil.methods.disclosure import (
     UploadReading,
 )
 from fedveil.methods.fedceo_record import RecordUnit
-from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
-from fedveil.methods.method import At, Method, register
+from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier, without_local_noise
+from fedveil.methods.method import At, ClientSum, Method, register
 from fedveil.methods.smoothing import Smoothing
 from fedveil.privacy.mechanisms import SumMechanism, gaussian
-from fedveil.privacy.private_sum import CohortNoise, NoiseScope, noisy_models, private_sum
+from fedveil.privacy.private_sum import CohortNoise, NoiseScope, NoisySum, noisy_models, private_sum
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
@@ -187,19 +187,8 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
             assert up is not None
             smooth = self.smooth(up.params, at.round, self.noise_std(at, up.cohort))  # lines 12-14
             return Server(mean(smooth), smooth)
-        shared = self._shared(at, server, clients, up, rng)
-        if smoothing:
-            shared = without_axis(
-                self.smooth(with_axis(shared), at.round, self.noise_std(at), of=at.plan.cohort)
-            )
-        return Server(shared, {})
-
-    def _shared(
-        self, at: At, server: Server, clients: Sequence[int], up: NoisyModel | None, rng: ServerStreams
-    ) -> Params:
-        """The mean of the uploads, with the noise that the server owes to it."""
-        if up is not None and self._restarts(at):
-            return mean(up.params)  # line 17: everything in it is charged as released
+        if up is not None and self._restarts(at):  # line 17: everything in it is charged as released
+            return Server(self._smoothed(at, mean(up.params)), {})
         summed = private_sum(
             None if up is None else up.params,
             server.params,
@@ -211,7 +200,37 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
             start=None if up is None else _starts(server, up.slot),
             lr=self.server_lr,
         )
-        return summed.added_to(server.params, self.server_lr)  # line 17
+        return self._averaged(at, server, summed)
+
+    def _averaged(self, at: At, server: Server, summed: NoisySum) -> Server:
+        """Line 17, and in smoothing rounds the smoothed mean."""
+        shared = summed.added_to(server.params, self.server_lr)
+        return Server(self._smoothed(at, shared), {})
+
+    def _smoothed(self, at: At, shared: Params) -> Params:
+        """The mean, in smoothing rounds with its singular values lowered."""
+        if not self.smooths(at):
+            return shared
+        return without_axis(self.smooth(with_axis(shared), at.round, self.noise_std(at), of=at.plan.cohort))
+
+    def client_sum(self) -> ClientSum[Server, Start]:
+        if self.restart != "mean" or self.unit == "record":
+            field, value = ("unit", "record") if self.restart == "mean" else ("restart", self.restart)
+            instead = 'unit = "client"' if self.restart == "mean" else 'restart = "mean"'
+            raise InputError(
+                f"method.{field}",
+                value,
+                "needs single uploads on the server, not only their sum",
+                f'Use {instead}, or aggregation.kind = "plain".',
+            )
+        without_local_noise(self.noise_scope, "shared")
+        return ClientSum(gaussian(self.clip, self.noise_multiplier), self._update, self._averaged)
+
+    def _update(
+        self, task: Task, at: At, down: Start, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[Params, State]:
+        """What each client contributes before it is clipped, where all start from one model."""
+        return sub(self.train(task, at, down.params, data, rng).params, down.params), state
 
     def noise_std(self, at: At, cohort: int = 0) -> float:
         """The standard deviation of the noise in each entry of one upload, in a cohort of this announced size."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
 from fedveil.methods.disclosure import LocalSteps
 from fedveil.methods.method import At
+from fedveil.privacy.clipping import normalise_rows
 from fedveil.streams import ClientStreams
 from fedveil.task import Task
 from fedveil.training.batching import LastBatch
@@ -44,6 +46,19 @@ NoiseMultiplier = Annotated[
     Field(ge=0, allow_inf_nan=False, description="standard deviation of the noise over the clip"),
     AfterValidator(_in_range),
 ]
+Normalise = Annotated[
+    bool, Field(description="scale every update to a norm of exactly the clip, not only longer ones")
+]
+
+
+def bounded(update: Params, clip: float, normalise: bool) -> Params:
+    """Clients' updates before clipping: scaled to the clip if they are to be normalised."""
+    return normalise_rows(update, clip) if normalise else update
+
+
+def refuse_endless_norm(clip: float, normalise: bool) -> None:
+    if normalise and math.isinf(clip):
+        raise InputError("method.clip", clip, "updates cannot be scaled to it", "Give a finite clip.")
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -113,4 +128,15 @@ class LocalTraining:
             self.weight_decay,
             self.local_steps,
             last_batch=self.last_batch,
+        )
+
+
+def without_local_noise(scope: str, instead: str) -> None:
+    """Refuse `noise_scope = "local"`: a secure sum divides one noise among the clients."""
+    if scope == "local":
+        raise InputError(
+            "method.noise_scope",
+            scope,
+            "each client would add all of the noise; secure aggregation divides it among them",
+            f'Use "{instead}".',
         )

@@ -15,7 +15,9 @@ from fedveil.engines.engine import Engine
 from fedveil.engines.simulation import Execution, Simulation
 from fedveil.errors import InputError, whole_number
 from fedveil.methods.method import AnyMethod
+from fedveil.methods.secure import securely_aggregated
 from fedveil.privacy.releases import Plan, Sampler
+from fedveil.secure_sum.settings import SecureSum
 from fedveil.session.checks import check_clients
 from fedveil.session.loop import Callback
 from fedveil.session.options import AvailableData, PrivacySettings, RunOptions, SimulationOptions
@@ -65,24 +67,54 @@ def run(
     execution: Execution = "auto",
     workers: int = 0,
     max_memory: int | None = None,
+    aggregation: SecureSum | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Train over the clients' data and say how private that was.
 
     Args:
+        task: The model and its loss.
         clients: `ArrayClients`, `LazyClients`, or a list with one entry per client: a pair (x, y) of tensors or NumPy
             arrays, `Examples`, or a `torch.utils.data.Dataset`.
-        noise: `RunOptions.noise_source`; "entropy" if not given, "seeded" always for methods that protect nothing.
-        results: The folder of `RunOptions.results`; every round is recorded there.
+        method: A method with its fields, such as `METHODS["udp-fedavg"](clip=0.5)`.
+        rounds: Number of rounds.
+        cohort: Clients per round, for `sampler="poisson"` the expected number; all if not given.
+        sampler: "fixed" (a cohort of this size), "poisson" (each client by its own coin) or "all".
+        seed: Determines the initial model and, with seeded noise, everything else.
+        noise: "entropy" or "seeded"; "entropy" if not given, "seeded" always for methods that protect nothing.
+        test: Examples that the model is tested on.
+        local_test: Test examples of each client.
+        classes: Number of classes, where the examples do not show it.
         score_clients: Score the final model on each client's own examples, or on `local_test`.
+        privacy: Delta, budget and ledger.
+        results: Folder that records the run; an interrupted run resumes from it.
+        config: The configuration as TOML, to be kept with the results.
+        facts: Further entries for the summary.
+        evaluate_every: Test after every so many rounds, and after the last.
+        checkpoint_every: Write a checkpoint after every so many rounds.
+        transcript: Record the messages of all rounds, or of these.
+        transcript_exchanges: Record only the first so many exchanges of a round.
+        min_clients: A round with fewer answers changes nothing.
+        execution: "stacked", "one-by-one" or "auto".
+        workers: Number of processes; 0 chooses.
+        max_memory: Limit for the clients' tensors, in bytes.
+        aggregation: `SecureSum(...)`: the server learns only the sum of the uploads; None: all of them.
         callbacks: Called at every round.
-        others: The fields of `RunOptions`, `SimulationOptions` and `AvailableData`.
+
+    Returns:
+        The result: summary, history, model, and what is proven.
 
     Raises:
         FedveilError: The clients, the method and the options do not fit together; nothing has been written.
+
+    Guarantees:
+        - The statement in `summary["privacy"]` covers every message that was sent
+          (`tests/contract/test_noise_and_guarantees.py`).
+        - A round is charged to the ledger before its messages leave (`tests/unit/session/test_privacy_guard.py`).
     """
     source = _clients_of(clients)
     plan = make_plan(source, rounds=rounds, cohort=cohort, sampler=sampler)
+    method = securely_aggregated(method, aggregation)
     options = RunOptions(
         seed=seed,
         results=None if results is None else Path(results),

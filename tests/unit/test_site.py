@@ -1,0 +1,35 @@
+"""The site is built strictly, is complete, and asks nothing of other hosts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import fedveil
+from fedveil.methods import METHODS
+from fedveil.methods.method import field_names
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_site_loads_nothing_from_other_hosts(site: Path) -> None:
+    loads = re.compile(r'<(?:script|img|iframe|link)[^>]+(?:src|href)="(https?:)?//[^"]*"')
+    assert {page.name for page in site.rglob("*.html") if loads.search(page.read_text())} == set()
+
+
+def test_every_method_has_a_page_with_all_its_fields(site: Path) -> None:
+    for name, kind in METHODS.items():
+        text = (site / "methods" / "all" / f"{name}.html").read_text()
+        missing = {field for field in field_names(kind) if f"<code>{field}</code>" not in text}
+        assert missing == set(), name
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    text = (site / "reference" / "fedveil.html").read_text()
+    assert {name for name in fedveil.__all__ if f'id="fedveil.{name}"' not in text} == set()
+
+
+def test_every_written_page_is_in_the_site(site: Path) -> None:
+    docs = ROOT / "docs"
+    pages = [page.relative_to(docs).with_suffix(".html") for page in docs.rglob("*.md")]
+    assert [page for page in pages if not (site / page).exists()] == []
