@@ -34,7 +34,7 @@ FIELDS: dict[str, dict[str, object]] = {
     "dp-fedavg": {},
     "fedavg": {},
     "fedprox": {"weighting": "uniform"},
-    "fedceo": {"personal": False, "interval": 2},
+    "fedceo": {"restart": "mean", "interval": 2},
     "dp-fedags-proven": {},
     "dp-fedsgd": {"record_rate": 0.5},
 }

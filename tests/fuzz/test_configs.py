@@ -15,7 +15,11 @@ from fedveil.experiment.config import load_config
 
 pytestmark = pytest.mark.usefixtures("bounded")
 
-EXPERIMENTS = sorted((Path(__file__).parents[2] / "experiments").rglob("*.toml"))
+EXPERIMENTS = sorted(
+    path
+    for path in (Path(__file__).parents[2] / "experiments").rglob("*.toml")
+    if not path.name.startswith(("table-", "figure-"))
+)
 VALUES = st.sampled_from(
     ["0", "-1", "1e400", "nan", "inf", "true", '""', "[]", "[[]]", "{}", "99999999999999999999", '"\\u0000"',
      "2026-01-01", "'a' ", '"' + "x" * 300 + '"', "[1, 'a']", "{name = 1}"]

@@ -48,7 +48,7 @@ LAYERS = [
     ["experiment"],  # what a configuration says, and what a run needs of it
     ["federation"],
     # these choose the engine, a federation among them, or build on what does
-    ["experiment.run", "experiment.compare", "experiment.selection"],
+    ["experiment.run", "experiment.compare", "experiment.selection", "experiment.reproduce"],
     ["attack_runs"],
     ["report"],
     ["cli", "__main__"],

@@ -41,6 +41,11 @@ _MODULES: dict[str, tuple[str, str]] = {
         "report",
         "Run several methods or settings on the same task; finished runs are not run again.",
     ),
+    "reproduce": (
+        "reproduce",
+        "Run the rows of a published table and judge them beside the paper's numbers; finished runs are not run "
+        "again.",
+    ),
     "report": ("report", "Write one self-contained page about these runs."),
     "deploy": (
         "deploy",

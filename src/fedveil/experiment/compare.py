@@ -43,6 +43,7 @@ class Cell:
     experiment: str
     config: Config
     seed: int
+    name: str | None = None
 
     def folder(self, results: Path) -> Path:
         return result_folder(self.config, self.seed, self.experiment, results)
@@ -50,7 +51,7 @@ class Cell:
     @property
     def title(self) -> str:
         secure = " secure" if self.config.aggregation.kind == "secure" else ""
-        return f"{self.config.method['name']}{secure} seed {self.seed}"
+        return self.name or f"{self.config.method['name']}{secure} seed {self.seed}"
 
 
 def plan_cells(

@@ -40,6 +40,7 @@ _NEWER_KEYS: tuple[tuple[str, str, Any], ...] = (
     ("run", "noise", None),
     ("method", "block", 1),
     ("method", "local_steps", None),
+    ("method", "server_batch", None),
     ("method", "normalise", False),
     ("privacy", "target_epsilon", None),
     ("privacy", "target_adversary", "server"),

@@ -15,7 +15,10 @@ Deviations and readings:
 - Eq. 35 sorts in ascending order, so the threshold is lowest in early rounds; the text says highest. The
   equation is followed. Signed values are compared, as printed; `compare = "magnitude"` compares |g'|.
 - Eq. 37 gives more weight to a higher loss, the text argues the opposite: `loss_weight = "inverse"`.
-- Left open by the paper and fixed here: dS = C = 1, q = 1, eps1 + eps2 = eps / 10, alpha and beta per coordinate.
+- Left open by the paper and fixed here: q = 1, eps1 + eps2 = eps / 10, alpha and beta per coordinate; and dS, for which
+  there are two readings. A number, dS = C = 1 by default, is what a client can move. `sensitivity = "record"` is
+  2C / n_k, what one of n_k records can move in a mean. It is no proven sensitivity: the update is clipped as a whole,
+  not the gradient of each record.
 - With no loss anywhere the weights are n_k / n.
 """
 
@@ -27,6 +30,7 @@ from dataclasses import dataclass as record
 from dataclasses import replace
 from typing import Annotated, Literal
 
+import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
@@ -49,6 +53,7 @@ Compare = Literal["signed", "magnitude"]
 LossWeight = Literal["proportional", "inverse", "none"]
 
 PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Sensitivity = PositiveFinite | Literal["record"]
 Share = Annotated[float, Field(gt=0, lt=1)]
 UNTOUCHED = 0.02  # of the clip: larger coordinates of a gradient are likely noised, the rest is left as it is
 
@@ -63,6 +68,13 @@ class Gradient(Message):
 def printed_sigma(epsilon: float, sensitivity: float = 1.0) -> float:
     """dS / eps * sqrt(2 ln(1.25 / zeta)) with zeta = e^-eps: 8.04, 4.60, 2.41 for eps 0.1, 0.2, 0.5."""
     return sensitivity / epsilon * math.sqrt(2 * (math.log(1.25) + epsilon))
+
+
+def sensitivities(sensitivity: float | Literal["record"], clip: float, sizes: Tensor) -> list[float]:
+    """dS of each client: the number, or 2C / n_k for `"record"`."""
+    if sensitivity == "record":
+        return [2 * clip / max(1, n) for n in sizes.tolist()]
+    return [sensitivity] * len(sizes)
 
 
 def threshold_place(round: int, rounds: int, parameters: int) -> int:
@@ -118,7 +130,7 @@ def aggregation_weights(sizes: Tensor, losses: Tensor, loss_weight: LossWeight) 
 class DPFedAGS(LocalTraining, AggregatedModel[Gradient]):
     clip: PositiveFinite = 1.0
     epsilon: PositiveFinite = 0.1
-    sensitivity: PositiveFinite = 1.0
+    sensitivity: Sensitivity = 1.0
     selections: PositiveFinite = 1.0
     selection_share: Share = 0.1
     selection_noise: bool = True
@@ -133,20 +145,18 @@ class DPFedAGS(LocalTraining, AggregatedModel[Gradient]):
         ratio = self.selections ** (2 / 3)
         return both * ratio / (1 + ratio), both / (1 + ratio), self.epsilon - both
 
-    @property
-    def selection_scales(self) -> tuple[float, float]:
+    def selection_scales(self, sensitivity: float) -> tuple[float, float]:
         """The Laplace scales of alpha and beta."""
         if not self.selection_noise:
             return 0.0, 0.0
         eps1, eps2, _ = self.budgets
-        return self.selections * self.sensitivity / eps1, self.selections * self.sensitivity / eps2
+        return self.selections * sensitivity / eps1, self.selections * sensitivity / eps2
 
-    @property
-    def noise_scale(self) -> float:
+    def noise_scale(self, sensitivity: float) -> float:
         """The Laplace scale, or the standard deviation, of the noise on significant coordinates."""
         if self.noise_kind == "laplace":
-            return self.selections * self.sensitivity / self.budgets[2]
-        return printed_sigma(self.epsilon, self.sensitivity) * self.clip
+            return self.selections * sensitivity / self.budgets[2]
+        return printed_sigma(self.epsilon, sensitivity) * self.clip
 
     def init_server(self, params: Params, plan: Plan) -> Server:
         count = sum(leaf.numel() for leaf in params.values())
@@ -165,15 +175,23 @@ class DPFedAGS(LocalTraining, AggregatedModel[Gradient]):
         trained = self.train(task, at, down.params, data, rng, track_loss=True)
         assert trained.loss is not None
         gradient = accumulated_gradient(down.params, trained.params, self.lr_at(at))  # line 21
-        noisy = self.perturb(flatten(clip_rows(gradient, self.clip)), at, rng)  # line 22
+        clipped = flatten(clip_rows(gradient, self.clip))  # line 22
+        noisy = self.perturb(clipped, at, rng, data.sizes)
         return Gradient(unflatten(noisy, gradient), trained.loss, data.sizes), state
 
-    def perturb(self, clipped: Tensor, at: At, rng: ClientStreams) -> Tensor:
+    def perturb(self, clipped: Tensor, at: At, rng: ClientStreams, sizes: Tensor) -> Tensor:
         """Lines 23-29 on clipped gradients `[K, d]`; coordinates that are not significant stay bit by bit."""
+        scales = sensitivities(self.sensitivity, self.clip, sizes)
+        if len(set(scales)) <= 1:
+            return self._perturb(clipped, at, rng, scales[0]) if scales else clipped
+        each = [self._perturb(clipped[k : k + 1], at, rng.rows([k]), scale) for k, scale in enumerate(scales)]
+        return torch.cat(each)
+
+    def _perturb(self, clipped: Tensor, at: At, rng: ClientStreams, sensitivity: float) -> Tensor:
         compared = clipped.abs() if self.compare == "magnitude" else clipped
         place = threshold_place(at.round, at.plan.rounds, clipped.shape[1])
-        chosen = significant(compared, place, self.selection_scales, rng.noise("selection"))
-        return Additive(self.noise_kind, self.noise_scale).where(chosen, clipped, rng.noise())
+        chosen = significant(compared, place, self.selection_scales(sensitivity), rng.noise("selection"))
+        return Additive(self.noise_kind, self.noise_scale(sensitivity)).where(chosen, clipped, rng.noise())
 
     def aggregate(self, task: Task, at: At, w: Params, up: Gradient) -> Params:
         gamma = aggregation_weights(up.size, up.loss, self.loss_weight)  # line 10

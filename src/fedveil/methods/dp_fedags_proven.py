@@ -14,6 +14,10 @@ g = (w0 - w) / eta; `variant` decides which coordinates of it leave a client:
 
 Everything else is sent as zero, that is, not at all: an upload has k values (V2, V3: and k places).
 
+`unit = "record"` (V0, V1) protects single records instead: g is the mean of the records' gradients at w0, each clipped
+to C, one step on all n_k records per round; `batch_size` is not used. n_k is public. One record moves the sum by at
+most C if it is zeroed out and by 2C if it is replaced, the mean by C / n_k and 2C / n_k; the sum gets noise sigma C.
+
 Symbols: C `clip`, sigma `noise_multiplier`, k = ceil(`selected` |W|), eta `lr`. V2 spends the share
 `selection_share` of rho = 1 / (2 sigma^2) on the choice: its upload costs the zCDP of V0's, whatever k is.
 
@@ -43,10 +47,11 @@ from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
 from fedveil.methods.method import At, ClientSum, Method, register
 from fedveil.privacy.mechanisms import SparseVector, SumMechanism, TopKGaussian, Unnoised, gaussian
 from fedveil.privacy.private_sum import CohortNoise, NoisySum, exact_total, private_sum
-from fedveil.privacy.releases import ADVERSARIES, Plan, Release
+from fedveil.privacy.releases import ADVERSARIES, Plan, PostProcessing, Release
 from fedveil.streams import ClientStreams, ServerStreams, named_stream
 from fedveil.task import Task
-from fedveil.tree import Params, State, flatten, moved, unflatten, with_axis, without_axis
+from fedveil.training.private_sgd import dropout_streams, private_gradient
+from fedveil.tree import Params, State, expand, flatten, moved, unflatten, with_axis, without_axis
 
 Variant = Literal["everywhere", "public-mask", "top-k", "sparse-vector"]
 _PUBLIC = ("everywhere", "public-mask")
@@ -107,6 +112,7 @@ def scattered(values: Tensor, places: Tensor, size: int) -> Tensor:
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
     variant: Variant = "public-mask"
+    unit: Literal["client", "record"] = "client"
     clip: Clip = 1.0
     noise_multiplier: NoiseMultiplier = 1.0
     selected: Annotated[float, Field(gt=0, le=1)] = 0.1
@@ -143,7 +149,33 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
             raise InputError(
                 "method.noise_multiplier", 0.0, "top-k chooses by noise", "Use a number above 0."
             )
+        if self.unit == "record":
+            self._require_one_step()
         return self
+
+    def _require_one_step(self) -> None:
+        """Refuse what the record's sensitivity is not proven for."""
+        if self.variant not in _PUBLIC:
+            raise InputError(
+                "method.variant",
+                self.variant,
+                "is proven for clients only",
+                'Use "everywhere" or "public-mask".',
+            )
+        plain = {"epochs": 1, "momentum": 0.0, "weight_decay": 0.0, "local_steps": None}
+        for field, only in plain.items():
+            if getattr(self, field) != only:
+                raise InputError(
+                    f"method.{field}",
+                    getattr(self, field),
+                    "records are protected in one step on all of them",
+                    f"Use {only}." if only is not None else "Leave it out.",
+                )
+
+    @property
+    def _completed(self) -> bool:
+        """Whether the server completes the noise of the sum."""
+        return self.variant in _PUBLIC and self.unit == "client"
 
     def count(self, parameters: int) -> int:
         """How many coordinates a client sends."""
@@ -160,11 +192,13 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
         if self.variant == "public-mask":
             places = public_mask(server.seen, self.count(len(server.seen)), self.explore, at.round)
             mask["places"] = places.to(torch.int32).unsqueeze(0)
-        return ModelAndMask(with_axis(server.params), mask, len(clients) if self.variant in _PUBLIC else 0)
+        return ModelAndMask(with_axis(server.params), mask, len(clients) if self._completed else 0)
 
     def client_update(
         self, task: Task, at: At, down: ModelAndMask, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[Selected, State]:
+        if self.unit == "record":
+            return Selected(self._of_records(task, down, data, rng), {}), state
         chosen, after = self._gradient(task, at, down, data, state, rng)
         if self.variant == "top-k":
             return self._own_largest(chosen["values"], rng), after
@@ -185,6 +219,13 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
 
     def client_sum(self) -> ClientSum[Server, ModelAndMask]:
         """Under secure aggregation sigma is the noise of the sum, not that of each upload."""
+        if self.unit == "record":
+            raise InputError(
+                "method.unit",
+                self.unit,
+                "clients add their noise themselves",
+                'Use unit = "client", or aggregation.kind = "plain".',
+            )
         if self.variant not in _PUBLIC:
             raise InputError(
                 "method.variant",
@@ -210,8 +251,30 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
         seen[places[0].long()] = mean.to(seen)
         return self._moved(at, server, scattered(mean.unsqueeze(0), places, len(server.seen))[0], seen)
 
+    def record_mechanism(self) -> SumMechanism:
+        """What protects the sum of the records' gradients, and what `releases` charges, `unit = "record"`."""
+        return gaussian(self.clip, self.noise_multiplier)
+
+    def _of_records(self, task: Task, down: ModelAndMask, data: ClientData, rng: ClientStreams) -> Tensor:
+        """The noisy mean of clipped gradients of all records, on the mask, `[K, k]`."""
+        everything = data.everything()
+        mask = torch.arange(everything.y.shape[1], device=data.x.device) < data.sizes[:, None].to(
+            data.x.device
+        )
+        gradient = private_gradient(
+            task,
+            expand(down.params, data.count),
+            replace(everything, mask=mask),
+            data.sizes.double().clamp(min=1),
+            self.record_mechanism(),
+            rng.noise(),
+            dropout_streams(rng),
+        )
+        flat = flatten(gradient)
+        return flat.index_select(1, down.mask["places"][0].long()) if down.mask else flat
+
     def bounded_upload(self, at: At, down: ModelAndMask, up: Selected) -> BoundedUpload | None:
-        if self.variant == "sparse-vector":
+        if self.variant == "sparse-vector" or self.unit == "record":
             return None
         values = {"values": up.values}
         if self.variant == "top-k":
@@ -269,9 +332,12 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
         count = self.count(size) if self.variant == "public-mask" else size
         uploads = None if up is None else {"values": up.values}
         owed: SumMechanism = self._noise(at.plan).top_up(present, 0 if up is None else up.cohort)
-        if self.variant not in _PUBLIC:  # V2, V3: each client has chosen its own, and their noise is complete
-            if up is None:
-                return server
+        if up is None and (self.unit == "record" or self.variant not in _PUBLIC):
+            return server
+        if self.unit == "record":
+            owed = Unnoised()
+        elif self.variant not in _PUBLIC:  # V2, V3: clients chose their own places, their noise is complete
+            assert up is not None
             uploads, owed = {"values": scattered(up.values, up.own["places"], size)}, Unnoised()
         like = {"values": next(iter(server.params.values())).new_zeros(count)}
         return self._along(
@@ -287,6 +353,12 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         what = f"each client's selected coordinates ({self.variant})"
+        if self.unit == "record":
+            noise, mean = self.record_mechanism().protection(), PostProcessing("a mean of the uploads")
+            return (
+                Release(what, "record", ADVERSARIES, noise, adjacency="zero-out"),
+                Release("the mean of the selected coordinates", "record", ADVERSARIES, mean),
+            )
         if self.variant == "sparse-vector":
             return (Release(what, "client", ADVERSARIES, self._sparse_vector(1).protection()),)
         if self.variant == "top-k":
@@ -295,6 +367,8 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
         return replace(upload, what=what), replace(averaged, what="the mean of the selected coordinates")
 
     def local_training(self, at: At) -> LocalSteps:
+        if self.unit == "record":
+            return LocalSteps(self.lr_at(at), None)
         local = super().local_training(at)
         return replace(local, clip=self.clip) if math.isfinite(self.clip) else local  # of the gradient itself
 
@@ -308,4 +382,6 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
     def adaptation(self, at: At, dimension: int, examples: int) -> Adaptation:
         if self.variant != "everywhere":
             return Adaptation("mask")
+        if self.unit == "record":
+            return Adaptation.to_noise(self.record_mechanism().std / max(1, examples))
         return super().adaptation(at, dimension, examples)

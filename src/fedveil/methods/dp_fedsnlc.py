@@ -28,9 +28,11 @@ from fedveil.methods.disclosure import Adaptation, LocalSteps
 from fedveil.methods.dp_fedags import (
     UNTOUCHED,
     PositiveFinite,
+    Sensitivity,
     Share,
     accumulated_gradient,
     printed_sigma,
+    sensitivities,
 )
 from fedveil.methods.fields import STRICT, LocalTraining
 from fedveil.methods.method import At, register, unprotected
@@ -68,7 +70,7 @@ def explaining(change: Tensor, share: float) -> Tensor:
 class DPFedSNLC(LocalTraining, AggregatedModel[SizedGradient]):
     clip: PositiveFinite = 1.0
     epsilon: PositiveFinite = 0.1
-    sensitivity: PositiveFinite = 1.0
+    sensitivity: Sensitivity = 1.0
     explained: Share = 0.9
 
     def client_update(
@@ -77,14 +79,17 @@ class DPFedSNLC(LocalTraining, AggregatedModel[SizedGradient]):
         trained = self.train(task, at, down.params, data, rng)
         gradient = accumulated_gradient(down.params, trained.params, self.lr_at(at))
         slope = task.grad(expand(down.params, data.count), data.everything())
-        noisy = self.perturb(flatten(clip_rows(gradient, self.clip)), flatten(slope), rng)
+        noisy = self.perturb(flatten(clip_rows(gradient, self.clip)), flatten(slope), rng, data.sizes)
         return SizedGradient(unflatten(noisy, gradient), data.sizes), state
 
-    def perturb(self, clipped: Tensor, slope: Tensor, rng: ClientStreams) -> Tensor:
+    def perturb(self, clipped: Tensor, slope: Tensor, rng: ClientStreams, sizes: Tensor) -> Tensor:
         """Noise where the product of `clipped` and `slope` says that the loss changes."""
         chosen = explaining((clipped * slope).abs(), self.explained)
-        std = printed_sigma(self.epsilon, self.sensitivity) * self.clip
-        return Additive("gaussian", std).where(chosen, clipped, rng.noise())
+        noisy = clipped.clone()
+        for k, sensitivity in enumerate(sensitivities(self.sensitivity, self.clip, sizes)):
+            row, std = slice(k, k + 1), printed_sigma(self.epsilon, sensitivity) * self.clip
+            noisy[row] = Additive("gaussian", std).where(chosen[row], clipped[row], rng.rows([k]).noise())
+        return noisy
 
     def aggregate(self, task: Task, at: At, w: Params, up: SizedGradient) -> Params:
         weights = averaging_weights(up.size, "size")

@@ -12,14 +12,17 @@ Deviations:
 - A personal model belongs to a slot of the cohort, for its client is rarely drawn twice in a row. A slot without
   predecessor starts from w'. After smoothing, the mean moves from w' by the clients' updates, which is line 17
   where cohorts are whole and of one size.
-- `personal = false`: every client goes on from the mean of the smoothed models. That mean is the shrunken mean of
-  the uploads, so no single upload leaves the server, and others see no more than of UDP-FedAvg.
+- `restart = "slot"` is the above. `"mean"`: every client goes on from the mean of the smoothed models. That mean is the
+  shrunken mean of the uploads, so no single upload leaves the server, and others see no more than of UDP-FedAvg.
+  `"own"`: each client goes on from its own last noisy upload, however old; see fedceo_own.py.
+- `smooth_last = false`: the final round is averaged and not smoothed.
 - `unit = "record"`: DP-SGD inside each client and no noise on its update, as the authors' code does; see
   fedceo_record.py.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as record
 from dataclasses import replace
@@ -34,7 +37,15 @@ from fedveil.data.client_data import ClientData
 from fedveil.data.dataset import Dataset
 from fedveil.errors import InputError
 from fedveil.messages import Message, Record
-from fedveil.methods.disclosure import Adaptation, BoundedUpload, LocalSteps
+from fedveil.methods import fedceo_own
+from fedveil.methods.disclosure import (
+    Adaptation,
+    BoundedUpload,
+    Earlier,
+    LocalSteps,
+    TrainingStart,
+    UploadReading,
+)
 from fedveil.methods.fedceo_record import RecordUnit
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier, without_local_noise
 from fedveil.methods.method import At, ClientSum, Method, register
@@ -99,13 +110,32 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
     noise_scope: NoiseScope = "shared"
     unit: Literal["client", "record"] = "client"
     server_lr: Annotated[float, Field(gt=0)] = 1.0
-    personal: bool = True
+    restart: Literal["slot", "mean", "own"] = "slot"
+    smooth_last: bool = True
 
     @model_validator(mode="after")
     def _possible(self) -> FedCEO:
         if self.unit == "record":
             self.refuse_local_steps()
+        if self.restart == "own" and (self.noise_multiplier == 0 or not math.isfinite(self.clip)):
+            raise InputError(
+                "restart",
+                self.restart,
+                "would carry weights without noise into later rounds",
+                'Use noise and a finite clip, or restart = "slot".',
+            )
         return self
+
+    def smooths(self, at: At) -> bool:
+        """Whether this round ends with smoothing."""
+        return at.round % self.interval == 0 and (self.smooth_last or at.round != at.plan.rounds)
+
+    def _restarts(self, at: At) -> bool:
+        """Whether clients start this round from their own last uploads."""
+        return self.restart == "own" and fedceo_own.is_restart(at.round, self.interval)
+
+    def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
+        return fedceo_own.nothing_sent(task.init(0), data.count) if self.restart == "own" else {}
 
     def protection(self) -> ClientUnit | RecordUnit:
         """What protects the updates, and what `releases` charges."""
@@ -128,12 +158,15 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
         self, task: Task, at: At, down: Start, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[NoisyModel, State]:
         start = expand(down.params, data.count)
+        if self._restarts(at):
+            start = fedceo_own.own_start(state, start)
         slot = down.slot.expand(data.count)
         models = self.protection().models(task, at, start, data, rng, down.cohort)
-        return NoisyModel(models, slot, down.cohort), state
+        kept = fedceo_own.sent(models) if self.restart == "own" else state
+        return NoisyModel(models, slot, down.cohort), kept
 
     def bounded_upload(self, at: At, down: Start, up: NoisyModel) -> BoundedUpload | None:
-        if self.unit == "record":
+        if self.unit == "record" or self._restarts(at):
             return None
         mechanism = ClientUnit(self).noise(at.plan).upload(down.cohort)
         return BoundedUpload.of_models(up.params, down.params, mechanism, self.server_lr)
@@ -147,12 +180,15 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
         up: NoisyModel | None,
         rng: ServerStreams,
     ) -> Server:
-        smoothing = at.round % self.interval == 0
-        if smoothing and self.personal:
-            if up is None:
-                return Server(server.params, {})
+        smoothing = self.smooths(at)
+        if up is None and (self._restarts(at) or (smoothing and self.restart == "slot")):
+            return Server(server.params, {})
+        if smoothing and self.restart == "slot":
+            assert up is not None
             smooth = self.smooth(up.params, at.round, self.noise_std(at, up.cohort))  # lines 12-14
             return Server(mean(smooth), smooth)
+        if up is not None and self._restarts(at):  # line 17: everything in it is charged as released
+            return Server(self._smoothed(at, mean(up.params)), {})
         summed = private_sum(
             None if up is None else up.params,
             server.params,
@@ -167,18 +203,20 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
         return self._averaged(at, server, summed)
 
     def _averaged(self, at: At, server: Server, summed: NoisySum) -> Server:
-        """Line 17, and in smoothing rounds of `personal = false` the smoothed mean."""
+        """Line 17, and in smoothing rounds the smoothed mean."""
         shared = summed.added_to(server.params, self.server_lr)
-        if at.round % self.interval == 0:
-            shared = without_axis(
-                self.smooth(with_axis(shared), at.round, self.noise_std(at), of=at.plan.cohort)
-            )
-        return Server(shared, {})
+        return Server(self._smoothed(at, shared), {})
+
+    def _smoothed(self, at: At, shared: Params) -> Params:
+        """The mean, in smoothing rounds with its singular values lowered."""
+        if not self.smooths(at):
+            return shared
+        return without_axis(self.smooth(with_axis(shared), at.round, self.noise_std(at), of=at.plan.cohort))
 
     def client_sum(self) -> ClientSum[Server, Start]:
-        if self.personal or self.unit == "record":
-            field, value = ("personal", True) if self.personal else ("unit", "record")
-            instead = "personal = false" if self.personal else 'unit = "client"'
+        if self.restart != "mean" or self.unit == "record":
+            field, value = ("unit", "record") if self.restart == "mean" else ("restart", self.restart)
+            instead = 'unit = "client"' if self.restart == "mean" else 'restart = "mean"'
             raise InputError(
                 f"method.{field}",
                 value,
@@ -210,8 +248,10 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
         if isinstance(unit, RecordUnit):
             return unit.releases(plan)
         upload, averaged = unit.noise(plan).releases()
-        if not self.personal:
+        if self.restart == "mean":
             return upload, averaged
+        if self.restart == "own":
+            return fedceo_own.releases(upload, averaged, self.interval)
         smoothed = replace(
             upload,
             what="the smoothed personal models, which carry single uploads",
@@ -242,10 +282,26 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
             return unit.adaptation(at, examples)
         return super().adaptation(at, dimension, examples)
 
+    def read_upload(self, at: At, down: Start, up: NoisyModel) -> UploadReading | None:
+        reading = super().read_upload(at, down, up)
+        if reading is None or not self._restarts(at):
+            return reading
+        return replace(reading, gradient=None)  # the change is one from a model that was not sent
+
+    def training_start(self, at: At, down: Start, earlier: Earlier) -> TrainingStart:
+        if self._restarts(at):
+            return TrainingStart(fedceo_own.earlier_start(earlier, down.params))
+        return super().training_start(at, down, earlier)
+
     def pictures(self, at: At, up: NoisyModel, dataset: Dataset) -> Mapping[str, Figure]:
         """The last smoothed layer before and after, in the first and the last smoothing round."""
         last = at.plan.rounds - at.plan.rounds % self.interval
-        if not self.personal or last == 0 or at.round not in (self.interval, last):
+        if (
+            self.restart != "slot"
+            or not self.smooths(at)
+            or last == 0
+            or at.round not in (self.interval, last)
+        ):
             return {}
         chosen = self.smoothed_layers(up.params)
         matrices = [name for name in up.params if name in chosen and up.params[name].dim() > 2]

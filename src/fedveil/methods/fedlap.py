@@ -16,6 +16,7 @@ Deviations:
 - Images start from noise (the authors' code starts from real images without DP), and their steps have the momentum
   `image_momentum` of that code; Algorithms 1 and 2 print plain steps, which 0 gives.
 - The server, and the walk on which r_k is measured, take `server_steps` steps at most: a radius may never be reached.
+  A step reads all images; with `server_batch` it is an epoch of such batches (the authors' code: 512, 100 epochs).
 - r_k is at least one step, so that the server always moves.
 - Vectors are left out of the cosine unless `include_vectors` (see `training/gradient_matching.py`).
 - The paper's smaller rate q1 for the first batch of a round (Eq. 15) is not used: whoever sees the models can tell
@@ -83,8 +84,11 @@ def global_radius(
     return float(measured.double().quantile(place))
 
 
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class LocalApproximation(Matching, Method[Server, ModelAndRadius, Up]):
     """The half of both methods that noise does not change: what is sent, and the descent on the synthetic sets."""
+
+    server_batch: Count | None = None
 
     def init_server(self, params: Params, plan: Plan) -> Server:
         return Server(params, 0.0, 0)
@@ -93,11 +97,28 @@ class LocalApproximation(Matching, Method[Server, ModelAndRadius, Up]):
         return ModelAndRadius(with_axis(server.params), torch.tensor([self.radius], dtype=torch.float64))
 
     def descend(
-        self, task: Task, at: At, w: Params, images: Tensor, labels: Tensor, shares: Tensor, radius: float
+        self,
+        task: Task,
+        at: At,
+        w: Params,
+        images: Tensor,
+        labels: Tensor,
+        shares: Tensor,
+        radius: float,
+        rng: ServerStreams,
     ) -> Server:
         """The server after its descent from `w` on the synthetic sets (Eq. 11)."""
-        lr, most = self.lr_at(at), self.server_steps
-        params, steps = descend(task, w, images, labels, shares, lr=lr, radius=radius, max_steps=most)
+        params, steps = descend(
+            task,
+            w,
+            images,
+            labels,
+            shares,
+            lr=self.lr_at(at),
+            radius=radius,
+            max_steps=self.server_steps,
+            shuffle=None if self.server_batch is None else (self.server_batch, rng.of_exchange("batches")),
+        )
         return Server(params, radius, steps)
 
     def model(self, server: Server) -> Params:
@@ -181,7 +202,7 @@ class FedLAP(LocalApproximation[MeasuredSet]):
             return server
         radius = global_radius(self.radius_strategy, up.radius, self.radius)
         shares = averaging_weights(up.size, self.weighting)
-        return self.descend(task, at, server.params, up.images, up.labels, shares, radius)
+        return self.descend(task, at, server.params, up.images, up.labels, shares, radius, rng)
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         return unprotected("the synthetic images, radius and size of each client", "no noise is added")
@@ -221,7 +242,7 @@ class FedLAPDP(PrivateMatching, LocalApproximation[SyntheticSet]):
         if up is None:
             return server
         shares = torch.full((len(clients),), 1 / len(clients), dtype=torch.float64)
-        return self.descend(task, at, server.params, up.images, up.labels, shares, self.radius)
+        return self.descend(task, at, server.params, up.images, up.labels, shares, self.radius, rng)
 
     def paper_claim(self, plan: Plan) -> str | None:
         return (

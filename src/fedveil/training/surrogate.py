@@ -259,17 +259,27 @@ def descend(
     lr: float,
     radius: float,
     max_steps: int,
+    shuffle: tuple[int, np.random.Generator] | None = None,
 ) -> tuple[Params, int]:
     """Gradient descent on `sum_k shares[k] * loss of set k` from `start`, and the number of steps taken (Eq. 11).
 
-    It goes on while the distance to `start` is below `radius`: the result is at most one step beyond.
+    It goes on while the distance to `start` is below `radius`: the result is at most one step beyond. With `shuffle`, a
+    batch size and what orders are drawn from, a step is an epoch of batches over all images.
     """
     y, weights = set_weights(labels, images.dtype)
     shared = (weights * shares.to(weights)[:, None]).reshape(1, -1)
     x, y = images.flatten(0, 1).unsqueeze(0), y.reshape(1, -1)
     first = with_axis(start)
     w, taken = first, 0
+    there = shared[0].nonzero()[:, 0]
     while taken < max_steps and float(norms(sub(w, first))) < radius:
-        w = add(w, weighted_gradient(task, w, x, y, shared), scale=-lr)
+        if shuffle is None:
+            w = add(w, weighted_gradient(task, w, x, y, shared), scale=-lr)
+        else:
+            size, stream = shuffle
+            order = there[torch.from_numpy(stream.permutation(len(there))).to(there.device)]
+            for part in order.split(size):
+                even = shared[:, part] / shared[:, part].sum()
+                w = add(w, weighted_gradient(task, w, x[:, part], y[:, part], even), scale=-lr)
         taken += 1
     return without_axis(w), taken

@@ -29,6 +29,7 @@ from fedveil.task import cross_entropy
 from fedveil.tree import flatten
 
 PLAN = Plan(4, 4, "all", 200, 5, 5)
+SIZES = torch.tensor([600])
 
 
 def linear_task() -> Task:
@@ -96,7 +97,7 @@ def test_the_threshold_is_the_smaller_of_the_two_sorted_values(t: int, more: int
 def test_without_selection_noise_the_noised_fraction_follows_the_schedule(t: int) -> None:
     method = DPFedAGS(selection_noise=False)
     clipped = torch.from_numpy(named_stream(1).standard_normal((2, 5000))) / 100
-    out = method.perturb(clipped, At(PLAN, t), ClientStreams(0, t, (0, 1)))
+    out = method.perturb(clipped, At(PLAN, t), ClientStreams(0, t, (0, 1)), SIZES.repeat(2))
     noised = (out != clipped).double().mean(1)
     assert noised == pytest.approx([1 - min(t / 200, 0.9) + 1 / 5000] * 2, abs=1e-3)
 
@@ -105,7 +106,7 @@ def test_with_selection_noise_the_choice_is_close_to_a_coin() -> None:
     method = DPFedAGS(epsilon=0.1)
     clipped = torch.from_numpy(named_stream(1).standard_normal((1, 20_000))) / 150
     for t in (1, 200):
-        out = method.perturb(clipped, At(PLAN, t), ClientStreams(0, t, (0,)))
+        out = method.perturb(clipped, At(PLAN, t), ClientStreams(0, t, (0,)), SIZES)
         assert float((out != clipped).double().mean()) == pytest.approx(0.5, abs=0.02)
 
 
@@ -116,13 +117,36 @@ def test_with_selection_noise_the_choice_is_close_to_a_coin() -> None:
 def test_unselected_coordinates_leave_bit_by_bit_and_the_others_with_the_stated_noise(kind: Any) -> None:
     method = DPFedAGS(epsilon=0.5, noise_kind=kind, selection_noise=False)
     clipped = clip_rows({"g": torch.from_numpy(named_stream(2).standard_normal((1, 40_000)))}, 1.0)["g"]
-    out = method.perturb(clipped, At(PLAN, 100), ClientStreams(5, 100, (0,)))
+    out = method.perturb(clipped, At(PLAN, 100), ClientStreams(5, 100, (0,)), SIZES)
     chosen = clipped >= clipped.kthvalue(20_000, dim=1).values
     assert torch.equal(out[~chosen], clipped[~chosen])
     noise = (out - clipped)[chosen]
     expected = math.sqrt(2) / 0.45 if kind == "laplace" else printed_sigma(0.5)
     assert float(noise.std()) == pytest.approx(expected, rel=0.03)
     assert float(noise.mean()) == pytest.approx(0, abs=4 * expected / math.sqrt(20_000))
+
+
+@pytest.mark.parametrize("kind", ["laplace", "gaussian"])
+def test_record_sensitivity_is_twice_the_clip_over_the_clients_records(kind: Any) -> None:
+    """Each client's noise goes by its own number of records; the schedule of what is noised stays."""
+    method = DPFedAGS(epsilon=0.5, clip=2.0, noise_kind=kind, sensitivity="record", selection_noise=False)
+    clipped = clip_rows({"g": torch.from_numpy(named_stream(2).standard_normal((2, 40_000)))}, 2.0)["g"]
+    out = method.perturb(clipped, At(PLAN, 100), ClientStreams(5, 100, (0, 1)), torch.tensor([100, 400]))
+    for row, dS in enumerate((0.04, 0.01)):  # noqa: N806
+        changed = out[row] != clipped[row]
+        assert int(changed.sum()) == pytest.approx(20_000, abs=20)
+        noise = (out[row] - clipped[row])[changed]
+        expected = math.sqrt(2) * dS / 0.45 if kind == "laplace" else printed_sigma(0.5, dS) * 2.0
+        assert float(noise.std()) == pytest.approx(expected, rel=0.03)
+
+
+def test_rows_of_one_size_are_noised_as_rows_of_several() -> None:
+    clipped = torch.from_numpy(named_stream(3).standard_normal((2, 50)))
+    method = DPFedAGS(epsilon=0.5, sensitivity="record")
+    rng = ClientStreams(5, 100, (0, 1))
+    both = method.perturb(clipped, At(PLAN, 100), rng, torch.tensor([100, 100]))
+    mixed = method.perturb(clipped, At(PLAN, 100), rng, torch.tensor([100, 400]))
+    assert torch.equal(both[0], mixed[0])
 
 
 def test_magnitude_selects_large_negative_coordinates_and_signed_does_not() -> None:
@@ -132,7 +156,7 @@ def test_magnitude_selects_large_negative_coordinates_and_signed_does_not() -> N
     for compare, changed in (("signed", False), ("magnitude", True)):
         method = build_method({"name": "dp-fedags", "selection_noise": False, "compare": compare})
         assert isinstance(method, DPFedAGS)
-        out = method.perturb(clipped, at, ClientStreams(0, 180, (0,)))
+        out = method.perturb(clipped, at, ClientStreams(0, 180, (0,)), SIZES)
         assert bool(out[0, 0] != -0.5) == changed
 
 
@@ -221,7 +245,7 @@ def test_a_client_without_examples_counts_nothing() -> None:
 
 def test_a_zero_gradient_is_all_significant_and_finite() -> None:
     out = DPFedAGS(selection_noise=False).perturb(
-        torch.zeros(2, 50, dtype=torch.float64), At(PLAN, 3), ClientStreams(0, 3, (0, 1))
+        torch.zeros(2, 50, dtype=torch.float64), At(PLAN, 3), ClientStreams(0, 3, (0, 1)), SIZES.repeat(2)
     )
     assert bool(torch.isfinite(out).all())
     assert bool((out != 0).all())

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from fedveil import At, Plan
+from fedveil import ArrayClients, At, Plan, Task
+from fedveil.audits.canaries import gaussian_epsilon
+from fedveil.audits.of_method import audit_method
 from fedveil.errors import InputError
 from fedveil.experiment.config import build_method
 from fedveil.methods.dp_fedags import printed_sigma
@@ -17,8 +20,9 @@ from fedveil.privacy.accounting import account_participation, epsilon_of
 from fedveil.privacy.calibrate import calibrate
 from fedveil.privacy.noise import grid
 from fedveil.session.privacy_guard import privacy_statement
-from fedveil.streams import ServerStreams
-from fedveil.tree import flatten, sub
+from fedveil.streams import ClientStreams, ServerStreams, named_stream
+from fedveil.training.private_sgd import clipped_sum
+from fedveil.tree import flatten, sub, with_axis
 from tests.contract.federation import make_clients, make_plan, make_task
 from tests.contract.test_methods import train
 
@@ -224,3 +228,90 @@ def test_missing_clients_are_made_up_for_in_noise() -> None:
 def test_impossible_fields_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError, match=f"method.{named}"):
         made(**fields)
+
+
+# --- records --------------------------------------------------------------------------------------------------
+
+
+def plain_task() -> Task:
+    """Without dropout, so that sums can be compared."""
+    size = make_clients().x[0].numel()
+    return Task(lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(size, 3)).double())
+
+
+def sums(x: torch.Tensor, y: torch.Tensor, clip: float) -> torch.Tensor:
+    """What one client's records add up to before noise."""
+    task = plain_task()
+    data = ArrayClients.from_arrays([(x, y)]).load([0])
+    batch = replace(data.everything(), mask=torch.ones(1, len(y), dtype=torch.bool))
+    return flatten(clipped_sum(task, with_axis(task.init(0)), batch, clip))[0]
+
+
+def test_no_record_moves_the_sum_by_more_than_stated() -> None:
+    """Tries to break the sensitivity: records of any size, labels and neighbours, and the worst pair that is found."""
+    clip, worst_zeroed, worst_replaced = 0.7, 0.0, 0.0
+    rng = named_stream(0, "records")
+    shape = make_clients().x.shape[1:]
+    for size in (1e-6, 1.0, 1e3, 1e6):
+        for _ in range(10):
+            x = torch.from_numpy(rng.standard_normal((6, *shape)) * size)
+            y = torch.from_numpy(rng.integers(0, 3, 6))
+            whole = sums(x, y, clip)
+            zeroed = whole - sums(x[1:], y[1:], clip)
+            other_x, other_y = x.clone(), y.clone()
+            other_x[0], other_y[0] = -x[0] * float(rng.choice([1.0, 1e3])), (y[0] + 1) % 3
+            worst_zeroed = max(worst_zeroed, float(zeroed.norm()))
+            worst_replaced = max(worst_replaced, float((whole - sums(other_x, other_y, clip)).norm()))
+    assert 0.99 * clip < worst_zeroed <= clip * (1 + 1e-9)
+    assert 1.1 * clip < worst_replaced <= 2 * clip * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("variant", ["everywhere", "public-mask"])
+def test_an_upload_is_the_mean_of_clipped_records_with_the_declared_noise(variant: Any) -> None:
+    task, plan, clients = plain_task(), make_plan(), make_clients()
+    at = At(plan, 1)
+    quiet, loud = (
+        made(variant=variant, unit="record", noise_multiplier=noise, clip=0.7) for noise in (1e-5, 3.0)
+    )
+    down = quiet.broadcast(at, quiet.init_server(task.init(0), plan), (0, 1, 3))
+    up, _ = quiet.client_update(task, at, down, clients.load([0, 1, 3]), {}, ClientStreams(0, 1, (0, 1, 3)))
+    for row, client in enumerate((0, 1, 3)):
+        part = clients.parts[client]
+        expected = sums(clients.x[part], clients.y[part], 0.7) / len(part)
+        if down.mask:
+            expected = expected[down.mask["places"][0].long()]
+        torch.testing.assert_close(up.values[row].double(), expected, rtol=0, atol=1e-4)
+    sent = [
+        loud.client_update(task, at, down, clients.load([1]), {}, ClientStreams(seed, 1, (1,)))[0].values[0]
+        for seed in range(200)
+    ]
+    noise = torch.stack(sent).double() - up.values[1].double()
+    assert float(noise.std()) == pytest.approx(3.0 * 0.7 / len(clients.parts[1]), rel=0.05)
+
+
+def test_the_record_level_price_is_that_of_one_gaussian_per_participation() -> None:
+    method = made(unit="record", variant="everywhere", noise_multiplier=4.0)
+    rows = {row.adversary: row for row in account_participation(method.releases(PAPER), PAPER, 1e-5)}
+    for adversary in ("server", "observer", "client"):
+        assert rows[adversary].unit == "record"
+        assert rows[adversary].epsilon == pytest.approx(gaussian_epsilon(1 / 4.0, 1e-5), rel=0.01)
+        assert rows[adversary].adjacency == "zero-out"
+
+
+def test_audits_of_records_find_no_more_than_is_proven() -> None:
+    from tests.contract import untouched
+
+    method = made(unit="record", variant="everywhere", noise_multiplier=1.0)
+    assert untouched.audit_untouched_records(method, PAPER, delta=1e-5).lower_bound == 0
+    for found in audit_method(method, PAPER, delta=1e-5, samples=2000):
+        assert not found.broken, found
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("epochs", 2), ("momentum", 0.5), ("weight_decay", 0.1), ("local_steps", 3), ("variant", "top-k")],
+)
+def test_records_are_protected_in_one_plain_step_only(field: str, value: Any) -> None:
+    with pytest.raises(InputError) as refused:
+        made(**({"unit": "record", "variant": "everywhere"} | {field: value}))
+    assert refused.value.field == f"method.{field}"

@@ -272,7 +272,7 @@ def test_fedsnlc_noises_what_changes_the_loss_and_nothing_else() -> None:
     method = made("dp-fedsnlc", epsilon=0.5)
     clipped = torch.tensor([[0.5, 0.5, 0.0, 0.1]], dtype=torch.float64)
     slope = torch.tensor([[1.0, 0.0, 1.0, 0.01]], dtype=torch.float64)
-    out = method.perturb(clipped, slope, ClientStreams(0, 1, (0,)))  # type: ignore[attr-defined]
+    out = method.perturb(clipped, slope, ClientStreams(0, 1, (0,)), torch.tensor([9]))  # type: ignore[attr-defined]
     assert (out != clipped).tolist() == [[True, False, False, False]]
 
 
@@ -287,7 +287,7 @@ def test_fedsnlc_clips_and_its_noise_is_the_printed_one_times_the_clip() -> None
         torch.testing.assert_close(sent, 0.02 * gradient / gradient.norm(), rtol=0, atol=1e-8)
     method = made("dp-fedsnlc", clip=0.5, epsilon=0.5)
     clipped = torch.full((1, 20_000), 1e-3, dtype=torch.float64)
-    noise = method.perturb(clipped, clipped, ClientStreams(0, 1, (0,)))[:, :18_000] - 1e-3  # type: ignore[attr-defined]
+    noise = method.perturb(clipped, clipped, ClientStreams(0, 1, (0,)), torch.tensor([9]))[:, :18_000] - 1e-3  # type: ignore[attr-defined]
     sigma = math.sqrt(2 * math.log(1.25 * math.exp(0.5))) / 0.5
     assert float(noise.std()) == pytest.approx(sigma * 0.5, rel=0.03)
 

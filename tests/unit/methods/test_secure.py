@@ -30,7 +30,7 @@ ABLE: dict[str, dict[str, Any]] = {
     "dp-fedavg": {},
     "fedavg": {},
     "fedprox": {"weighting": "uniform"},
-    "fedceo": {"personal": False, "interval": 2},
+    "fedceo": {"restart": "mean", "interval": 2},
     "dp-fedags-proven": {},
     "dp-fedsgd": {"record_rate": 0.5, "clip": 0.5},
 }
@@ -81,13 +81,14 @@ def test_other_methods_are_refused_with_what_to_use_instead(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "fields", "field"),
     [
-        ("fedceo", {}, "method.personal"),
-        ("fedceo", {"personal": False, "unit": "record"}, "method.unit"),
-        ("fedceo", {"personal": False, "noise_scope": "local"}, "method.noise_scope"),
+        ("fedceo", {}, "method.restart"),
+        ("fedceo", {"restart": "mean", "unit": "record"}, "method.unit"),
+        ("fedceo", {"restart": "mean", "noise_scope": "local"}, "method.noise_scope"),
         ("udp-fedavg", {"noise_scope": "local"}, "method.noise_scope"),
         ("dp-fedavg", {"noise_scope": "local"}, "method.noise_scope"),
         ("dp-fedavg", {"unit": "record"}, "method.unit"),
         ("dp-fedags-proven", {"variant": "top-k"}, "method.variant"),
+        ("dp-fedags-proven", {"unit": "record"}, "method.unit"),
     ],
 )
 def test_fields_that_need_single_uploads_are_refused(name: str, fields: dict[str, Any], field: str) -> None:

@@ -71,7 +71,7 @@ def test_spectra_and_smoothness_are_left_and_shown(tmp_path: Path, wrap: list[di
     assert "Synthetic examples" not in page
 
 
-@pytest.mark.parametrize("method", [{"name": "fedavg"}, FEDCEO | {"personal": False}])
+@pytest.mark.parametrize("method", [{"name": "fedavg"}, FEDCEO | {"restart": "mean"}])
 def test_others_leave_nothing(tmp_path: Path, method: dict[str, Any]) -> None:
     folder = left(tmp_path, method, run={"rounds": 2, "workers": 1})
     assert not (folder / "synthetic").exists()

@@ -351,7 +351,7 @@ def test_the_server_stops_at_most_one_step_beyond_the_radius(make: Any, radius: 
     images, labels = synthetic(data)
     start = task.init(0)
     shares = torch.tensor([0.25, 0.75])
-    arguments = {"lr": 0.2, "radius": radius}
+    arguments: dict[str, Any] = {"lr": 0.2, "radius": radius}
     params, steps = descend(task, start, images, labels, shares, max_steps=12, **arguments)
     assert 1 <= steps <= 12
     if radius == math.inf:
@@ -375,6 +375,26 @@ def test_the_server_descends_on_the_weighted_union() -> None:
     for name, leaf in start.items():
         expected = leaf - 0.2 * (0.3 * parts[name][0] + 0.7 * parts[name][1])
         assert torch.allclose(params[name], expected)
+
+
+def test_batches_of_the_server_walk_through_all_images_in_every_step() -> None:
+    """One batch of everything is the whole step; small batches take several, over real images only."""
+    task, data = convolutional(), examples()
+    images, labels = synthetic(data)
+    labels[1, -2:] = PADDING
+    start, shares = task.init(0), torch.tensor([0.3, 0.7])
+    arguments: dict[str, Any] = {"lr": 0.2, "radius": math.inf, "max_steps": 2}
+    whole, _ = descend(task, start, images, labels, shares, **arguments)
+    one, steps = descend(
+        task, start, images, labels, shares, **arguments, shuffle=(512, np.random.default_rng(0))
+    )
+    assert steps == 2
+    small, _ = descend(
+        task, start, images, labels, shares, **arguments, shuffle=(2, np.random.default_rng(0))
+    )
+    for name in start:
+        torch.testing.assert_close(one[name], whole[name], rtol=1e-4, atol=1e-5)
+    assert any(not torch.allclose(small[name], whole[name], atol=1e-4) for name in start)
 
 
 def test_the_radius_is_where_the_real_loss_is_smallest() -> None:

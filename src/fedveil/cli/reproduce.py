@@ -1,0 +1,238 @@
+"""`fedveil reproduce`: published tables, their rows run and judged beside the paper's numbers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table as Grid
+
+from fedveil.cli.app import AsJson, DataDir, Results, app, notes, out
+from fedveil.engines.simulation import cores
+from fedveil.errors import FedveilError, InputError, ResultError
+from fedveil.experiment.records import Records
+from fedveil.experiment.reproduce import (
+    Estimate,
+    Job,
+    Outcome,
+    choose,
+    estimate,
+    number,
+    open_cells,
+    report,
+    run_job,
+    wall_time,
+)
+from fedveil.experiment.tables import PAPERS, find_table, list_tables, tables_folder
+from fedveil.privacy.releases import Plan
+from fedveil.session.callbacks.progress import ShowProgress, progress_bar
+from fedveil.session.loop import Callback
+
+_Paper = Annotated[
+    str | None, typer.Argument(help=f"{', '.join(PAPERS)}. Alone: its tables. None: all papers.")
+]
+_Table = Annotated[str | None, typer.Argument(help="A table of the paper, such as table-1-emnist.")]
+_Rows = Annotated[
+    list[str] | None, typer.Option("--rows", help="Rows with these words in their name. May be repeated.")
+]
+_Seeds = Annotated[
+    int | None, typer.Option("--seeds", help="Seeds 0 to N - 1; else as many as the table says.")
+]
+_Reduced = Annotated[
+    bool, typer.Option("--reduced", help="At the size that the table gives for small machines.")
+]
+_Only = Annotated[bool, typer.Option("--estimate", help="Only say how long it takes, from measured rounds.")]
+_Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Processes at a time; else one per core.")]
+_Tables = Annotated[Path | None, typer.Option("--tables", help="The folder of tables; else `experiments`.")]
+_RecordsTo = Annotated[Path | None, typer.Option("--records", help="Where records go; else TABLES/records.")]
+_Pages = Annotated[
+    Path | None,
+    typer.Option("--pages", help="Write the reproduction pages of this docs folder from the records."),
+]
+
+
+@app.command(
+    epilog='Examples: fedveil reproduce fedceo; fedveil reproduce fedceo table-1-emnist --rows "sigma 2.0" --seeds 1'
+)
+def reproduce(
+    paper: _Paper = None,
+    table: _Table = None,
+    rows: _Rows = None,
+    seeds: _Seeds = None,
+    reduced: _Reduced = False,
+    estimate_only: _Only = False,
+    jobs: _Jobs = None,
+    results: Results = Path("results"),
+    data: DataDir = None,
+    tables: _Tables = None,
+    records: _RecordsTo = None,
+    pages: _Pages = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the rows of a published table and judge them beside the paper's numbers; finished runs are not run again."""
+    folder = tables_folder(tables)
+    kept = records or folder / "records"
+    if pages is not None:
+        _write_pages(folder, kept, pages)
+        return
+    if paper is None or table is None:
+        _list(folder, kept, [paper] if paper else PAPERS, as_json=as_json)
+        return
+    job = choose(find_table(folder, paper, table), rows or (), seeds, reduced=reduced)
+    lengths = _estimate(job, results, data, jobs, needed=estimate_only)
+    if estimate_only:
+        _show_estimate(job, lengths, jobs, as_json=as_json)
+        return
+    done = _run(job, results, kept, data, jobs)
+    if as_json:
+        print(json.dumps(report(job, done.measured)))
+    else:
+        _show(job, done)
+    if done.failed:
+        told = "; ".join(f"{title}: {reason}" for title, reason in done.failed.items())
+        raise ResultError(f"{len(done.failed)} of {len(job.cells())} runs failed: {told}")
+
+
+def _estimate(
+    job: Job, results: Path, data: Path | None, jobs: int | None, *, needed: bool
+) -> dict[str, Estimate]:
+    """Say how long the unfinished runs take; where no round can be measured, the runs themselves say why."""
+    cells = open_cells(job, results)
+    try:
+        with notes.status("measuring a round of each kind of row"):
+            lengths = estimate(cells, data)
+    except FedveilError:
+        if needed:
+            raise
+        return {}
+    bound = any(one.lower_bound for one in lengths.values())
+    time = duration(wall_time(list(lengths.values()), jobs))
+    notes.print(
+        f"{len(cells)} runs of {len(job.rows)} rows: {'more than' if bound else 'about'} {time} on "
+        f"{min(jobs or cores(), max(1, len(cells)))} cores (from a measured round)"
+    )
+    return lengths
+
+
+def _run(job: Job, results: Path, records: Path, data: Path | None, jobs: int | None) -> Outcome:
+    cells = job.cells().values()
+    total = sum(cell.config.run.rounds for cell in cells)
+    with progress_bar(notes) as progress:
+        together: list[Any] = []
+
+        def callbacks_for(title: str, plan: Plan) -> list[Callback]:
+            return [ShowProgress(progress, title, plan.rounds)]
+
+        def on_progress(rounds: int, runs: int) -> None:
+            if not together:
+                together.append(progress.add_task("all rounds", total=total, status=""))
+            progress.update(together[0], completed=rounds, status=f"{runs} of {len(cells)} runs done")
+
+        try:
+            return run_job(
+                job,
+                results,
+                records,
+                data_dir=data,
+                jobs=jobs,
+                callbacks_for=callbacks_for,
+                on_progress=on_progress,
+            )
+        except KeyboardInterrupt as stop:
+            progress.stop()
+            print("fedveil: interrupted; the same command resumes from here.", file=sys.stderr)
+            raise typer.Exit(130) from stop
+
+
+def _show(job: Job, done: Outcome) -> None:
+    told = report(job, done.measured)
+    head = job.table.content.table
+    grid = Grid(title=f"{head.source}: {head.title}" + (" (reduced)" if job.reduced else ""))
+    for column in ("row", "paper", "here", "verdict"):
+        grid.add_column(column, justify="left" if column in ("row", "verdict") else "right")
+    for row in told["rows"]:
+        shown = number(row["mean"], row["metric"]) or "-"
+        if row["interval"] is not None:
+            shown += f" ± {number(row['interval'], row['metric'])}"
+        grid.add_row(row["row"], number(row["published"], row["metric"]) or "-", shown, row["verdict"] or "")
+    out.print(grid)
+    order = told["order"]
+    if order["tau"] is not None:
+        interval = "" if order["interval"] is None else " ({:.2f} to {:.2f})".format(*order["interval"])
+        said = "reproduced" if order["published_order_reproduced"] else "not reproduced"
+        out.print(f"order: {said}, Kendall's tau {order['tau']:.2f}{interval} over {order['pairs']} pairs")
+    out.print(f"level: {'reproduced' if told['level_reproduced'] else 'not reproduced'}")
+    if head.note:
+        out.print(head.note)
+
+
+def _show_estimate(job: Job, lengths: dict[str, Estimate], jobs: int | None, *, as_json: bool) -> None:
+    found = {
+        title: {"seconds": round(one.seconds, 1), "at_least": one.lower_bound}
+        for title, one in lengths.items()
+    }
+    if as_json:
+        wall = round(wall_time(list(lengths.values()), jobs), 1)
+        print(json.dumps({"table": job.table.name, "wall_seconds": wall, "runs": found}))
+        return
+    grid = Grid()
+    grid.add_column("run")
+    grid.add_column("time on one core", justify="right")
+    for title, one in lengths.items():
+        grid.add_row(title, ("> " if one.lower_bound else "") + duration(one.seconds))
+    out.print(grid)
+
+
+def _list(folder: Path, records: Path, papers: Sequence[str], *, as_json: bool) -> None:
+    """Tables with their rows, how many are on record, and how long one seed takes by the records."""
+    found: list[dict[str, Any]] = []
+    for paper in papers:
+        for table in list_tables(folder, paper):
+            kept = Records(table, records)
+            measured = [kept.measured(row) for row in table.rows]
+            times = [row.seconds / len(row.values) for row in measured if row.values]
+            mean = sum(times) / len(times) if times else None
+            found.append(
+                {
+                    "paper": paper,
+                    "table": table.name,
+                    "title": table.content.table.title,
+                    "rows": len(table.rows),
+                    "on_record": len(times),
+                    "seconds_per_seed": None if mean is None else round(mean * len(table.rows), 1),
+                }
+            )
+    if as_json:
+        print(json.dumps({"tables": found}))
+        return
+    grid = Grid()
+    for column in ("paper", "table", "what", "rows", "on record", "time of one seed"):
+        grid.add_column(column, justify="right" if column in ("rows", "on record") else "left")
+    for one in found:
+        known = one["seconds_per_seed"]
+        length = "measure it with --estimate" if known is None else f"about {duration(known)} of one core"
+        grid.add_row(
+            one["paper"], one["table"], one["title"], str(one["rows"]), str(one["on_record"]), length
+        )
+    out.print(grid)
+
+
+def _write_pages(folder: Path, records: Path, pages: Path) -> None:
+    from fedveil.report.reproduction import write_pages
+
+    if not pages.is_dir():
+        raise InputError("--pages", str(pages), "is no folder", "Give the docs folder of a clone.")
+    for path in write_pages(folder, records, pages):
+        out.print(f"written {path}", soft_wrap=True)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 5400:
+        return f"{round(seconds / 60)} minutes"
+    return f"{seconds / 3600:.1f} hours"

@@ -1,0 +1,145 @@
+"""What was measured for a published table, small enough to be kept beside it: `records/PAPER/TABLE.json`.
+
+A record knows the configuration (by its hash), the numerics and the versions that made it. One whose row has changed
+since is no longer a measurement of that row, and is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedveil.atomic_files import write_atomically
+from fedveil.errors import ResultError
+from fedveil.experiment.tables import PublishedTable, Row
+from fedveil.experiment.verdicts import Measured
+from fedveil.numerics import NUMERICS
+from fedveil.session.results import Result
+
+_VERSIONS = ("fedveil", "python", "torch", "numpy", "dp-accounting", "cores")
+_DIGITS = 6
+Entry = dict[str, Any]
+
+
+class Records:
+    """The records of one table, at full and at reduced scale."""
+
+    def __init__(self, table: PublishedTable, folder: Path) -> None:
+        self.table = table
+        self.path = folder / table.paper / f"{table.name}.json"
+        self._content: dict[str, dict[str, Entry]] = {"full": {}, "reduced": {}}
+        if self.path.exists():
+            self._content |= _read(self.path)
+
+    def add(self, row: Row, seed: int, result: Result, *, reduced: bool = False) -> None:
+        """Keep what a finished run measured."""
+        config = self.table.config(row, reduced=reduced)
+        head = {"config": config.identity(), "numerics": NUMERICS}
+        entry = self._of(reduced).get(row.name, {})
+        if {key: entry.get(key) for key in head} != head:
+            entry = {**head, "seeds": {}}
+        versions = result.summary["environment"]
+        entry["versions"] = {key: versions[key] for key in _VERSIONS}
+        entry["seeds"][str(seed)] = measurements(result)
+        self._of(reduced)[row.name] = entry
+
+    def entry(self, row: Row, *, reduced: bool = False) -> Entry | None:
+        """What was measured for this row as it stands."""
+        entry = self._of(reduced).get(row.name)
+        if entry is None or entry["numerics"] != NUMERICS:
+            return None
+        return entry if entry["config"] == self.table.config(row, reduced=reduced).identity() else None
+
+    def stale(self) -> list[str]:
+        """Rows on record that the table no longer has as they were."""
+        rows = {row.name: row for row in self.table.rows}
+        return [
+            name
+            for reduced in (False, True)
+            for name in self._of(reduced)
+            if name not in rows or self.entry(rows[name], reduced=reduced) is None
+        ]
+
+    def measured(self, row: Row, *, reduced: bool = False, seeds: Sequence[int] | None = None) -> Measured:
+        """The row beside its published value, over these seeds or all on record."""
+        entry = self.entry(row, reduced=reduced)
+        found: Mapping[str, Entry] = {} if entry is None else entry["seeds"]
+        chosen = [one for seed, one in found.items() if seeds is None or int(seed) in seeds]
+        values = [value_of(self.table, row, one) for one in chosen]
+        return Measured(
+            row.name,
+            row.group,
+            row.published,
+            tuple(value for value in values if value is not None),
+            sum(one["seconds"] for one in chosen),
+        )
+
+    def write(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        order = [row.name for row in self.table.rows]
+        content = {
+            scale: {name: rows[name] for name in order if name in rows}
+            for scale, rows in self._content.items()
+        }
+        write_atomically(self.path, (json.dumps(content, indent=1) + "\n").encode())
+
+    def _of(self, reduced: bool) -> dict[str, Entry]:
+        return self._content["reduced" if reduced else "full"]
+
+
+def measurements(result: Result) -> Entry:
+    """The numbers of one run that tables and pages are made of."""
+    summary = result.summary
+    scored = [
+        (line["accuracy"], line["round"]) for line in result.history if line.get("accuracy") is not None
+    ]
+    best, at = max(scored, key=lambda pair: (pair[0], -pair[1])) if scored else (summary["accuracy"], None)
+    personal = summary.get("personal") or {}
+    found = {
+        "accuracy": summary["accuracy"],
+        "best": best,
+        "best_round": at,
+        "before_last": scored[-2][0] if len(scored) > 1 else None,
+        "personal": personal.get("test_accuracy"),
+        "mcc": summary.get("mcc"),
+        "perplexity": summary.get("perplexity"),
+        "rounds": summary["rounds"],
+        "seconds": round(summary["seconds"], 3),
+        "bytes_up": summary["bytes_up"],
+        "epsilon": {
+            f"{row['unit']} against {row['adversary']}": row["epsilon"]
+            for row in summary["privacy"]["proven"]
+        },
+    }
+    return {key: _short(value) for key, value in found.items() if value is not None}
+
+
+def value_of(table: PublishedTable, row: Row, entry: Mapping[str, Any]) -> float | None:
+    """What is compared with the published value: of the last round, or of the best."""
+    metric = table.metric(row)
+    if metric == "accuracy" and table.content.table.score == "best":
+        metric_key = "best"
+    else:
+        metric_key = metric
+    value = entry.get(metric_key)
+    return None if value is None else float(value)
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, _DIGITS)
+    if isinstance(value, dict):
+        return {key: _short(item) for key, item in value.items()}
+    return value
+
+
+def _read(path: Path) -> dict[str, dict[str, Entry]]:
+    try:
+        content = json.loads(path.read_text())
+        if not all(isinstance(content[scale], dict) for scale in ("full", "reduced")):
+            raise ValueError("no records in it")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ResultError(f"{path} is damaged: {error}. Restore it from a copy, or remove it.") from error
+    return {scale: content[scale] for scale in ("full", "reduced")}

@@ -1,0 +1,223 @@
+"""Runs the rows of published tables over the cores, says beforehand how long that takes, and keeps the results."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from fedveil.engines.simulation import cores
+from fedveil.errors import FedveilError, InputError
+from fedveil.experiment.compare import Cell, run_cells
+from fedveil.experiment.config import Config
+from fedveil.experiment.records import Records
+from fedveil.experiment.run import run_seed
+from fedveil.experiment.tables import PublishedTable, Row
+from fedveil.experiment.verdicts import Measured, level_reproduced, order_of, verdicts
+from fedveil.privacy.releases import Plan
+from fedveil.session.loop import Callback
+from fedveil.session.results import ResultFolder
+
+_ROUNDS = 3  # measured at most; the first one also warms up
+_LIMIT = 60.0  # seconds that a measurement may take
+
+
+@dataclass(frozen=True)
+class Job:
+    """Which rows of a table are run, with which seeds."""
+
+    table: PublishedTable
+    rows: tuple[Row, ...]
+    seeds: tuple[int, ...]
+    reduced: bool = False
+
+    def config(self, row: Row) -> Config:
+        return self.table.config(row, reduced=self.reduced)
+
+    def cells(self) -> dict[tuple[str, int], Cell]:
+        """One run per row and seed."""
+        return {
+            (row.name, seed): Cell(
+                self.table.experiment, self.config(row), seed, name=f"{row.name}, seed {seed}"
+            )
+            for row in self.rows
+            for seed in self.seeds
+        }
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """How long a row's run takes on one core."""
+
+    seconds: float
+    lower_bound: bool = False
+    """Not one round ended within the measurement's limit."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A table after a reproduction: its rows beside the paper's, and what failed."""
+
+    measured: tuple[Measured, ...]
+    failed: Mapping[str, str]
+
+
+def choose(table: PublishedTable, rows: Sequence[str], seeds: int | None, *, reduced: bool) -> Job:
+    """The rows that these texts select, with the first so many seeds."""
+    count = table.content.table.seeds if seeds is None else seeds
+    if count < 1:
+        raise InputError("--seeds", count, "is no number of seeds", "Use at least 1.")
+    return Job(table, tuple(table.selected(rows)), tuple(range(count)), reduced)
+
+
+def run_job(
+    job: Job,
+    results: Path,
+    records: Path,
+    *,
+    data_dir: Path | None = None,
+    jobs: int | None = None,
+    callbacks_for: Callable[[str, Plan], Sequence[Callback]] = lambda _title, _plan: (),
+    on_progress: Callable[[int, int], None] = lambda _rounds, _runs: None,
+) -> Outcome:
+    """Run what is not finished, and record every finished run in the folder `records`."""
+    cells = job.cells()
+    failed = run_cells(
+        list(cells.values()),
+        results,
+        data_dir=data_dir,
+        jobs=jobs,
+        callbacks_for=callbacks_for,
+        on_progress=on_progress,
+    )
+    kept = Records(job.table, records)  # read after the runs: another process may have written meanwhile
+    rows = {row.name: row for row in job.rows}
+    done = [key for key, cell in cells.items() if cell.title not in failed]
+    for name, seed in done:
+        result = ResultFolder(cells[name, seed].folder(results)).read()
+        kept.add(rows[name], seed, result, reduced=job.reduced)
+    if done:
+        kept.write()
+    finished = {name: [seed for row, seed in done if row == name] for name in rows}
+    measured = [kept.measured(row, reduced=job.reduced, seeds=finished[row.name]) for row in job.rows]
+    return Outcome(tuple(measured), failed)
+
+
+def open_cells(job: Job, results: Path) -> list[Cell]:
+    """The runs that are not finished."""
+    return [cell for cell in job.cells().values() if not ResultFolder(cell.folder(results)).finished]
+
+
+def estimate(
+    cells: Sequence[Cell], data_dir: Path | None = None, *, limit: float = _LIMIT
+) -> dict[str, Estimate]:
+    """How long each run takes, by title, from measured rounds; runs that differ only in numbers share one."""
+    known: dict[str, Estimate] = {}
+    found = {}
+    for cell in cells:
+        key = _cost(cell.config)
+        if key not in known:
+            known[key] = measure(cell.config, data_dir, limit=limit)
+        found[cell.title] = known[key]
+    return found
+
+
+def wall_time(estimates: Sequence[Estimate], jobs: int | None = None) -> float:
+    """Seconds until runs of these lengths are done over so many processes."""
+    count = max(1, min(jobs or cores(), len(estimates)))
+    longest = max((one.seconds for one in estimates), default=0.0)
+    return max(longest, sum(one.seconds for one in estimates) / count)
+
+
+def measure(config: Config, data_dir: Path | None = None, *, limit: float = _LIMIT) -> Estimate:
+    """The length of a whole run, from its first rounds, measured in a process that is ended after `limit` seconds."""
+    rounds = config.run.rounds
+    short = config.model_copy(
+        update={"run": config.run.model_copy(update={"rounds": min(_ROUNDS, rounds), "workers": 1})}
+    )
+    with tempfile.TemporaryDirectory() as place:
+        process = multiprocessing.get_context("spawn").Process(
+            target=_measure_elsewhere, args=(short, Path(place), data_dir), daemon=True
+        )
+        process.start()
+        process.join(limit)
+        if process.is_alive():
+            process.terminate()
+            process.join()
+        problem = Path(place) / "problem"
+        if problem.exists():
+            raise FedveilError(problem.read_text())
+        lines = [
+            json.loads(line)
+            for path in Path(place).rglob("rounds.jsonl")
+            for line in path.read_text().splitlines()
+        ]
+    if not lines:
+        return Estimate(limit * rounds, lower_bound=True)
+    seconds = [line["seconds"] for line in lines]
+    return Estimate(seconds[0] + (rounds - 1) * median(seconds[1:] or seconds))
+
+
+def _measure_elsewhere(config: Config, place: Path, data_dir: Path | None) -> None:
+    """In a process of its own: one thread, as a run over the cores has."""
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        run_seed(config, 0, experiment="measured", results=place, data_dir=data_dir)
+    except FedveilError as error:
+        (place / "problem").write_text(str(error))
+
+
+def _cost(config: Config) -> str:
+    """What the time of a run depends on: everything but real numbers, which change no shape and no loop."""
+    content = config.resolved()
+    content.pop("paper", None)
+    return json.dumps(_without_reals(content), sort_keys=True)
+
+
+def _without_reals(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_reals(item) for key, item in value.items() if not isinstance(item, float)}
+    if isinstance(value, list):
+        return [_without_reals(item) for item in value]
+    return value
+
+
+def report(job: Job, measured: Sequence[Measured]) -> dict[str, Any]:
+    """The outcome as one JSON object."""
+    found = verdicts(measured, job.table.content.table.tolerance)
+    rows = [
+        {
+            "row": row.row,
+            "group": row.group,
+            "metric": job.table.metric(named),
+            "published": row.published,
+            "accuracy": list(row.values),
+            "mean": row.mean,
+            "interval": row.half_width,
+            "verdict": found.get(row.row, "not run" if row.mean is None else None),
+            "seconds": round(row.seconds, 3),
+        }
+        for named, row in zip(job.rows, measured, strict=True)
+    ]
+    return {
+        "paper": job.table.paper,
+        "table": job.table.name,
+        "scale": "reduced" if job.reduced else "full",
+        "rows": rows,
+        "order": order_of(measured).to_json(),
+        "level_reproduced": level_reproduced(list(found.values())),
+    }
+
+
+def number(value: float | None, metric: str) -> str:
+    """Accuracies in per cent, other metrics as they are; nothing for None."""
+    if value is None:
+        return ""
+    return f"{100 * value:.2f}" if metric in ("accuracy", "personal") else f"{value:.3f}"

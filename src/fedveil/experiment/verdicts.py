@@ -1,0 +1,151 @@
+"""Whether a published table is reproduced, by a stated rule.
+
+**Level**: a row's mean is within the larger of the table's tolerance and the mean's own 95 % interval (Student's t over
+seeds). **Order**: Kendall's tau of the rows' means against the published values, over pairs of rows in one group. The
+published order counts as reproduced if tau is at least 0.6, that is, at most one pair in five is reversed, and with
+several seeds its 95 % interval (bootstrap over seeds) lies above 0. A row that misses its level has the verdict
+"order" if it stands in the published order to every other row of its group, else "missed". A table has the published
+level if four fifths of the rows that were run have it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+import numpy as np
+from scipy.special import stdtrit
+
+from fedveil.streams import named_stream
+
+Verdict = Literal["level", "order", "missed", "not run"]
+LEAST_TAU = 0.6
+LEAST_SHARE = 0.8
+_RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A row beside its published value, one number per seed."""
+
+    row: str
+    group: str
+    published: float | None
+    values: tuple[float, ...]
+    seconds: float = 0.0
+
+    @property
+    def mean(self) -> float | None:
+        return fmean(self.values) if self.values else None
+
+    @property
+    def half_width(self) -> float | None:
+        """Of the mean's 95 % interval; None with fewer than two seeds."""
+        return half_width(self.values)
+
+
+@dataclass(frozen=True)
+class Order:
+    """Kendall's tau over the pairs of rows in one group, with its interval where there are several seeds."""
+
+    tau: float | None
+    low: float | None
+    high: float | None
+    pairs: int
+
+    @property
+    def reproduced(self) -> bool:
+        return self.tau is not None and self.tau >= LEAST_TAU and (self.low is None or self.low > 0)
+
+    def to_json(self) -> dict[str, Any]:
+        interval = None if self.low is None else [self.low, self.high]
+        return {
+            "tau": self.tau,
+            "interval": interval,
+            "pairs": self.pairs,
+            "published_order_reproduced": self.reproduced,
+        }
+
+
+def half_width(values: Sequence[float]) -> float | None:
+    """Half of the 95 % interval of the mean by Student's t."""
+    if len(values) < 2:
+        return None
+    return float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))
+
+
+def reaches_level(row: Measured, tolerance: float) -> bool:
+    if row.mean is None or row.published is None:
+        return False
+    return abs(row.mean - row.published) <= max(tolerance, row.half_width or 0.0)
+
+
+def verdicts(rows: Sequence[Measured], tolerance: float) -> dict[str, Verdict]:
+    """The verdict of each row by its name; rows without a published value are judged by nothing and left out."""
+    found: dict[str, Verdict] = {}
+    for row in rows:
+        if row.published is None:
+            continue
+        if row.mean is None:
+            found[row.row] = "not run"
+        elif reaches_level(row, tolerance):
+            found[row.row] = "level"
+        else:
+            signs = [_sign(a, b) for a, b in _pairs(rows) if row in (a, b)]
+            found[row.row] = "order" if signs and min(signs) > 0 else "missed"
+    return found
+
+
+def order_of(rows: Sequence[Measured]) -> Order:
+    """The order of the rows that were run."""
+    signs = [_sign(a, b) for a, b in _pairs(rows)]
+    if not signs:
+        return Order(None, None, None, 0)
+    taus = _resampled(rows) if min(len(row.values) for row in rows if row.values) > 1 else []
+    low, high = (float(q) for q in np.quantile(taus, [0.025, 0.975])) if taus else (None, None)
+    return Order(fmean(signs), low, high, len(signs))
+
+
+def _pairs(rows: Sequence[Measured]) -> list[tuple[Measured, Measured]]:
+    """Pairs whose order is published: of one group, both run, with different published values."""
+    return [
+        (a, b)
+        for a, b in itertools.combinations(rows, 2)
+        if a.group == b.group and a.values and b.values and None not in (a.published, b.published)
+        if a.published != b.published
+    ]
+
+
+def _sign(a: Measured, b: Measured) -> int:
+    """1 where the means are in the published order, -1 where they are reversed, 0 where they are equal."""
+    assert a.published is not None
+    assert b.published is not None
+    gap = fmean(a.values) - fmean(b.values)
+    return int(math.copysign(1, gap * (a.published - b.published))) if gap else 0
+
+
+def _resampled(rows: Sequence[Measured]) -> list[float]:
+    """Tau with each row's seeds drawn again, with replacement."""
+    rng = named_stream(0, "tau")
+    draws = []
+    for _ in range(_RESAMPLES):
+        again = [
+            Measured(
+                row.row, row.group, row.published, tuple(rng.choice(row.values, len(row.values)).tolist())
+            )
+            if row.values
+            else row
+            for row in rows
+        ]
+        draws.append(fmean(_sign(a, b) for a, b in _pairs(again)))
+    return draws
+
+
+def level_reproduced(found: Sequence[Verdict]) -> bool:
+    """Of a table: at least four fifths of the rows that were run have the published level."""
+    run = [verdict for verdict in found if verdict != "not run"]
+    return bool(run) and sum(verdict == "level" for verdict in run) >= LEAST_SHARE * len(run)

@@ -1,0 +1,229 @@
+"""Tables as data: rows become configurations, runs become records, and records become verdicts and pages."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedveil.cli import app
+from fedveil.errors import InputError, ResultError
+from fedveil.experiment.records import Records
+from fedveil.experiment.reproduce import choose, estimate, open_cells, run_job, wall_time
+from fedveil.experiment.tables import PublishedTable, find_table, list_tables, load_table
+from fedveil.report.reproduction import pages
+
+TABLE = """
+[table]
+source = "Somebody"
+title = "Table 1, digits"
+tolerance = 0.9
+seeds = 1
+
+[base.task]
+dataset = "digits"
+model = "mlp-2"
+data_options = { max_train = 200 }
+
+[base.partition]
+clients = 4
+
+[base.method]
+lr = 0.1
+clip = 2.0
+
+[base.run]
+rounds = 3
+sampler = "all"
+
+[[row]]
+name = "FedAvg"
+group = "digits"
+published = 0.5
+method = { name = "fedavg" }
+
+[[row]]
+name = "UDP-FedAvg, sigma 1"
+group = "digits"
+published = 0.4
+method = { name = "udp-fedavg", noise_multiplier = 1.0 }
+
+[[row]]
+name = "UDP-FedAvg, sigma 2"
+group = "digits"
+published = 0.3
+method = { name = "udp-fedavg", noise_multiplier = 2.0 }
+
+[reduced]
+scale = "two rounds"
+run = { rounds = 2 }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "fedceo").mkdir()
+    (tmp_path / "fedceo" / "table-1-digits.toml").write_text(TABLE)
+    return tmp_path
+
+
+@pytest.fixture
+def table(folder: Path) -> PublishedTable:
+    return find_table(folder, "fedceo", "table-1-digits")
+
+
+def test_a_row_is_the_base_with_its_own_values(table: PublishedTable) -> None:
+    plain, private, _ = (table.config(row) for row in table.rows)
+    assert plain.method == {"lr": 0.1, "name": "fedavg"}  # which has no clip
+    assert private.method == {"lr": 0.1, "clip": 2.0, "name": "udp-fedavg", "noise_multiplier": 1.0}
+    assert plain.paper is not None
+    assert (plain.paper.row, plain.paper.expected, plain.paper.scale) == ("FedAvg", 0.5, "full")
+    small = table.config(table.rows[0], reduced=True)
+    assert small.run.rounds == 2
+    assert small.paper is not None
+    assert small.paper.scale == "two rounds"
+
+
+def test_rows_are_selected_by_name_or_by_words(table: PublishedTable) -> None:
+    assert [row.name for row in table.selected(["FedAvg"])] == ["FedAvg"]
+    assert len(table.selected(["udp sigma"])) == 2
+    assert len(table.selected([])) == 3
+    with pytest.raises(InputError) as refused:
+        table.selected(["sigma 7"])
+    assert refused.value.field == "--rows"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ("tolerance = 0.9", "tolerance = -1", "table-1-digits.toml.table.tolerance"),
+        ('name = "FedAvg"', 'name = "UDP-FedAvg, sigma 1"', "row.name"),
+        ("published = 0.5", "expected = 0.5", "table-1-digits.toml.row.0.expected"),
+    ],
+)
+def test_a_broken_table_is_refused_by_field(folder: Path, old: str, new: str, field: str) -> None:
+    path = folder / "fedceo" / "table-1-digits.toml"
+    path.write_text(TABLE.replace(old, new))
+    with pytest.raises(InputError) as refused:
+        load_table(path)
+    assert refused.value.field == field
+
+
+def test_a_row_that_no_method_takes_is_refused_with_its_place(folder: Path) -> None:
+    path = folder / "fedceo" / "table-1-digits.toml"
+    path.write_text(TABLE.replace("noise_multiplier = 2.0", "noise = 2.0"))
+    table = load_table(path)
+    with pytest.raises(InputError) as refused:
+        table.config(table.rows[2])
+    assert refused.value.field.endswith("method.noise")
+
+
+def test_unknown_papers_and_tables_are_refused(folder: Path) -> None:
+    with pytest.raises(InputError) as refused:
+        list_tables(folder, "fedavg")
+    assert refused.value.field == "PAPER"
+    with pytest.raises(InputError) as refused:
+        find_table(folder, "fedceo", "table-9")
+    assert refused.value.field == "TABLE"
+    with pytest.raises(InputError) as refused:
+        list_tables(folder, "fedem")
+    assert refused.value.field == "--tables"
+
+
+def test_runs_are_recorded_and_resumed(table: PublishedTable, tmp_path: Path) -> None:
+    job = choose(table, ["udp"], 2, reduced=False)
+    assert len(open_cells(job, tmp_path / "results")) == 4
+    done = run_job(job, tmp_path / "results", tmp_path / "records", jobs=1)
+    assert done.failed == {}
+    assert [len(row.values) for row in done.measured] == [2, 2]
+    assert open_cells(job, tmp_path / "results") == []
+    records = Records(table, tmp_path / "records")
+    entry = records.entry(table.rows[1])
+    assert entry is not None
+    assert set(entry["seeds"]) == {"0", "1"}
+    one = entry["seeds"]["0"]
+    assert 0 <= one["accuracy"] <= one["best"] <= 1
+    assert one["epsilon"]["client against server"] > 0
+    assert records.measured(table.rows[0]).values == ()
+    assert len((tmp_path / "records" / "fedceo" / "table-1-digits.json").read_bytes()) < 4000
+
+
+def test_a_record_of_another_configuration_or_numerics_is_stale(
+    folder: Path, table: PublishedTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = choose(table, ["FedAvg"], 1, reduced=False)
+    run_job(job, tmp_path / "results", tmp_path / "records", jobs=1)
+    assert Records(table, tmp_path / "records").stale() == []
+    path = folder / "fedceo" / "table-1-digits.toml"
+    path.write_text(TABLE.replace("lr = 0.1", "lr = 0.2"))
+    changed = load_table(path)
+    assert Records(changed, tmp_path / "records").stale() == ["FedAvg"]
+    monkeypatch.setattr("fedveil.experiment.records.NUMERICS", 99)
+    assert Records(table, tmp_path / "records").stale() == ["FedAvg"]
+
+
+def test_damaged_records_are_told(table: PublishedTable, tmp_path: Path) -> None:
+    path = tmp_path / "records" / "fedceo" / "table-1-digits.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"full": []}')
+    with pytest.raises(ResultError, match="damaged"):
+        Records(table, tmp_path / "records")
+
+
+def test_the_time_is_estimated_from_a_measured_round(table: PublishedTable, tmp_path: Path) -> None:
+    cells = open_cells(choose(table, ["udp"], 1, reduced=False), tmp_path)
+    found = estimate(cells)
+    assert set(found) == {"UDP-FedAvg, sigma 1, seed 0", "UDP-FedAvg, sigma 2, seed 0"}
+    assert len(set(found.values())) == 1  # they differ in a real number only: one measurement
+    assert 0 < wall_time(list(found.values()), 1) < 60
+    assert estimate(cells, limit=0.01)["UDP-FedAvg, sigma 1, seed 0"].lower_bound
+
+
+def test_the_command_ends_with_one_json_object(folder: Path, tmp_path: Path) -> None:
+    options = ["--tables", str(folder), "--results", str(tmp_path / "results"), "--json"]
+    command = ["reproduce", "fedceo", "table-1-digits", "--rows", "FedAvg", "--seeds", "1", "--jobs", "1"]
+    ran = CliRunner().invoke(app, [*command, *options])
+    assert ran.exit_code == 0, ran.output
+    told = json.loads(ran.stdout.splitlines()[-1])
+    assert told["table"] == "table-1-digits"
+    (row,) = told["rows"]
+    assert (row["row"], row["published"], row["verdict"]) == ("FedAvg", 0.5, "level")
+    assert row["mean"] == row["accuracy"][0]
+    assert row["seconds"] > 0
+    assert told["order"]["published_order_reproduced"] is False  # one row has no order
+    listed = CliRunner().invoke(app, ["reproduce", "fedceo", *options])
+    (table,) = json.loads(listed.stdout)["tables"]
+    assert (table["rows"], table["on_record"]) == (3, 1)
+    assert table["seconds_per_seed"] is not None
+    only = CliRunner().invoke(app, [*command[:3], "--estimate", *options])
+    assert set(json.loads(only.stdout.splitlines()[-1])["runs"]) == {
+        "UDP-FedAvg, sigma 1, seed 0",
+        "UDP-FedAvg, sigma 2, seed 0",
+    }
+
+
+def test_a_row_whose_data_is_missing_is_not_run_and_said_so(folder: Path, tmp_path: Path) -> None:
+    path = folder / "fedceo" / "table-1-digits.toml"
+    path.write_text(TABLE.replace('dataset = "digits"', 'dataset = "cifar100"'))
+    options = [
+        "--tables",
+        str(folder),
+        "--data",
+        str(tmp_path),
+        "--results",
+        str(tmp_path / "results"),
+        "--json",
+    ]
+    ran = CliRunner().invoke(app, ["reproduce", "fedceo", "table-1-digits", "--rows", "FedAvg", *options])
+    assert ran.exit_code != 0
+    told = json.loads(ran.stdout.splitlines()[-1])
+    assert [(row["verdict"], row["accuracy"]) for row in told["rows"]] == [("not run", [])]
+    assert not (folder / "records").exists()
+
+
+def test_the_documentations_pages_are_those_of_the_records() -> None:
+    root = Path(__file__).parents[3]
+    for path, text in pages(root / "experiments", root / "experiments" / "records", root / "docs").items():
+        assert path.read_text() == text, f"run `fedveil reproduce --pages docs`: {path.name} differs"

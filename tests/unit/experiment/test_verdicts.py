@@ -1,0 +1,61 @@
+"""The rule by which a table counts as reproduced."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedveil.experiment.verdicts import Measured, half_width, level_reproduced, order_of, verdicts
+
+
+def row(name: str, published: float | None, *values: float, group: str = "g") -> Measured:
+    return Measured(name, group, published, values)
+
+
+def test_level_is_within_the_larger_of_tolerance_and_interval() -> None:
+    near, far = row("near", 0.50, 0.52), row("far", 0.60, 0.55)
+    assert verdicts([near], 0.03) == {"near": "level"}
+    assert verdicts([far], 0.03)["far"] == "missed"
+    wide = row("wide", 0.60, 0.50, 0.58, 0.57)
+    assert half_width(wide.values) == pytest.approx(0.1082, abs=1e-3)  # t = 4.303, s = 0.0436
+    assert verdicts([wide], 0.03)["wide"] == "level"
+
+
+def test_a_row_off_its_level_has_the_order_if_it_stands_right_to_all_others() -> None:
+    rows = [row("a", 0.9, 0.6), row("b", 0.8, 0.5), row("c", 0.7, 0.55)]
+    assert verdicts(rows, 0.01) == {"a": "order", "b": "missed", "c": "missed"}
+
+
+def test_rows_without_a_run_or_a_published_value() -> None:
+    rows = [row("a", 0.9), row("b", None, 0.5)]
+    assert verdicts(rows, 0.01) == {"a": "not run"}
+    assert order_of(rows).tau is None
+    assert not level_reproduced(["not run"])
+
+
+def test_tau_counts_pairs_within_groups_only() -> None:
+    rows = [
+        row("a", 0.9, 0.6),
+        row("b", 0.8, 0.5),
+        row("c", 0.1, 0.7, group="h"),
+        row("d", 0.2, 0.6, group="h"),
+    ]
+    order = order_of(rows)
+    assert (order.tau, order.pairs) == (0.0, 2)
+    assert not order.reproduced
+    assert order_of(rows[:2]).reproduced
+
+
+def test_several_seeds_give_tau_an_interval_that_must_lie_above_zero() -> None:
+    clear = [row("a", 0.9, 0.60, 0.61, 0.62), row("b", 0.8, 0.50, 0.51, 0.52)]
+    order = order_of(clear)
+    assert (order.tau, order.low, order.high) == (1.0, 1.0, 1.0)
+    mixed = [row("a", 0.9, 0.60, 0.40, 0.62), row("b", 0.8, 0.50, 0.51, 0.52)]
+    order = order_of(mixed)
+    assert order.tau == 1.0
+    assert order.low == -1.0
+    assert not order.reproduced
+
+
+def test_a_table_has_the_level_if_four_fifths_of_the_rows_that_ran_have_it() -> None:
+    assert level_reproduced(["level", "level", "level", "level", "order", "not run"])
+    assert not level_reproduced(["level", "level", "level", "missed"])
