@@ -3,7 +3,7 @@
 # isort: off
 # Each module registers its commands, and --help shows them in this order.
 from fedveil.cli.app import app, main
-from fedveil.cli import run, listing, partition, attack, privacy, report, deploy
+from fedveil.cli import run, listing, partition, attack, privacy, verify, report, deploy
 # isort: on
 
-__all__ = ["app", "attack", "deploy", "listing", "main", "partition", "privacy", "report", "run"]
+__all__ = ["app", "attack", "deploy", "listing", "main", "partition", "privacy", "report", "run", "verify"]

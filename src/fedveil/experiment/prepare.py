@@ -268,6 +268,7 @@ def facts_of(config: Config, experiment: str, prepared: Prepared) -> dict[str, A
         "model": config.task.model,
         "classes": list(dataset.classes),
         "partition": prepared.partition.counts(dataset.labels, len(dataset.label_names)).tolist(),
+        "client_names": client_names(config, dataset),
         "paper": None if config.paper is None else config.paper.model_dump(),
     }
     return facts if dataset.tokens is None else facts | {"text": dataset.tokens.to_json()}
