@@ -71,7 +71,7 @@ def _whose(run: Run, *, public: bool) -> str:
 
 
 def _proven(setting: Setting) -> str:
-    proofs = sorted(setting.proofs(), key=lambda row: ADVERSARIES.index(row.adversary))
+    proofs = sorted(setting.proofs(), key=lambda row: [*ADVERSARIES, row.adversary].index(row.adversary))
     rows = [_row(proof) for proof in proofs]
     if not rows:
         return "<p>Nothing is stated about privacy.</p>"

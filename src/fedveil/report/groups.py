@@ -114,7 +114,7 @@ class Setting:
 
 def wilson(share: float, count: int) -> tuple[float, float]:
     """The 95 % interval of a share that was measured on so many examples (Wilson 1927)."""
-    z = 1.959964
+    z, share = 1.959964, min(1.0, max(0.0, share))
     middle = (share + z * z / (2 * count)) / (1 + z * z / count)
     half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
     return max(0.0, middle - half), min(1.0, middle + half)

@@ -30,8 +30,8 @@ def linear(
     values: Sequence[float], start: float, end: float, bounds: tuple[float, float] = (-math.inf, math.inf)
 ) -> Scale:
     """A scale that holds the values, begins and ends at round numbers and stays within what values can be."""
-    low = min(values, default=0.0)
-    high = max(values, default=1.0)
+    inside = [min(max(value, bounds[0]), bounds[1]) for value in values]
+    low, high = min(inside, default=0.0), max(inside, default=1.0)
     if high - low < 1e-9 * max(1.0, abs(high)):
         pad = abs(high) * 0.1 if abs(high) > 1e-9 else 0.5
         low, high = low - pad, high + pad
