@@ -6,7 +6,7 @@ READY := .venv/.ready
 DEV := .venv/.ready-dev
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: peers scale demo docs figures test test-lowest lowest chaos fuzz lint slow bench clean
+.PHONY: peers scale heart wheel demo docs figures test test-lowest lowest chaos fuzz lint slow bench clean
 
 # An environment of another Python version is cleared, with all its marks, and made anew.
 %/.python-$(VERSION):
@@ -22,8 +22,11 @@ $(DEV): $(READY)
 	touch $(DEV)
 
 demo: $(READY)
+	$(BIN)/fedveil run experiments/demo-recommended.toml
 	$(BIN)/fedveil compare experiments/demo.toml --methods fedavg,udp-fedavg,fedceo \
-	  --attack inverting-gradients --attack-set steps=300 --report results/demo/report.html
+	  --also experiments/demo-secure.toml \
+	  --attack inverting-gradients --attack-set steps=300
+	$(BIN)/fedveil report results/demo-recommended results/demo -o results/demo/report.html
 
 figures: demo
 	$(BIN)/python docs/figures/make_figures.py results/demo
@@ -73,6 +76,9 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/gradient_matching.py
 	$(BIN)/python benchmarks/noise.py
 	$(BIN)/python benchmarks/accounting.py
+	$(BIN)/python benchmarks/tables.py
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/scattering.py
 	$(BIN)/python benchmarks/deployment.py sizes
 	$(BIN)/python benchmarks/deployment.py clients
 
@@ -85,6 +91,15 @@ $(PEERS)/.ready: $(PEERS)/.python-$(VERSION) pyproject.toml constraints.txt benc
 
 peers: $(PEERS)/.ready
 	PYTHONPATH=benchmarks $(PEERS)/bin/python benchmarks/peers/compare.py
+
+# Fed-Heart-Disease by FLamby's protocol; recorded settings are kept.
+heart: $(DEV)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/heart_disease.py choose
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/heart_disease.py run
+	$(BIN)/python benchmarks/heart_disease.py page
+
+wheel: $(READY)
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 scale: $(DEV)
 	$(BIN)/python benchmarks/scale.py --figure docs/figures/scale.png

@@ -24,7 +24,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from one_model import attack_rows, draw, method_of
 from rows import config_of
-from tables import trained
 
 from fedveil.attacks.registry import make_attack
 from fedveil.evaluation.image_quality import Brightness
@@ -36,6 +35,7 @@ from fedveil.methods.fedem import FedEM
 from fedveil.methods.fedsgd import batch_in_step
 from fedveil.methods.method import At
 from fedveil.streams import ClientStreams
+from tables import trained
 
 ROWS = {"fedsgd": "FedSGD", "ppfa": "PPFA .995", "gaussian": "Gaussian 1/255", "fedem-8": "FedEM 8/255"}
 PUBLISHED = {

@@ -18,7 +18,6 @@ from typing import Any, Literal
 import numpy as np
 from one_model import attack_answers, numbers
 from rows import ROWS, config_of, make_parser
-from tables import shown, trained
 from torch import Tensor
 
 from fedveil.attack_runs.transcript import StoredRun, Truth, read_exchange, truth
@@ -36,6 +35,7 @@ from fedveil.models.registry import make_model
 from fedveil.streams import ClientStreams, named_stream, normal
 from fedveil.task import Task
 from fedveil.tree import Params, add, expand, sub, with_axis
+from tables import shown, trained
 
 METHOD = FedEM()
 SCORES = ("mse", "psnr", "ssim", "psnr_to_trained_on", "distortion_psnr", "mean_image_psnr")

@@ -1,14 +1,16 @@
-"""What pydantic finds wrong with a value, as an error that names the field, the value and the remedy."""
+"""Files and values checked by pydantic; what is wrong is an error that names the field, the value and the remedy."""
 
 from __future__ import annotations
 
 import difflib
 import math
 import re
-from collections.abc import Sequence
-from typing import Any
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedveil.errors import InputError
 
@@ -33,6 +35,34 @@ _TYPES = {
     "model": "a section of keys and values",
 }
 _TYPE = re.compile(rf"({'|'.join(_TYPES)})_(type|parsing|parsing_size|from_float|number)")
+M = TypeVar("M", bound=BaseModel)
+
+
+class Section(BaseModel):
+    """A part of a file: unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def read_toml(path: Path, model: type[M], *, missing: str = "Run `fedveil deploy init` first.") -> M:
+    """The file as this model; whatever is wrong with it is an InputError that names the file and the key."""
+    try:
+        with path.open("rb") as file:
+            return parse_content(tomllib.load(file), model, path)
+    except FileNotFoundError as error:
+        raise InputError("file", str(path), "is not there", missing) from error
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError("file", str(path), f"cannot be read as TOML: {error}", "Fix the file.") from error
+
+
+def parse_content(content: Mapping[str, Any], model: type[M], path: Path) -> M:
+    """What a file holds as this model; `path` is for errors."""
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        found = refused(error, "", known_keys(model))
+        remedy = f"{found.remedy} The file is {path}."
+        raise InputError(f"{path.name}: {found.field}", found.value, found.problem, remedy) from error
 
 
 def refused(error: ValidationError, prefix: str, known: Sequence[str]) -> InputError:

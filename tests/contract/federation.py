@@ -43,6 +43,7 @@ BASELINES: dict[str, tuple[str, dict[str, Any]]] = {
     "fedlap-dp": ("fedlap", {"radius_strategy": "constant", "weighting": "uniform"}),
     # These have no namesake on the same batches: themselves, with a clip that no gradient reaches.
     "psg": ("psg", {"noise_multiplier": 0.0, "clip": 1e6}),
+    "dp-fedsgd": ("dp-fedsgd", {"noise_multiplier": 0.0, "clip": 1e6}),
     "dp-fedprox": ("dp-fedprox", {"noise_multiplier": 0.0, "clip": 1e6}),
     "fedceo": ("fedavg", {"weighting": "uniform"}),
 }

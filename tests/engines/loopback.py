@@ -17,13 +17,14 @@ import tomli_w
 
 from fedveil.experiment.config import Config
 from fedveil.experiment.prepare import prepare
-from fedveil.federation.config import SERVER_FILE, ServerConfig, read_toml
+from fedveil.federation.config import SERVER_FILE, ServerConfig
 from fedveil.federation.create import Federation, init
 from fedveil.federation.launch import submit
 from fedveil.federation.processes import free_port, is_up
 from fedveil.federation.run_settings import RunSettings
 from fedveil.methods import METHODS
 from fedveil.session.results import Result
+from fedveil.validation import read_toml
 
 FAULTS = Path(__file__).parent / "faults"
 
@@ -35,7 +36,12 @@ class Loopback:
         """Write everybody's folders; a node gets the examples that the simulator gives to this client."""
         self.place = place
         federation = Federation(
-            nodes=nodes, port=free_port(), methods=tuple(sorted(METHODS)), epsilon=None, minimum_cohort=1
+            nodes=nodes,
+            port=free_port(),
+            methods=tuple(sorted(METHODS)),
+            epsilon=None,
+            minimum_cohort=1,
+            trial=True,
         )
         self.folders = init(place / "federation", federation)
         self.server = place / "federation" / "server"

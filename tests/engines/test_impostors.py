@@ -19,13 +19,14 @@ from flwr.superlink.routers.fleet import router
 from starlette.exceptions import HTTPException
 
 from fedveil.errors import FedveilError, InputError
-from fedveil.federation.config import MEMBERS, SERVER_FILE, ServerConfig, read_toml
+from fedveil.federation.config import MEMBERS, SERVER_FILE, ServerConfig
 from fedveil.federation.create import Federation, init
 from fedveil.federation.members import key_fingerprint, registered_members
 from fedveil.federation.processes import register_keys
 from fedveil.federation.run_settings import LOG
 from fedveil.federation.superlink import key_of as shown_key
 from fedveil.federation.superlink import own_replies_only
+from fedveil.validation import read_toml
 from tests.engines.test_deployed_nodes import NODES, deployed, federated, write_nodes
 
 

@@ -25,12 +25,13 @@ from typer.testing import CliRunner
 pytest.importorskip("flwr")
 import fedveil.cli.deploy  # noqa: F401  its commands register themselves on the app
 from fedveil.cli import app
-from fedveil.data.table import read_table
+from fedveil.data.raw_table import read_table
+from fedveil.data.schema import read_schema
+from fedveil.data.table import table_examples
 from fedveil.engines.flower.wire import REASONS
 from fedveil.errors import FedveilError, InputError
 from fedveil.federation.certificates import make_node_key
 from fedveil.federation.processes import CONNECTION, flower, free_port
-from fedveil.federation.schema import read_schema
 from fedveil.models.registry import make_model
 from fedveil.task import Task
 
@@ -96,7 +97,7 @@ def write_rows(path: Path, first: int, last: int, step: int = 1) -> None:
 
 def accuracy(folder: Path, schema: Path, table: Path) -> float:
     """Of a run's model on rows that no node has."""
-    examples = read_schema(schema).examples(read_table(table))
+    examples = table_examples(read_schema(schema), read_table(table))
     task = Task(lambda: make_model("mlp-2", (64,), 10))
     model = {name: leaf[None] for name, leaf in load_file(folder / "model.safetensors").items()}
     found = task.outputs(model, examples.x[None])[0].argmax(-1)
@@ -150,11 +151,11 @@ class Federation:
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     place = tmp_path_factory.mktemp("federation")
-    schema, port = place / "form.toml", str(free_port())
+    schema, port = place / "schema.toml", str(free_port())
     write_rows(place / "public.csv", 0, 200)
     write_rows(place / "test.csv", 1500, 1797)
     (place / "digits.toml").write_text(EXPERIMENT)
-    command("deploy", "form", place / "public.csv", "--label", "digit", "--out", schema)
+    command("deploy", "schema", place / "public.csv", "--label", "digit", "--out", schema)
     command(
         *(
             "deploy",
@@ -166,7 +167,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
             port,
             "--reader",
             "table",
-            "--form",
+            "--schema",
             schema,
         ),
         *("--epsilon", "12"),
@@ -228,7 +229,7 @@ def test_strangers_are_not_let_in_and_false_servers_not_believed(federation: Fed
     stranger = federation.place / "stranger"
     stranger.mkdir()
     make_node_key(stranger)
-    for name in ("ca.crt", "form.toml", "policy.toml", "data.csv", "node.toml"):
+    for name in ("ca.crt", "schema.toml", "policy.toml", "data.csv", "node.toml"):
         (stranger / name).write_bytes((federation.nodes[0] / name).read_bytes())
     with program(federation.place / "stranger.log", "deploy", "node", stranger) as process:
         assert process.wait(300) != 0

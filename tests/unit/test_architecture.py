@@ -27,11 +27,14 @@ LAYERS = [
         "linalg",
         "linear_network",
         "text_model",
+        "losses",
         "task",
     ],
     ["data"],
+    ["features"],
     ["partition"],
     ["models"],
+    ["secure_sum"],
     ["privacy"],
     ["training"],
     ["evaluation"],
@@ -39,6 +42,7 @@ LAYERS = [
     ["methods"],
     ["engines"],
     ["session"],
+    ["prediction"],  # a finished run's model in use
     ["attacks"],
     ["audits"],
     ["experiment"],  # what a configuration says, and what a run needs of it
@@ -95,6 +99,7 @@ CONTRACT: dict[str, set[str] | None] = {
     "methods.method": None,
     "methods.disclosure": None,
     "methods.fields": {"STRICT"},
+    "methods.secure": None,  # around any method; engines must know that uploads are masked
     "methods.wrappers": {"WRAPPERS", "Wrapper"},
     "methods.wrappers.wrapper": {"wrapper_fields"},
 }
@@ -172,6 +177,7 @@ NOT_PRIVACY_NOISE = {
     "methods/feddm.py nearby": "networks around the model at which features are compared; declared unprotected",
     "methods/fedem.py FedEM._first_delta": "where the search for a perturbation starts; declared unprotected",
     "methods/fedem.py FedEM._project.directions": "directions for perturbations of length zero; declared unprotected",
+    "features/synthetic_images.py _leaves": "colours of images that are drawn without data",
     "models/lenet.py lenet_zhu": "first weights",
     "models/lstm.py LSTMLayer.__init__": "first weights",
     "models/lstm.py LSTMClassifier.__init__": "first weights",

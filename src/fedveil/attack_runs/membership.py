@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedveil.attack_runs.transcript import (
     StoredRun,
+    answers_of,
     read_broadcast,
     read_exchange,
     read_upload,
@@ -198,8 +199,7 @@ def _one_upload(run: StoredRun, round: int | None, client: int | None, exchange:
         raise InputError(
             "client", client, f"did not participate in round {number}", f"Use one of {list(cohort)}."
         )
-    row = [cohort.index(client)]
-    reading = read_upload(run, recorded.at, recorded.down.rows(row), recorded.up.rows(row))
+    reading = read_upload(run, recorded.at, *answers_of(run, recorded, [client]))
     sent = sub(reading.start, reading.models) if reading.gradient is None else reading.gradient
     of = f", exchange {exchange}" if exchange else ""
     words, place = (
@@ -264,10 +264,11 @@ def _same_labels(
 
 def _require_classes(prepared: Prepared, attack: str) -> None:
     """Others are chosen by the members' labels, and most attacks read a class's probability."""
-    if prepared.dataset.predicts_tokens:
+    if not prepared.dataset.has_classes:
+        what = "tokens" if prepared.dataset.predicts_tokens else "numbers or times"
         raise InputError(
             "attack",
             attack,
-            f"{prepared.dataset.name} has no classes, its model predicts tokens",
+            f"{prepared.dataset.name} has no classes, its model predicts {what}",
             "Attack a classifier, or use lamp or embedding-rows.",
         )

@@ -41,7 +41,7 @@ class StoredRun:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What was on the wire in one exchange: rows of `up` are the answers of `clients`."""
+    """What the server received in one exchange: rows of `up` are the answers of `clients`, one row their sum."""
 
     at: At
     clients: tuple[int, ...]
@@ -114,7 +114,7 @@ def read_exchange(run: StoredRun, round: int, exchange: int = 0) -> Exchange:
     clients = _read(place, "clients.json", lambda data: tuple(int(client) for client in json.loads(data)))
     down = read_broadcast(run, round, exchange)
     up = _read(place, "up.bin", run.prepared.method.up_type.from_bytes)
-    if up.count != len(clients):
+    if up.count != (1 if run.prepared.method.discloses_sum else len(clients)):
         raise ResultError(f"{place} is damaged: {len(clients)} clients, but {up.count} answers.")
     return Exchange(At(run.prepared.plan, round, exchange), clients, down, up)
 
@@ -158,6 +158,19 @@ def _place_of(folder: Path, round: int, exchange: int) -> Path:
     return folder / "transcript" / f"round-{round:06d}" / f"exchange-{exchange:04d}"
 
 
+def is_sum(run: StoredRun, exchange: Exchange, clients: Sequence[int]) -> bool:
+    """Whether the server learnt the sum of these very clients and nothing else of them."""
+    return run.prepared.method.discloses_sum and sorted(clients) == sorted(exchange.clients)
+
+
+def answers_of(run: StoredRun, exchange: Exchange, clients: Sequence[int]) -> tuple[Message, Message]:
+    """What these clients were sent, and what the server saw of them: their uploads, or the sum of all as one row."""
+    places = [_place(exchange, client) for client in clients]
+    if is_sum(run, exchange, clients):
+        return exchange.down.rows(places[:1]), exchange.up
+    return exchange.down.rows(places), run.prepared.method.single_uploads(exchange.up, places)
+
+
 def server_view(
     run: StoredRun,
     exchange: Exchange,
@@ -172,8 +185,7 @@ def server_view(
 
     Of `texts [T, B, L]` only the lengths are looked at, which the server is taken to know.
     """
-    places = [_place(exchange, client) for client in clients]
-    down, up = exchange.down.rows(places), exchange.up.rows(places)
+    down, up = answers_of(run, exchange, clients)
     method, at = run.prepared.method, exchange.at
     reading = read_upload(run, at, down, up)
     observed = reading.gradient
@@ -318,6 +330,8 @@ def _text_knowledge(run: StoredRun, texts: Tensor) -> TextKnowledge:
 def truth(run: StoredRun, exchange: Exchange, clients: Sequence[int]) -> Truth:
     """The examples behind these clients' answers, each client replayed on its own. Never part of a view."""
     parts = [_client_truth(run, exchange, client) for client in clients]
+    if is_sum(run, exchange, clients):  # what stands behind the one row
+        parts = [Truth(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]), None)]
     sizes = sorted({len(part.y) for part in parts})
     if len(sizes) > 1:
         raise InputError(

@@ -16,7 +16,7 @@ earlier, at the noisy gradients that the images are computed from, by an auditor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -92,7 +92,8 @@ def audit_method(
                 found += _bits(method, plan, row, arms, delta, confidence)
             continue
         multiplier = _declared(releases, unit, adversary)
-        audit = _uploads if adversary == "server" else _aggregates
+        alone = adversary == "server" and not method.discloses_sum
+        audit = _uploads if alone else _aggregates
         inside, outside = (audit(method, plan, seed + arm, samples, canary=arm == 0) for arm in (0, 1))
         finding = audit_samples(
             _along(inside.moved),
@@ -101,7 +102,7 @@ def audit_method(
             confidence=confidence,
             declared_multiplier=multiplier,
         )
-        if adversary == "server":
+        if alone:
             later = _uploads(method, plan, seed + 1, len(outside.moved), canary=False, first=2).moved
             finding = _with_independence(finding, outside.moved, later, gaussian=multiplier is not None)
         found.append(Audited(unit, adversary, finding, row.epsilon))
@@ -256,7 +257,9 @@ def _uploads(
 
 
 def _record_arm(method: AnyMethod, plan: Plan, seed: int, samples: int, *, canary: bool) -> np.ndarray:
-    """The numbers that clients of one record send, or the first gradients behind what they send."""
+    """The numbers that clients of one record send, the first gradients behind them, or models after their sum."""
+    if method.discloses_sum:
+        return _aggregates(method, plan, seed, samples, canary=canary).sent
     task = canary_task(_DIMENSION, method, plan)
     clients = canary_clients(samples, range(samples) if canary else (), _DIMENSION, everywhere=True)
     one = replace(plan, records_per_client=1, largest_client=1)
@@ -272,25 +275,33 @@ def _aggregates(method: AnyMethod, plan: Plan, seed: int, samples: int, *, canar
     count = min(plan.cohort, plan.clients)
     clients = canary_clients(count, (0,) if canary else (), _DIMENSION, everywhere=True)
     small = replace(plan, records_per_client=1, largest_client=1)
-    server = method.init_server(task.init(0), small)
+    models = _first_rounds(method, small, task, clients, seed, range(1, max(40, samples // 4) + 1))
+    return _Seen(models.double().numpy(), models.float().numpy())
+
+
+def _first_rounds(
+    method: AnyMethod, plan: Plan, task: Task, clients: ArrayClients, seed: int, rounds: Iterable[int]
+) -> Tensor:
+    """The models `[n, d]` after one round from zero, with the noise of each of these rounds."""
+    server = method.init_server(task.init(0), plan)
     worker = ClientWorker(task, clients, method, seed)
-    ids = tuple(range(count))
+    ids = tuple(range(len(clients.sizes)))
     seen = []
-    for number in range(1, max(40, samples // 4) + 1):
-        at = At(small, number)
+    for number in rounds:
+        at = At(plan, number)
         down = method.broadcast(at, server, ids)
         up, _ = worker.update(ids, down, {}, at)
-        after = method.server_update(task, at, server, ids, up, ServerStreams(seed, number))
+        answered, up = method.least_noise(plan, ids, up)
+        after = method.server_update(task, at, server, answered, up, ServerStreams(seed, number))
         model = method.model(after)
         seen.append(next(iter(model.values())).flatten())
-    models = torch.stack(seen)
-    return _Seen(models.double().numpy(), models.float().numpy())
+    return torch.stack(seen)
 
 
 def _audit_records(
     method: AnyMethod, plan: Plan, row: Guarantee, seed: int, delta: float, confidence: float
 ) -> Audited:
-    """Canary records by fair coins in one client's upload; half as many guesses as a tenth of them."""
+    """Canary records by fair coins in one client's upload, or in the sum; half as many guesses as a tenth of them."""
     canaries = max(200, min(2000, 2 * plan.records_per_client))
     coins = named_stream(seed, "audit/coins")
     directions = random_canaries(canaries, _RECORD_DIMENSION, 1.0, coins)
@@ -300,8 +311,15 @@ def _audit_records(
     clients = ArrayClients.from_arrays([(x, torch.zeros(len(x), dtype=torch.long))])
     one = replace(plan, records_per_client=len(x), largest_client=len(x))
     at = At(one, 1)
-    behind = _gradients_behind(method, task, clients, at, seed)
-    if behind is not None:
+    behind = None if method.discloses_sum else _gradients_behind(method, task, clients, at, seed)
+    if method.discloses_sum:
+        seen = _first_rounds(method, one, task, _and_empty(clients, plan.cohort - 1), seed, [1])[0]
+        idle = canary_clients(plan.cohort, (), _DIMENSION)
+        empty = replace(plan, records_per_client=1, largest_client=1)
+        small = canary_task(_DIMENSION, method, plan)
+        rounds = range(1, _NOISY_CLIENTS + 1)
+        noises = [_first_rounds(method, empty, small, idle, seed + 1, rounds).double().numpy()]
+    elif behind is not None:
         seen = behind.sum(0)[0]
         noises = _noise_behind(method, plan, seed)
     else:
@@ -319,6 +337,13 @@ def _audit_records(
     releases = method.releases(one)
     proven = {(r.unit, r.adversary): r.epsilon for r in account_participation(releases, one, delta)}
     return Audited("record", row.adversary, finding, proven.get(("record", row.adversary)))
+
+
+def _and_empty(clients: ArrayClients, count: int) -> ArrayClients:
+    """These clients and so many with as many records that say nothing."""
+    data = clients.load([0])
+    silent = (torch.zeros_like(data.x[0]), torch.zeros_like(data.y[0]))
+    return ArrayClients.from_arrays([(data.x[0], data.y[0]), *[silent] * count])
 
 
 def _gradients_behind(

@@ -10,15 +10,17 @@ from typing import Annotated
 
 import typer
 
+from fedveil.cli.lazy import LazyCommands
 from fedveil.cli.terminal import TerminalConsole, write_plainly
 from fedveil.errors import LARGEST_SEED, FedveilError, InputError
 from fedveil.plugins import load_plugins
 
 app = typer.Typer(
+    cls=LazyCommands,
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    epilog="Exit codes: 0 done; 1 `audit` refuted something; 2 input to fix, or a run that failed; 130 interrupted.",
+    epilog="Exit codes: 0 done; 1 `audit` or `verify` refuted something; 2 input to fix or a failed run; 130 interrupted.",
 )
 # What is printed is data, in which brackets and numbers mean nothing to the console.
 notes = TerminalConsole(stderr=True, markup=False, highlight=False)

@@ -26,77 +26,116 @@ ServerFolder = Annotated[Path, typer.Argument(help="The server's folder (with se
 NodeFolder = Annotated[Path, typer.Argument(help="The node's folder (with node.toml and policy.toml).")]
 EitherFolder = Annotated[Path, typer.Argument(help="The folder of a server or of a node.")]
 
+_ServerNames = Annotated[
+    list[str] | None,
+    typer.Option(help="The server's name or address; the first is what nodes dial. May be repeated."),
+]
+
+_Epsilon = Annotated[
+    float | None,
+    typer.Option(help="The policies' limit, over all runs; else what the experiment needs, or 8."),
+]
+
+_Experiment = Annotated[
+    Path | None,
+    typer.Option(help="An experiment: its method, unit, delta and epsilon become the policies' limits."),
+]
+
+_Classes = Annotated[str | None, typer.Option(help="The classes of pictures or texts, separated by commas.")]
+
 
 def _tell(text: str) -> None:
     print(f"fedveil: {text}", file=sys.stderr, flush=True)
 
 
 @deploy.command(
-    "init", epilog="Example: fedveil deploy init federation --nodes 3 --server fl.example.org --epsilon 4"
+    "init",
+    epilog="Example: fedveil deploy init federation --nodes 3 --server fl.example.org "
+    "--config experiment.toml",
 )
 def init_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
     nodes: Annotated[int, typer.Option(min=1, help="How many nodes.")],
-    server: Annotated[
-        list[str] | None,
-        typer.Option(help="The server's name or address; the first is what nodes dial. May be repeated."),
-    ] = None,
+    server: _ServerNames = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Where the server listens.")] = 8443,
     method: Annotated[
         list[str] | None, typer.Option(help="A method that the nodes' policies allow. May be repeated.")
     ] = None,
     adversary: Annotated[Adversary, typer.Option(help="Against whom the policies limit epsilon.")] = "server",
-    epsilon: Annotated[float, typer.Option(help="The policies' limit, over all runs.")] = 8.0,
-    delta: Annotated[float, typer.Option(help="The delta of that limit.")] = 1e-5,
+    epsilon: _Epsilon = None,
+    delta: Annotated[
+        float | None, typer.Option(help="The delta of that limit; else the experiment's, or 1e-5.")
+    ] = None,
     no_limit: Annotated[bool, typer.Option("--no-limit", help="Write policies without a limit.")] = False,
     minimum_cohort: Annotated[int, typer.Option(min=1, help="The fewest clients in a round.")] = 2,
     reader: Annotated[
         Literal["npz", "table", "pictures", "texts"], typer.Option(help="How the nodes' data is read.")
     ] = "npz",
-    form: Annotated[Path | None, typer.Option(help="The schema of the nodes' tables.")] = None,
-    classes: Annotated[
-        str | None, typer.Option(help="The classes of pictures or texts, separated by commas.")
-    ] = None,
+    schema: Annotated[Path | None, typer.Option(help="The schema of the nodes' tables.")] = None,
+    config: _Experiment = None,
+    classes: _Classes = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Without TLS and node keys; only on loopback.")
+    ] = False,
+    trial: Annotated[
+        bool,
+        typer.Option("--trial", help="Make the nodes' identities for secure aggregation here too."),
     ] = False,
 ) -> None:
     """Write certificates, keys, configurations, policies, scripts and instructions for a new federation."""
     from fedveil.federation.processes import require_flower
 
     require_flower()
-    from fedveil.federation.create import Federation, init
+    from fedveil.experiment.config import load_config
+    from fedveil.federation.create import Asked, Federation, asked_by, init
 
+    if config is not None and method:
+        raise InputError("--method", method, "the experiment names its method", "Leave one of them out.")
+    asked = None if config is None else asked_by(load_config(config), nodes, adversary, epsilon, delta)
+    if asked is None:
+        asked = Asked(tuple(method or ["udp-fedavg"]), {}, 8.0 if epsilon is None else epsilon, delta or 1e-5)
     federation = Federation(
         nodes=nodes,
         names=tuple(server or ["127.0.0.1"]),
         port=port,
-        methods=tuple(method or ["udp-fedavg"]),
+        methods=asked.methods,
+        sections=asked.sections,
         adversary=adversary,
-        epsilon=None if no_limit else epsilon,
-        delta=delta,
+        epsilon=None if no_limit else asked.epsilon,
+        delta=asked.delta,
         minimum_cohort=minimum_cohort,
         reader=reader,
-        schema=form,
+        schema=schema,
         classes=tuple(part.strip() for part in classes.split(",")) if classes else (),
         insecure=insecure,
+        trial=trial,
     )
     made = init(folder, federation)
     out.print(f"{len(made)} nodes; read {folder / 'README.md'}", soft_wrap=True)
 
 
-@deploy.command("form")
+@deploy.command("schema")
 def schema_command(
     table: Annotated[Path, typer.Argument(help="A CSV or Parquet table of public or invented rows.")],
     label: Annotated[str, typer.Option(help="The column to predict.")],
-    output: Annotated[Path, typer.Option("--out", help="Where the schema goes.")] = Path("form.toml"),
+    output: Annotated[Path, typer.Option("--out", help="Where the schema goes.")] = Path("schema.toml"),
     categorical: Annotated[list[str] | None, typer.Option(help="One-hot even if it is a number.")] = None,
+    numeric: Annotated[
+        list[str] | None, typer.Option(help="A measurement even if it looks like an identifier.")
+    ] = None,
     drop: Annotated[list[str] | None, typer.Option(help="Leave this column out.")] = None,
+    missing: Annotated[
+        Literal["refuse", "drop", "median", "category"], typer.Option(help="What missing cells become.")
+    ] = "refuse",
+    decimal: Annotated[str, typer.Option(help="The decimal mark, '.' or ','.")] = ".",
 ) -> None:
     """Write the schema that the nodes' tables share: columns, means, deviations, categories, classes."""
-    from fedveil.federation.schema import schema_of, write_schema
+    from fedveil.data.schema import write_schema
+    from fedveil.data.table import ColumnOptions, schema_of
 
-    made = schema_of(table, label, categorical=categorical or (), drop=drop or ())
+    mark: Any = decimal  # checked with the other options
+    options = ColumnOptions(categorical or (), numeric or (), drop or (), missing, mark)
+    made = schema_of(table, label, options)
     write_schema(made, output)
     out.print(f"{len(made.columns)} columns, {len(made.classes)} classes in {output}", soft_wrap=True)
     notes.print(f"for a server without data: input_shape = [{len(made.mean)}], classes = {len(made.classes)}")
@@ -109,7 +148,8 @@ def certificate_command(
 ) -> None:
     """Make the server a new key and certificate, for the names in server.toml; restart the server afterwards."""
     from fedveil.federation.certificates import SERVER_DAYS, renew_server_certificate
-    from fedveil.federation.config import SERVER_FILE, ServerConfig, read_toml
+    from fedveil.federation.config import SERVER_FILE, ServerConfig
+    from fedveil.validation import read_toml
 
     names = read_toml(folder / SERVER_FILE, ServerConfig).names
     renew_server_certificate(authority, folder, names)
@@ -133,6 +173,58 @@ def node_command(folder: NodeFolder) -> None:
     from fedveil.federation.processes import run_node
 
     run_node(folder, _tell)
+
+
+@deploy.command("join", epilog="Example: fedveil deploy join nodes/node-0")
+def join_command(
+    folder: NodeFolder,
+    rotate: Annotated[bool, typer.Option("--rotate", help="Replace the identity that is there.")] = False,
+) -> None:
+    """Make a node's identity for secure aggregation, on the node; identity.toml goes to the coordinator."""
+    from fedveil.federation.identity_files import PUBLIC_FILE, join
+
+    entry = join(folder, rotate=rotate)
+    out.print(
+        f"node {entry.name}: public key {entry.key.hex()}; give {folder / PUBLIC_FILE} to the coordinator",
+        soft_wrap=True,
+    )
+
+
+@deploy.command("roster", epilog="Example: fedveil deploy roster server --add node-0.toml --add node-1.toml")
+def roster_command(
+    folder: ServerFolder,
+    add: Annotated[list[Path] | None, typer.Option(help="A node's identity.toml. May be repeated.")] = None,
+    remove: Annotated[list[str] | None, typer.Option(help="A node that leaves or is revoked.")] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Allow another key for a node that is there.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Collect the nodes' public keys for secure aggregation, and show the digest that operators compare."""
+    from fedveil.federation.identity_files import ROSTER_FILE, change_roster, read_roster
+
+    path = folder / ROSTER_FILE
+    changed = bool(add or remove)
+    listed = change_roster(path, add or (), remove or (), replace=replace) if changed else read_roster(path)
+    nodes = [{"node": e.name, "client": e.client, "key": e.key.hex()} for e in listed.entries]
+    if as_json:
+        print(json.dumps({"digest": listed.digest, "nodes": nodes}))
+        return
+    out.print(_rows("roster", nodes))
+    out.print(f"digest {listed.digest}", soft_wrap=True)
+
+
+@deploy.command("trust", epilog="Example: fedveil deploy trust nodes/node-0 roster.toml --digest 3f0c...")
+def trust_command(
+    folder: NodeFolder,
+    roster: Annotated[Path, typer.Argument(help="The coordinator's roster.toml.")],
+    digest: Annotated[str, typer.Option(help="What the operators told each other, not through the server.")],
+) -> None:
+    """Make this roster the node's own, if it has the digest; the node then joins secure sums of these nodes only."""
+    from fedveil.federation.identity_files import trust
+
+    listed = trust(folder, roster, digest)
+    out.print(f"{len(listed.entries)} nodes, digest {listed.digest}", soft_wrap=True)
 
 
 @deploy.command("check")
@@ -218,7 +310,8 @@ def _shown(value: object) -> str:
 
 
 def _state(folder: Path) -> Path:
-    from fedveil.federation.config import NODE_FILE, SERVER_FILE, NodeConfig, ServerConfig, read_toml
+    from fedveil.federation.config import NODE_FILE, SERVER_FILE, NodeConfig, ServerConfig
+    from fedveil.validation import read_toml
 
     if (folder / NODE_FILE).exists():
         return folder / read_toml(folder / NODE_FILE, NodeConfig).state

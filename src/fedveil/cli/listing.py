@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -19,24 +22,111 @@ from fedveil.errors import known_name
 )
 def list_(
     what: Annotated[
-        Literal["methods", "wrappers", "datasets", "models", "attacks"],
-        typer.Argument(metavar="WHAT", help="methods, wrappers, datasets, models or attacks."),
+        Literal["methods", "wrappers", "datasets", "models", "attacks", "experiments", "results"],
+        typer.Argument(
+            metavar="WHAT", help="methods, wrappers, datasets, models, attacks, experiments or results."
+        ),
     ],
-    name: Annotated[str | None, typer.Argument(help="One of them: what it takes, and the defaults.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="One of them: what it takes, and the defaults. Of experiments and results: a folder."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what fedveil knows by name; or what one of them takes in a configuration."""
-    rows = _LISTS[what]() if name is None else _fields(what, name)
+    """List what fedveil knows by name; or what one of them takes in a configuration.
+
+    Experiments are the TOML files below experiments/, results the finished runs below results/, or below another
+    folder.
+    """
+    rows = _FOLDERS[what](Path(name or what)) if what in _FOLDERS else _named(what, name)
     if as_json:
         print(json.dumps(rows))
         return
     table = Table(title=name or what, title_justify="left")
+    if not rows and what in _FOLDERS:
+        out.print(f"no {what} below {name or what}", soft_wrap=True)
+        return
     columns = [key for key in rows[0] if key != "options"] if rows else ["name", "default"]
     for column in columns:
         table.add_column(column.replace("_", " "))
     for row in rows:
-        table.add_row(*(str(row[column]) for column in columns))
+        table.add_row(*(_cell(row[column]) for column in columns))
     out.print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _named(what: str, name: str | None) -> list[dict[str, Any]]:
+    return _LISTS[what]() if name is None else _fields(what, name)
+
+
+def _experiments(folder: Path) -> list[dict[str, Any]]:
+    """Files that have a section [task] or [method]; others are somebody else's."""
+    rows = []
+    for path in sorted(folder.rglob("*.toml")):
+        try:
+            content = tomllib.loads(path.read_text())
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+            continue
+        task, method, paper = (content.get(key, {}) for key in ("task", "method", "paper"))
+        if not task and not method:
+            continue
+        rows.append(
+            {
+                "name": path.stem,
+                "dataset": task.get("dataset", "digits"),
+                "method": method.get("name", ""),
+                "paper": paper.get("source", ""),
+                "path": str(path),
+            }
+        )
+    return rows
+
+
+def _results(folder: Path) -> list[dict[str, Any]]:
+    """Finished runs, the newest first; epsilon is the least that is proven, and against whom."""
+    rows = []
+    for path in folder.rglob("summary.json"):
+        try:
+            summary = json.loads(path.read_text())
+        except (OSError, ValueError):
+            continue
+        if not isinstance(summary, dict) or "method" not in summary:
+            continue
+        accuracy = summary.get("accuracy")
+        date = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+        rows.append(
+            {
+                "name": summary.get("experiment", ""),
+                "method": summary["method"],
+                "accuracy": None if accuracy is None else round(accuracy, 4),
+                "epsilon": _epsilon(summary.get("privacy")),
+                "date": date.isoformat(timespec="seconds"),
+                "path": str(path.parent),
+            }
+        )
+    return sorted(rows, key=lambda row: row["date"], reverse=True)
+
+
+def _epsilon(privacy: Any) -> str:
+    rows = privacy.get("proven", []) if isinstance(privacy, dict) else []
+    known = [row for row in rows if row.get("epsilon") is not None]
+    if not known:
+        return "none proven"
+    best = min(known, key=lambda row: float(row["epsilon"]))
+    return f"{best['epsilon']:.3g} ({best['unit']}, {best['adversary']})"
+
+
+_FOLDERS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
+    "experiments": _experiments,
+    "results": _results,
+}
 
 
 def _fields(what: str, name: str) -> list[dict[str, Any]]:
@@ -69,8 +159,16 @@ def _fields(what: str, name: str) -> list[dict[str, Any]]:
 
 def _methods() -> list[dict[str, Any]]:
     from fedveil.methods import METHODS
+    from fedveil.methods.secure import sums_securely
 
-    return [{"name": name, "summary": METHODS[name].summary} for name in sorted(METHODS)]
+    return [
+        {
+            "name": name,
+            "summary": METHODS[name].summary,
+            "secure_aggregation": sums_securely(METHODS[name]),
+        }
+        for name in sorted(METHODS)
+    ]
 
 
 def _wrappers() -> list[dict[str, Any]]:

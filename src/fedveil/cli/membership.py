@@ -11,7 +11,7 @@ from fedveil.attack_runs.membership import Target, attack_result
 from fedveil.cli.app import out
 from fedveil.cli.findings import show_membership
 from fedveil.errors import InputError
-from fedveil.experiment.config import parse_value
+from fedveil.experiment.changes import parse_value
 
 
 def attack_membership(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
-from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,16 +13,15 @@ from rich.table import Table
 from fedveil.atomic_files import write_atomically
 from fedveil.cli.app import AsJson, Changes, ConfigFile, DataDir, app, check_seed, notes, out, print_words
 from fedveil.errors import InputError, ResultError
-from fedveil.experiment.config import Config, build_method, load_config
-from fedveil.experiment.prepare import check_method, noise_source, prepare, task_for
-from fedveil.methods.method import AnyMethod, field_names
+from fedveil.experiment.config import Config, load_config
+from fedveil.experiment.prepare import check_method, model_shape, noise_source, prepare, task_for
+from fedveil.experiment.target import calibrated, check_noise_counts, method_of, with_noise
 from fedveil.models.registry import model_entry
-from fedveil.privacy.accounting import account, account_participation, epsilon_by_round, epsilon_of
-from fedveil.privacy.calibrate import calibrate
-from fedveil.privacy.releases import ADVERSARIES, Adversary, Plan, Unprotected
+from fedveil.privacy.accounting import account, account_participation, epsilon_by_round
+from fedveil.privacy.releases import ADVERSARIES, Adversary, Plan
 from fedveil.privacy.statement import show
 from fedveil.session.checks import first_server
-from fedveil.session.privacy_guard import privacy_statement, unit_of
+from fedveil.session.privacy_guard import privacy_statement
 from fedveil.session.tables import guarantees_table
 
 
@@ -35,6 +32,17 @@ def _plan(config: Config, records: int | None, data: Path | None) -> Plan:
         prepared = prepare(config, seed, data)
         check_method(prepared, seed)
         return prepared.plan
+    plan = declared_plan(config, records)
+    shape, classes = config.task.input_shape, config.task.classes
+    if shape is not None and classes is not None and model_entry(config.task.model).reads == "numbers":
+        # no data set is needed to know the model of a federation
+        task = task_for(config, model_shape(config, shape), classes)
+        first_server(task, method_of(config, plan)[0], plan, config.run.seeds[0])
+    return plan
+
+
+def declared_plan(config: Config, records: int) -> Plan:
+    """The plan of a configuration whose clients all declare so many records; no data is touched."""
     groups = config.partition.groups
     clients = config.partition.clients or (len(groups) if groups else None)
     if clients is None:
@@ -45,12 +53,7 @@ def _plan(config: Config, records: int | None, data: Path | None) -> Plan:
             "Set partition.clients.",
         )
     cohort = clients if config.run.sampler == "all" else config.run.cohort or clients
-    plan = Plan(clients, cohort, config.run.sampler, config.run.rounds, records, records)
-    shape, classes = config.task.input_shape, config.task.classes
-    if shape is not None and classes is not None and model_entry(config.task.model).reads == "numbers":
-        task = task_for(config, shape, classes)  # no data set is needed to know the model of a federation
-        first_server(task, config.build_method(), plan, config.run.seeds[0])
-    return plan
+    return Plan(clients, cohort, config.run.sampler, config.run.rounds, records, records)
 
 
 @app.command(
@@ -76,18 +79,21 @@ def account_command(
     """What a run of this configuration would prove, without training."""
     loaded = load_config(config, changes or [])
     plan = _plan(loaded, records_per_client, data)
-    method = loaded.build_method()
+    method, _ = method_of(loaded, plan)
     delta = loaded.privacy.delta
     deployed = loaded.run.engine == "flower"
     noise = noise_source(loaded, method, plan)
     statement = privacy_statement(method, plan, delta, noise=noise, deployed=deployed)
     answer: dict[str, Any] = statement.to_json()
     if target_epsilon is not None or what_if is not None:
-        _check_noise_counts(loaded, plan)
+        check_noise_counts(loaded, plan)
     if target_epsilon is not None:
         wanted = ADVERSARIES if adversary is None else (adversary,)
         answer["target_epsilon"] = target_epsilon
-        answer["calibrated"] = [_calibrated(loaded, plan, target_epsilon, who) for who in wanted]
+        unit = loaded.privacy.budget_unit
+        answer["calibrated"] = [
+            calibrated(loaded, plan, target_epsilon, who, unit).to_json() for who in wanted
+        ]
     if what_if is not None:
         answer["what_if"] = [_what_if(loaded, plan, text) for text in what_if.split(",")]
     if plot is not None:
@@ -110,47 +116,6 @@ def account_command(
         out.print(f"picture in {plot}", soft_wrap=True)
 
 
-def _with_noise(config: Config, sigma: float) -> AnyMethod:
-    method = config.build_method()
-    if "noise_multiplier" not in field_names(method):
-        raise InputError(
-            "method.name", method.name, "has no noise_multiplier to vary", "Choose a method that adds noise."
-        )
-    return build_method(config.method | {"noise_multiplier": sigma})
-
-
-def _check_noise_counts(config: Config, plan: Plan) -> None:
-    """Refuse to vary a noise multiplier that changes no price (sparse-vector is priced by its epsilon)."""
-    some, more = (_with_noise(config, sigma).releases(plan) for sigma in (1.0, 2.0))
-    if some == more and not any(isinstance(r.protection, Unprotected) for r in some):
-        raise InputError(
-            "method.noise_multiplier",
-            config.method.get("noise_multiplier", "the default"),
-            "does not change what this configuration proves",
-            "Change the field that prices it, such as upload_epsilon.",
-        )
-
-
-def _calibrated(config: Config, plan: Plan, target: float, adversary: Adversary) -> dict[str, Any]:
-    if not target > 0:
-        raise InputError("--target-epsilon", target, "is not above 0", "Use a positive epsilon.")
-    delta = config.privacy.delta
-    unit = config.privacy.budget_unit or unit_of(_with_noise(config, 1.0), plan)
-    sigma = _shown_above(
-        calibrate(
-            lambda value: _with_noise(config, value).releases(plan), plan, delta, target, adversary, unit
-        )
-    )
-    reached = epsilon_of(_with_noise(config, sigma).releases(plan), plan, delta, adversary, unit)
-    return {"adversary": adversary, "unit": unit, "noise_multiplier": sigma, "epsilon": reached}
-
-
-def _shown_above(value: float) -> float:
-    """The next number that is shown in full: who copies a rounded-down multiplier would miss the target."""
-    last = -1 if value >= 100 else math.floor(math.log10(value)) - 3
-    return float(Decimal(value).quantize(Decimal(1).scaleb(last), ROUND_CEILING))
-
-
 def _what_if(config: Config, plan: Plan, text: str) -> dict[str, Any]:
     try:
         sigma = float(text)
@@ -158,7 +123,7 @@ def _what_if(config: Config, plan: Plan, text: str) -> dict[str, Any]:
         raise InputError("--what-if", text, "is not a number", "Write 0.5,1,2.") from error
     if not 0 <= sigma < float("inf"):
         raise InputError("--what-if", text, "is not a noise multiplier", "Use numbers from 0 on.")
-    rows = account(_with_noise(config, sigma).releases(plan), plan, config.privacy.delta)
+    rows = account(with_noise(config, sigma).releases(plan), plan, config.privacy.delta)
     return {"noise_multiplier": sigma} | {f"{row.adversary} ({row.unit})": row.epsilon for row in rows}
 
 
@@ -200,7 +165,7 @@ def audit_command(
         raise ResultError(f"{folder} holds no config.toml. Give a result folder (seed-N) or a TOML file.")
     loaded = load_config(source if folder is None else folder / "config.toml", changes or [])
     plan = _plan(loaded, None, data)
-    method = loaded.build_method()
+    method, _ = method_of(loaded, plan)
     deployed = loaded.run.engine == "flower"
     statement = privacy_statement(method, plan, loaded.privacy.delta, deployed=deployed)
     with notes.status("auditing"):

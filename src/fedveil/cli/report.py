@@ -71,6 +71,9 @@ SelectionChanges = Annotated[
 def compare(
     configs: Annotated[list[Path], typer.Argument(metavar="CONFIG...", help="TOML files.")],
     methods: Methods = None,
+    also: Annotated[
+        list[Path] | None, typer.Option(help="Another TOML file to compare with, run with its own method.")
+    ] = None,
     changes: Changes = None,
     grid: Axes = None,
     seeds: Seeds = None,
@@ -99,7 +102,9 @@ def compare(
     names = [name.strip() for name in (methods or "").split(",") if name.strip()]
     if methods is not None and not names:
         raise InputError("--methods", methods, "names no method", "Give names separated by commas.")
-    cells = plan_cells(configs, methods=names, changes=changes or (), grid=grid or (), seeds=seeds or ())
+    cells = plan_cells(
+        configs, methods=names, changes=changes or (), grid=grid or (), seeds=seeds or (), also=also or ()
+    )
     for cell in cells:
         check_attacks(cell.config)
     settings = parse_settings(attack_changes or [])

@@ -28,12 +28,13 @@ from fedveil.cli.callbacks import RunCallbacks
 from fedveil.experiment.config import Config, load_experiment
 from fedveil.experiment.prepare import check_attacks, result_folder
 from fedveil.experiment.run import run_seed
+from fedveil.experiment.target import Calibrated
 from fedveil.privacy.releases import Plan
 from fedveil.session.callbacks.progress import ShowProgress, progress_bar
 from fedveil.session.loop import Callback
 from fedveil.session.tables import results_table, text_notes
 
-TEXT_KEYS = ("mcc", "perplexity", "text")
+MORE_KEYS = ("mcc", "perplexity", "text", "target", "features")
 
 
 @app.command(
@@ -61,13 +62,17 @@ def run(
         summaries = _run_all(loaded, config.stem, results, data, seed, callbacks)
     if as_json:
         shown = [
-            {"result": s["result"]} | {key: s[key] for key in SUMMARY_KEYS + TEXT_KEYS if key in s}
+            {"result": s["result"]} | {key: s[key] for key in SUMMARY_KEYS + MORE_KEYS if key in s}
             for s in summaries
         ]
         print(json.dumps(shown[0] if len(shown) == 1 else {"runs": shown}))
         return
     for line in text_notes(summaries[-1].get("text")):
         notes.print(line)
+    if (note := (summaries[-1].get("features") or {}).get("note")) is not None:
+        notes.print(note)
+    if (target := summaries[-1].get("target")) is not None:
+        notes.print(Calibrated(**target).in_words())
     print_words(summaries[-1]["privacy_in_words"])
     out.print(results_table(summaries))
     for summary in summaries:

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedveil.data.schema import TableSchema
 from fedveil.data.vocabulary import Vocabulary
 from fedveil.errors import DataError, InputError
+from fedveil.losses import Target
 from fedveil.streams import named_stream
 from fedveil.text_model import IGNORED
 
@@ -24,6 +26,7 @@ class Examples:
     """Examples with labels: `x` is `[n, ...]` float32, `y` is `[n]` int64, `users` an id per example or None.
 
     Texts are token ids, `x` `[n, L]` int64; for a language model `y` is `[n, L]`, the token after each or `IGNORED`.
+    Where numbers are predicted `y` is `[n]` float32.
     Made only of finite numbers and labels from 0 on; anything else is a DataError.
     """
 
@@ -35,7 +38,8 @@ class Examples:
         if self.x.dtype != torch.float32 and (self.x.dtype != torch.int64 or self.x.dim() != 2):
             raise DataError(f"x must be float32, or int64 token ids [n, L], not {self.x.dtype}.")
         targets = self.x.dtype == torch.int64 and self.y.shape == self.x.shape
-        if self.y.dtype != torch.int64 or (self.y.dim() != 1 and not targets):
+        number = self.y.dtype == torch.float32 and self.y.dim() == 1
+        if not number and (self.y.dtype != torch.int64 or (self.y.dim() != 1 and not targets)):
             raise DataError(f"y must be a line of int64 labels, not {self.y.dtype} {list(self.y.shape)}.")
         if self.x.dim() < 1 or self.x.shape[0] != self.y.shape[0]:
             raise DataError(f"x has shape {list(self.x.shape)} but y has {self.y.shape[0]} labels.")
@@ -44,6 +48,9 @@ class Examples:
         ):
             raise DataError("users must hold one int64 id for each example.")
         require_finite(self.x, "x")
+        if number:
+            require_finite(self.y, "y")
+            return
         counted = self.y[self.y != IGNORED] if targets else self.y
         if counted.numel() and int(counted.min()) < 0:
             raise DataError(f"label {int(counted.min())} is negative; labels count from 0.")
@@ -82,12 +89,26 @@ class TokenFacts:
 
 
 @dataclass(frozen=True)
+class FeatureFacts:
+    """Which feature map images went through, and their shape before it."""
+
+    name: str
+    options: Mapping[str, Any]
+    image_shape: tuple[int, ...]
+    note: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        facts = {"name": self.name, **self.options, "image_shape": list(self.image_shape)}
+        return facts if self.note is None else facts | {"note": self.note}
+
+
+@dataclass(frozen=True)
 class Dataset:
     """A train and a test split with the same classes.
 
     `x * std + mean` (per channel, or per feature of a table) is the value before normalisation; for images
     that is a brightness from 0 to 1, whichever normalisation was asked for. `user_names` are those of the
-    users' ids, where the data has names for them.
+    users' ids, where the data has names for them. `schema` is that of a table.
     """
 
     name: str
@@ -99,6 +120,12 @@ class Dataset:
     summary: str = ""
     tokens: TokenFacts | None = None
     user_names: tuple[str, ...] = ()
+    schema: TableSchema | None = None
+    notes: tuple[str, ...] = ()
+    """What a privacy statement says about how the data was prepared."""
+    rows_per_person: int | None = None
+    """How many training rows of one person there are at most, where the data names people."""
+    features: FeatureFacts | None = None
 
     def __post_init__(self) -> None:
         if len(self.train) == 0:
@@ -111,7 +138,7 @@ class Dataset:
         for split, examples in (("train", self.train), ("test", self.test)):
             if self.tokens is not None:
                 require_labels_below(examples.x, self.tokens.vocabulary.size, f"{self.name} {split}")
-            if not self.predicts_tokens:
+            if not self.predicts_tokens and self.target == "classes":
                 require_labels_below(examples.y, len(self.classes), f"{self.name} {split}")
 
     @property
@@ -120,24 +147,37 @@ class Dataset:
         return self.train.y.dim() == 2
 
     @property
+    def target(self) -> Target:
+        return "classes" if self.schema is None else self.schema.target
+
+    @property
+    def has_classes(self) -> bool:
+        return not self.predicts_tokens and self.target == "classes"
+
+    @property
     def labels(self) -> Tensor:
-        """The training examples' labels `[n]`, which partitions go by; zeros where there are none."""
-        return torch.zeros(len(self.train), dtype=torch.int64) if self.predicts_tokens else self.train.y
+        """The training examples' labels `[n]`, which partitions go by; zeros where there are no classes."""
+        return self.train.y if self.has_classes else torch.zeros(len(self.train), dtype=torch.int64)
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        return ("texts",) if self.predicts_tokens else self.classes
+        return self.classes if self.has_classes else ("texts",) if self.predicts_tokens else ("rows",)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         return tuple(int(size) for size in self.train.x.shape[1:])
 
     @property
+    def example_shape(self) -> tuple[int, ...]:
+        """The shape of an example as its owner holds it: of the image where the model reads features."""
+        return self.input_shape if self.features is None else self.features.image_shape
+
+    @property
     def num_classes(self) -> int:
-        """The outputs a model needs: one for each class, or for each token that may come next."""
+        """The outputs a model needs: one for each class or interval, for each token that may come next, or one."""
         if self.predicts_tokens and self.tokens is not None:
             return self.tokens.vocabulary.size
-        return len(self.classes)
+        return len(self.classes) if self.schema is None else self.schema.outputs
 
     def limited(self, train: int | None, test: int | None) -> Dataset:
         """The same dataset with at most so many training and test examples."""

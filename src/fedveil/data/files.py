@@ -28,9 +28,14 @@ def places(data_dir: Path | str | None = None) -> list[Path]:
         found.append(Path(data_dir).expanduser())
     if named := os.environ.get("FEDVEIL_DATA"):
         found.append(Path(named).expanduser())
-    cache = os.environ.get("XDG_CACHE_HOME")
-    found.append((Path(cache) if cache else Path("~/.cache").expanduser()) / "fedveil")
+    found.append(user_cache())
     return found
+
+
+def user_cache() -> Path:
+    """The user's folder for what can be made or fetched again."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path("~/.cache").expanduser()) / "fedveil"
 
 
 def find(candidates: Sequence[str], data_dir: Path | str | None = None) -> Path | None:

@@ -28,8 +28,12 @@ from fedveil.data.dataset import (
     require_labels_below,
     stratified_split,
 )
+from fedveil.data.files import given_file
+from fedveil.data.notes import Statistics, person_note, statistics_note
 from fedveil.data.pictures import class_folders, given_folder, list_pictures, read_pictures
-from fedveil.data.table import RawTable, TableSchema, class_names, fit_schema, read_table
+from fedveil.data.raw_table import joined, read_table
+from fedveil.data.schema import Decimal, Missing, TableSchema, read_schema
+from fedveil.data.table import ColumnOptions, class_names, fit_schema, table_examples
 from fedveil.errors import DataError, InputError
 
 Array = np.ndarray | Tensor
@@ -49,6 +53,8 @@ class OwnData:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     """`x * std + mean` is the value in the file, per feature or channel; empty where x is that already."""
+    schema: TableSchema | None = None
+    """Of tables."""
 
 
 def examples_from_arrays(
@@ -118,7 +124,10 @@ def clients_from_folder(
     *,
     label: str | None = None,
     categorical: Sequence[str] = (),
+    numeric: Sequence[str] = (),
     drop: Sequence[str] = (),
+    missing: Missing = "refuse",
+    decimal: Decimal = ".",
     schema: TableSchema | None = None,
     channels: int = 3,
 ) -> OwnData:
@@ -153,7 +162,8 @@ def clients_from_folder(
         return clients_from_arrays(arrays, test=read_npz(held_out[0]) if held_out else None, names=names)
     if label is None:
         raise InputError("label", None, "tables need it", "Name the column to predict.")
-    return _from_tables(clients, held_out, names, label, categorical, drop, schema)
+    options = ColumnOptions(categorical, numeric, drop, missing, decimal)
+    return _from_tables(clients, held_out, names, label, options, schema)
 
 
 def load_client_folder(
@@ -162,7 +172,12 @@ def load_client_folder(
     data_dir: Path | None = None,
     label: str | None = None,
     categorical: Sequence[str] = (),
+    numeric: Sequence[str] = (),
     drop: Sequence[str] = (),
+    missing: Missing = "refuse",
+    decimal: Decimal = ".",
+    statistics: Statistics = "rows",
+    schema: str | Path | None = None,
     channels: int = 3,
     test_fraction: float = 0.2,
     seed: int = 0,
@@ -173,7 +188,17 @@ def load_client_folder(
     """
     root = given_folder(path, data_dir)
     check_fraction("test_fraction", test_fraction)
-    own = clients_from_folder(root, label=label, categorical=categorical, drop=drop, channels=channels)
+    own = clients_from_folder(
+        root,
+        label=label,
+        categorical=categorical,
+        numeric=numeric,
+        drop=drop,
+        missing=missing,
+        decimal=decimal,
+        schema=None if schema is None else read_schema(given_file("schema", schema, data_dir)),
+        channels=channels,
+    )
     users = torch.repeat_interleave(torch.tensor(own.clients.sizes))
     train, test = Examples(own.clients.x, own.clients.y, users), own.test
     if test is None:
@@ -183,20 +208,37 @@ def load_client_folder(
     mean, std = own.mean or (0.0,) * width, own.std or (1.0,) * width
     summary = f"{len(train)} + {len(test)} examples of {len(own.names)} clients"
     name = f"client-folder:{root.name}"
-    return Dataset(name, train, test, own.classes, mean, std, summary, user_names=own.names)
+    tables = own.schema is not None
+    return Dataset(
+        name,
+        train,
+        test,
+        own.classes,
+        mean,
+        std,
+        summary,
+        user_names=own.names,
+        schema=own.schema,
+        notes=(statistics_note(schema is not None, statistics), person_note(None, None)) if tables else (),
+    )
 
 
 def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Arrays x and y of an .npz file. Pickled objects are refused, and so is an array that its header
-    declares larger than the file can hold, before memory is taken for it."""
+    """Arrays x and y of an .npz file."""
+    return read_npz_array(path, "x"), read_npz_array(path, "y")
+
+
+def read_npz_array(path: Path, name: str) -> np.ndarray:
+    """One array of an .npz file. Pickled objects are refused, and so is an array that its header declares
+    larger than the file can hold, before memory is taken for it."""
     try:
         with zipfile.ZipFile(path) as archive:
-            for name in ("x.npy", "y.npy"):
-                if name not in archive.namelist():
-                    raise DataError(f"{path}: there is no array {name[0]} in it.")
-                _check_npy(archive, name, path)
+            if f"{name}.npy" not in archive.namelist():
+                raise DataError(f"{path}: there is no array {name} in it.")
+            _check_npy(archive, f"{name}.npy", path)
         with np.load(path, allow_pickle=False) as arrays:
-            return arrays["x"], arrays["y"]
+            found: np.ndarray = arrays[name]
+            return found
     except DataError:
         raise
     except Exception as error:  # a damaged archive can fail in any way at all
@@ -240,8 +282,7 @@ def _from_tables(
     held_out: Sequence[Path],
     names: Sequence[str],
     label: str,
-    categorical: Sequence[str],
-    drop: Sequence[str],
+    options: ColumnOptions,
     schema: TableSchema | None,
 ) -> OwnData:
     tables = [read_table(path) for path in clients]
@@ -250,16 +291,12 @@ def _from_tables(
         if set(table.columns) != set(tables[0].columns):
             raise DataError(f"{table.path}: has other columns than {tables[0].path}.")
     if schema is None:
-        everything = RawTable(
-            tables[0].path.parent,
-            {name: [cell for table in tables for cell in table.columns[name]] for name in tables[0].columns},
-            tuple(f"{table.path.name}, {table.place(row)}" for table in tables for row in range(len(table))),
-        )
         classes = class_names([*tables, *([test] if test else [])], label)
-        schema = fit_schema(everything, label=label, classes=classes, categorical=categorical, drop=drop)
-    made = [schema.examples(table) for table in tables]
-    own = _own(made, names, schema.classes, None if test is None else schema.examples(test))
-    return replace(own, mean=schema.mean, std=schema.std)
+        everything = joined(tables, tables[0].path.parent)
+        schema = fit_schema(everything, label=label, classes=classes, options=options)
+    made = [table_examples(schema, table) for table in tables]
+    own = _own(made, names, schema.classes, None if test is None else table_examples(schema, test))
+    return replace(own, mean=schema.mean, std=schema.std, schema=schema)
 
 
 def _own(

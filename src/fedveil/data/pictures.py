@@ -141,14 +141,17 @@ def list_pictures(
         if not (folder / name).is_dir():
             continue
         inner = folder / name / "images"
-        pictures = _pictures_in(inner if inner.is_dir() else folder / name)
+        pictures = pictures_in(inner if inner.is_dir() else folder / name)
         if not pictures:
             raise DataError(f"{folder / name}: there is no picture in it ({', '.join(_ENDINGS)}).")
         listed.extend((picture, label) for picture in pictures[:max_per_class])
     return listed
 
 
-def _pictures_in(folder: Path) -> list[Path]:
+def pictures_in(folder: Path) -> list[Path]:
+    """The pictures in this folder, in rising order of their names; a file is the one picture."""
+    if folder.is_file():
+        return [folder]
     return sorted(
         inner
         for inner in folder.iterdir()

@@ -13,6 +13,7 @@ from fedveil.data.cifar import load_cifar10, load_cifar100
 from fedveil.data.dataset import Dataset, TextDataset, check_count
 from fedveil.data.digits import load_digits, load_fashion_mnist, load_mnist, load_mnist5k
 from fedveil.data.emnist import load_emnist
+from fedveil.data.heart import load_heart_disease
 from fedveil.data.own import load_client_folder
 from fedveil.data.pictures import load_image_folder
 from fedveil.data.table import load_table
@@ -122,8 +123,14 @@ _ENTRIES: dict[str, _Entry] = {
     "table": _Entry(
         "your CSV or Parquet table",
         "table",
-        f"Give path and label; Parquet needs pyarrow. {install('parquet')}",
+        "Give path and label.",
         load_table,
+    ),
+    "heart-disease": _Entry(
+        "740 patients of four hospitals, 13 features, 2 classes (FLamby's Fed-Heart-Disease)",
+        "table",
+        'The four processed UCI files in heart-disease/; partition.kind = "user" keeps hospitals apart.',
+        load_heart_disease,
     ),
     "cola": _Entry("9594 sentences, acceptable or not", "text", "CoLA 1.0's raw files in cola/.", load_cola),
     "sst2": _Entry("9613 sentences about films, 2 classes", "text", "Three TSV files in sst2/.", load_sst2),

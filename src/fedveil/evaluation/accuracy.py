@@ -14,27 +14,38 @@ import torch
 from torch import Tensor
 
 from fedveil.data.client_data import Clients
+from fedveil.evaluation.targets import concordance, r_squared, root_mean_square
 from fedveil.evaluation.text_overlap import matthews, perplexity
+from fedveil.losses import risk_of, target_of, times_of
 from fedveil.task import Task
 from fedveil.text_model import IGNORED, token_losses
 from fedveil.tree import Params, State, with_axis, without_axis
 
+EXTRA_METRICS = ("mcc", "perplexity", "rmse", "r2", "concordance")
+"""Fields of a score that only some kinds of models have."""
+
 
 @dataclass(frozen=True)
 class Score:
-    accuracy: float
+    accuracy: float | None
+    """None where numbers or times are predicted."""
     loss: float
     per_class: list[float | None]
-    """Accuracy among the examples of each class; None for a class without examples, empty for language models."""
+    """Accuracy among the examples of each class; None for a class without examples, empty where there are none."""
     mcc: float | None = None
     """The Matthews correlation of a classifier of texts."""
     perplexity: float | None = None
     """Of a language model, per token."""
+    rmse: float | None = None
+    """Of numbers, in the units of the table."""
+    r2: float | None = None
+    concordance: float | None = None
+    """Of survival times."""
 
     def metrics(self) -> dict[str, Any]:
         """What a round's record holds; a loss that overflowed is None, since JSON has no infinity."""
         found = {"accuracy": self.accuracy, "loss": _finite(self.loss), "per_class": self.per_class}
-        extra = {"mcc": self.mcc, "perplexity": self.perplexity}
+        extra = {name: getattr(self, name) for name in EXTRA_METRICS}
         return found | {name: _finite(value) for name, value in extra.items() if value is not None}
 
 
@@ -54,22 +65,33 @@ def evaluate(
     size = _batch_size(task)
     if y.dim() == 2:
         return _evaluate_tokens(task, params, x, y, size)
-    w = with_axis(params)
-    said: list[Tensor] = []
-    losses: list[Tensor] = []
-    with torch.no_grad():
-        for start in range(0, len(x), size):
-            bx = x[None, start : start + size].to(task.device)
-            by = y[None, start : start + size].to(task.device)
-            scores = task.outputs(w, bx)
-            losses.append(task.example_loss(scores[0], by[0]).double().cpu())
-            said.append(scores[0].argmax(-1).cpu())
-    predicted = torch.cat(said)
-    hits = predicted == y.cpu()
+    scores = outputs_of(task, params, x, size)
+    y = y.cpu()
+    loss = float(task.example_loss(scores, y).double().mean())
+    target = target_of(task.example_loss)
+    if target == "number":
+        error = (scores.squeeze(-1) - y) * getattr(task.example_loss, "scale", 1.0)
+        return Score(None, loss, [], rmse=root_mean_square(error), r2=r_squared(scores.squeeze(-1), y))
+    if target == "survival":
+        risk = risk_of(task.example_loss, scores)
+        return Score(None, loss, [], concordance=concordance(risk, *times_of(task.example_loss, y)))
+    predicted = scores.argmax(-1)
+    hits = predicted == y
     count = classes or int(y.max()) + 1
     per_class = [float(hits[y == c].double().mean()) if bool((y == c).any()) else None for c in range(count)]
-    mcc = None if task.text is None else matthews(y.cpu(), predicted)
-    return Score(float(hits.double().mean()), float(torch.cat(losses).mean()), per_class, mcc)
+    mcc = None if task.text is None else matthews(y, predicted)
+    return Score(float(hits.double().mean()), loss, per_class, mcc)
+
+
+def outputs_of(task: Task, params: Params, x: Tensor, size: int | None = None) -> Tensor:
+    """What the model says of every example `[n, ...]`, in evaluation mode, on the CPU."""
+    w, size = with_axis(params), size or _batch_size(task)
+    with torch.no_grad():
+        parts = [
+            task.outputs(w, x[None, start : start + size].to(task.device))[0].cpu()
+            for start in range(0, len(x), size)
+        ]
+    return torch.cat(parts)
 
 
 def _batch_size(task: Task) -> int:
@@ -137,7 +159,7 @@ def evaluate_personal(
             return None
         model = without_axis(params)
         if test is not None:
-            on_test.append(evaluate(task, model, *test).accuracy)
+            on_test.extend(a for a in (evaluate(task, model, *test).accuracy,) if a is not None)
         on_own.extend(score for score in evaluate_clients(task, model, own, [client]) if score is not None)
     if not chosen:
         return None

@@ -49,7 +49,8 @@ class Cell:
 
     @property
     def title(self) -> str:
-        return f"{self.config.method['name']} seed {self.seed}"
+        secure = " secure" if self.config.aggregation.kind == "secure" else ""
+        return f"{self.config.method['name']}{secure} seed {self.seed}"
 
 
 def plan_cells(
@@ -59,11 +60,13 @@ def plan_cells(
     changes: Sequence[str] = (),
     grid: Sequence[str] = (),
     seeds: Sequence[int] = (),
+    also: Sequence[Path] = (),
 ) -> list[Cell]:
     """Every run that a comparison takes, each once, all checked before the first starts.
 
     Without `methods` each file's own method is run. A change or an axis of the grid that names a field of methods
-    applies to those methods that have it; one that none has is refused.
+    applies to those methods that have it; one that none has is refused. The files of `also` are run with their own
+    methods, as part of the first file's experiment.
     """
     axes = [_axis(text) for text in grid]
     cells: dict[tuple[str, str, int], Cell] = {}
@@ -78,6 +81,12 @@ def plan_cells(
                 for seed in seeds or config.run.seeds:
                     cell = Cell(path.stem, config, seed)
                     cells.setdefault((cell.experiment, config.identity(), seed), cell)
+    for path in also:
+        own = str(load_config(path).method["name"])
+        config = load_experiment(path, [change for change in changes if _applies(change, own)])
+        for seed in seeds or config.run.seeds:
+            cell = Cell(paths[0].stem, config, seed)
+            cells.setdefault((cell.experiment, config.identity(), seed), cell)
     return list(cells.values())
 
 

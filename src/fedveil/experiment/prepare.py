@@ -16,22 +16,27 @@ from fedveil.data.client_data import ArrayClients, Clients, digest_of
 from fedveil.data.dataset import Dataset, TextDataset
 from fedveil.data.files import places, state_of
 from fedveil.data.registry import is_own_data, list_datasets, load_dataset
+from fedveil.data.schema import TableSchema
 from fedveil.data.tokens import tokenise
 from fedveil.data.transformers_folder import DEFAULT
 from fedveil.data.vocabulary import Vocabulary, make_vocabulary
 from fedveil.errors import InputError, known_name, within
 from fedveil.experiment.config import Config, TextSection
+from fedveil.experiment.target import Calibrated, method_of
+from fedveil.features.feature_map import as_features, make_features
+from fedveil.losses import Cox, Hazard, Huber, Squared, WeightedCrossEntropy
 from fedveil.methods.method import AnyMethod
 from fedveil.models.registry import make_model, model_entry
 from fedveil.partition.partition import Partition
 from fedveil.partition.registry import make_partition
+from fedveil.prediction.recipe import Recipe, TextInput, recipe_for
 from fedveil.privacy.releases import Plan
 from fedveil.session.checks import check_test, first_server
 from fedveil.session.options import AvailableData, PrivacySettings, RunOptions
 from fedveil.session.privacy_guard import noise_for
 from fedveil.session.run import make_plan
 from fedveil.streams import NoiseSource, named_stream
-from fedveil.task import Task, cross_entropy
+from fedveil.task import ExampleLoss, Task, cross_entropy
 from fedveil.text_model import next_token_loss
 
 
@@ -47,11 +52,20 @@ class Prepared:
     plan: Plan
     method: AnyMethod
     noise: NoiseSource
+    target: Calibrated | None = None
+    names: Sequence[str] | None = None
+    """What the data calls its clients."""
 
     @property
     def data(self) -> AvailableData:
         """What a session in this process can read."""
-        return AvailableData(self.dataset.test, self.dataset.num_classes, self.clients, self.local_test)
+        return AvailableData(
+            self.dataset.test,
+            self.dataset.num_classes,
+            self.clients,
+            self.local_test,
+            names=self.names,
+        )
 
     @property
     def digest(self) -> str | None:
@@ -76,7 +90,16 @@ def load_examples(config: Config, data_dir: Path | None) -> Dataset:
             )
         if config.task.text is not None:
             raise InputError("task.text", "given", f"{dataset.name} holds no texts", "Leave the section out.")
-        return dataset
+        features = config.task.features
+        options = json.dumps(config.task.feature_options, sort_keys=True)
+        return dataset if features is None else _featured(dataset, features, options)
+    if config.task.features is not None:
+        raise InputError(
+            "task.features",
+            config.task.features,
+            f"reads images, {dataset.name} holds texts",
+            "Leave task.features out.",
+        )
     if reads == "numbers":
         raise InputError(
             "task.model",
@@ -92,7 +115,7 @@ def load_examples(config: Config, data_dir: Path | None) -> Dataset:
 def _state(options: Mapping[str, Any], data_dir: Path | None) -> Hashable:
     """Where data is looked for and what the files that the user names hold, as far as a look at their sizes and times
     tells; published data sets do not change."""
-    named = [options[key] for key in ("path", "test_path") if isinstance(options.get(key), str)]
+    named = [options[key] for key in ("path", "test_path", "schema") if isinstance(options.get(key), str)]
     return tuple(places(data_dir)), tuple(state_of(path, data_dir) for path in named)
 
 
@@ -100,6 +123,18 @@ def _state(options: Mapping[str, Any], data_dir: Path | None) -> Hashable:
 def _load(name: str, data_dir: Path | None, options: str, _state: Hashable) -> Dataset | TextDataset:
     """The seeds of an experiment share one copy of their data, as long as its files stay as they are."""
     return load_dataset(name, data_dir=data_dir, **json.loads(options))
+
+
+@functools.lru_cache(maxsize=1)
+def _featured(dataset: Dataset, name: str, options: str) -> Dataset:
+    """The seeds of an experiment share one copy of their features."""
+    return as_features(dataset, name, **json.loads(options))
+
+
+def model_shape(config: Config, example_shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of what the model reads, for examples of this shape."""
+    made = make_features(config.task.features, config.task.feature_options)
+    return tuple(example_shape) if made is None else made.shape(example_shape)
 
 
 def _text_section(config: Config) -> TextSection:
@@ -149,7 +184,26 @@ def _tokens(
 def make_task(config: Config, dataset: Dataset, device: str | torch.device = "cpu") -> Task:
     """The model of a configuration for these data, with the loss that it learns by."""
     vocabulary = None if dataset.tokens is None else dataset.tokens.vocabulary
-    return task_for(config, dataset.input_shape, dataset.num_classes, vocabulary, device)
+    loss = loss_for(config, dataset.schema, len(dataset.classes))
+    return task_for(config, dataset.input_shape, dataset.num_classes, vocabulary, device, loss)
+
+
+def loss_for(config: Config, schema: TableSchema | None, classes: int) -> ExampleLoss:
+    """The loss that fits what is predicted: `task.loss` and `task.class_weights`, or the usual one."""
+    target = "classes" if schema is None else schema.target
+    asked, weights = config.task.loss, config.task.class_weights
+    if asked is not None and target != "number":
+        raise InputError("task.loss", asked, f"is for numbers, the target is {target}", "Leave it out.")
+    if weights is not None and (target != "classes" or len(weights) != classes):
+        problem = f"there are {classes} classes" if target == "classes" else f"the target is {target}"
+        raise InputError("task.class_weights", weights, problem, "Give one weight for each class.")
+    if target == "number":
+        assert schema is not None
+        return (Huber if asked == "huber" else Squared)(schema.label_std)
+    if target == "survival":
+        assert schema is not None
+        return Hazard() if schema.intervals else Cox()
+    return cross_entropy if weights is None else WeightedCrossEntropy(tuple(weights))
 
 
 def task_for(
@@ -158,14 +212,18 @@ def task_for(
     classes: int,
     vocabulary: Vocabulary | None = None,
     device: str | torch.device = "cpu",
+    loss: ExampleLoss | None = None,
 ) -> Task:
     """The model of a configuration for examples of this shape: all that server and nodes need to agree on.
 
     The task holds no data: attacks are given it, and nothing private may be reached from it.
     """
     build = _builder(config, input_shape, classes, vocabulary)
-    next_token = model_entry(config.task.model).reads == "texts without labels"
-    return Task(build, loss=next_token_loss if next_token else cross_entropy, device=device)
+    if model_entry(config.task.model).reads == "texts without labels":
+        loss = next_token_loss
+    elif loss is None:
+        loss = loss_for(config, None, classes)
+    return Task(build, loss=loss, device=device)
 
 
 def model_bytes(
@@ -236,13 +294,28 @@ def prepare(config: Config, seed: int, data_dir: Path | None = None) -> Prepared
     parts, held = _hold_out(partition.parts, config.partition.holdout, seed)
     x, y = dataset.train.x, dataset.train.y
     clients = ArrayClients(x, y, parts)
-    local_test = ArrayClients(x, y, held) if held else None
+    local_test = ArrayClients(x, y, held) if held else _test_of_users(config, dataset)
 
     plan = make_plan(clients, rounds=config.run.rounds, cohort=config.run.cohort, sampler=config.run.sampler)
-    method = config.build_method()
+    method, target = method_of(config, plan)
     task = make_task(config, dataset, device)
     noise = noise_source(config, method, plan)
-    return Prepared(task, dataset, partition, clients, local_test, plan, method, noise)
+    names = client_names(config, dataset)
+    return Prepared(task, dataset, partition, clients, local_test, plan, method, noise, target, names)
+
+
+def _test_of_users(config: Config, dataset: Dataset) -> ArrayClients | None:
+    """The test examples of each client, where clients are the data's users and the test split names them too."""
+    users, test = dataset.train.users, dataset.test.users
+    if (
+        config.partition.kind != "user"
+        or config.partition.clients is not None
+        or users is None
+        or test is None
+    ):
+        return None
+    parts = [torch.nonzero(test == user).flatten() for user in users.unique()]
+    return ArrayClients(dataset.test.x, dataset.test.y, parts) if any(map(len, parts)) else None
 
 
 def check_method(prepared: Prepared, seed: int) -> None:
@@ -270,8 +343,27 @@ def facts_of(config: Config, experiment: str, prepared: Prepared) -> dict[str, A
         "partition": prepared.partition.counts(dataset.labels, len(dataset.label_names)).tolist(),
         "client_names": client_names(config, dataset),
         "paper": None if config.paper is None else config.paper.model_dump(),
+        "prediction": recipe_of(config, dataset).to_json(),
     }
+    if prepared.target is not None:
+        facts["target"] = prepared.target.to_json()
+    if dataset.features is not None:
+        facts["features"] = dataset.features.to_json()
     return facts if dataset.tokens is None else facts | {"text": dataset.tokens.to_json()}
+
+
+def recipe_of(config: Config, dataset: Dataset) -> Recipe:
+    """How to use the model that this configuration trains."""
+    return recipe_for(config.task.model, config.task.model_options, dataset, text_input(config))
+
+
+def text_input(config: Config) -> TextInput | None:
+    """How this configuration's model reads texts; None for a model of images and tables."""
+    if model_entry(config.task.model).reads == "numbers":
+        return None
+    section = _text_section(config)
+    assert section.vocabulary != "auto"
+    return TextInput(section.vocabulary, section.size, section.path, section.length)
 
 
 def run_options(
@@ -282,8 +374,12 @@ def run_options(
     noise: NoiseSource,
     *,
     deployed: bool = False,
+    dataset: Dataset | None = None,
 ) -> RunOptions:
-    """The options of a seed's run with its results in this folder, whatever its engine."""
+    """The options of a seed's run with its results in this folder, whatever its engine.
+
+    `dataset` is what clients train on, for what the privacy statement says about it.
+    """
     section = config.privacy
     ledger = None if section.ledger is None else Path(section.ledger)
     return RunOptions(
@@ -292,7 +388,13 @@ def run_options(
         config=config.to_toml(),
         facts=facts,
         privacy=PrivacySettings(
-            section.delta, section.budget, section.budget_adversary, section.budget_unit, ledger
+            section.delta,
+            section.budget,
+            section.budget_adversary,
+            section.budget_unit,
+            ledger,
+            () if dataset is None else dataset.notes,
+            None if dataset is None else dataset.rows_per_person,
         ),
         evaluate_every=config.run.evaluate_every,
         checkpoint_every=config.run.checkpoint_every,

@@ -290,7 +290,9 @@ def _score(noise: Gaussian | None, prepared: Prepared, result: Result) -> float:
     test = check_test(prepared.task, prepared.dataset.test)
     assert test is not None
     x, y = test
-    correct = round(evaluate(prepared.task, result.model, x, y).accuracy * len(y))
+    accuracy = evaluate(prepared.task, result.model, x, y).accuracy
+    assert accuracy is not None
+    correct = round(accuracy * len(y))
     total = {"correct": torch.tensor([[correct]], dtype=torch.float64)}
     return float(noise.perturb(total, [EntropyStream()])["correct"]) / len(y)
 

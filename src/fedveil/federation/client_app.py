@@ -9,32 +9,39 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from torch import Tensor
 
 from fedveil.data.client_data import Clients
+from fedveil.data.dataset import Examples
 from fedveil.data.vocabulary import Vocabulary
 from fedveil.engines.flower.node import Node, admit_all, refused_by
+from fedveil.engines.flower.secure_node import SecureNode
 from fedveil.engines.flower.wire import LARGEST_MESSAGE, Order, RefusalError, read_hello
 from fedveil.engines.worker import ClientWorker
 from fedveil.errors import FedveilError, InputError
 from fedveil.experiment.config import Config, TextSection
-from fedveil.experiment.prepare import Prepared, model_bytes, prepare, task_for
+from fedveil.experiment.prepare import Prepared, model_bytes, model_shape, prepare, task_for
+from fedveil.features.feature_map import PretrainedFeatures, make_features
+from fedveil.federation.config import POLICY_FILE
 from fedveil.federation.declared import Declared, fit, made_up
+from fedveil.federation.membership import open_membership, roster_digest
 from fedveil.federation.node import Node as OwnNode
 from fedveil.federation.node import NodeClients, open_node
-from fedveil.federation.policy import RefusedError
+from fedveil.federation.policy import Policy, RefusedError
 from fedveil.federation.resources import require_affordable, require_counted
 from fedveil.federation.run_settings import RunSettings, parse_config, vocabulary_on_nodes
 from fedveil.messages import Message as Downlink
 from fedveil.methods.method import AnyMethod
+from fedveil.methods.secure import secure_part
 from fedveil.privacy.releases import Plan
 from fedveil.session.checks import check_clients, first_server
 from fedveil.task import Task
+from fedveil.validation import read_toml
 
 log = logging.getLogger("flwr.fedveil")
 app = ClientApp()
@@ -60,6 +67,28 @@ def exchange(message: Message, context: Context) -> Message:
         return Message(refused_by(error, _name(context)), reply_to=message)
 
 
+@app.train("leg")
+def leg(message: Message, context: Context) -> Message:
+    """One leg of a secure sum."""
+    try:
+        node, limit = secure_node_of(context)
+        return Message(node.answer(message.content, limit), reply_to=message)
+    except Exception as error:
+        return Message(refused_by(error, _name(context)), reply_to=message)
+
+
+def secure_node_of(context: Context) -> tuple[SecureNode, int]:
+    """The node's half of secure sums in the run of this context, and the largest message that it reads."""
+    settings = RunSettings.from_run_config(context.run_config)
+    method = secure_part(settings.config.build_method())
+    folder = context.node_config.get("fedveil-node")
+    if method is None or folder is None:
+        raise RefusalError("configuration", "this run has no secure sums", "aggregation.kind")
+    place = Path(str(folder)).absolute()
+    limit = read_toml(place / POLICY_FILE, Policy).maximum_message
+    return SecureNode(open_membership(place), method, lambda: _deployed(settings, str(place))), limit
+
+
 def _name(context: Context) -> str:
     """Of a node that may not even be able to read its own files."""
     folder = context.node_config.get("fedveil-node")
@@ -79,27 +108,27 @@ def _deployed(settings: RunSettings, folder: str) -> Node:
     config = settings.config
     classes = _agreed_classes(config, home.declared)
     vocabulary, text = vocabulary_on_nodes(config), config.task.text or TextSection()
-    size = _example_bytes(home.examples.x) if vocabulary is None else 0
-    require_affordable(
-        config, home.guard.policy, records=home.declared.records, classes=classes, example_bytes=size
-    )
-    if vocabulary is None:
-        held = home.examples
-    else:
-        held = home.tokens(vocabulary, length=text.length, too_long=text.too_long)
-    examples = fit(held, home.declared.records, classes)
+    if (
+        config.task.features == PretrainedFeatures.name
+    ):  # a server must not choose what a node reads from its disk
+        raise RefusalError("configuration", "features of a folder that the server names", "task.features")
+    shape = (text.length,) if vocabulary else model_shape(config, home.examples.x.shape[1:])
+    policy, records = home.guard.policy, home.declared.records
+    size = 0 if vocabulary else math.prod(shape) * home.examples.x.element_size()
+    require_affordable(config, policy, records=records, classes=classes, example_bytes=size)
+    _require_room(config, shape, classes, vocabulary, policy.maximum_message)
+    held = _as_read(config, home, vocabulary, text)
+    examples = fit(held, records, classes)
     if unfit := int((held.y >= classes).sum()):  # only this log may say so
         log.warning("%d examples have no class among the run's %d and count as empty", unfit, classes)
-    limit = home.guard.policy.maximum_message
-    _require_room(config, examples.x.shape[1:], classes, vocabulary, limit)
-    task, method = task_for(config, examples.x.shape[1:], classes, vocabulary), config.build_method()
+    task, method = task_for(config, shape, classes, vocabulary), config.build_method()
 
     labels = home.declared.label_set(classes)
     probe = NodeClients(home.client, made_up(held), labels)
 
     def admit(order: Order, down: Downlink) -> None:
         at = order.at
-        require_counted(at.plan, home.guard.policy)
+        require_counted(at.plan, policy)
         _require_fit(task, method, at.plan, probe, settings.seed)
         told = {"announced": int(down.scalars().get("cohort", 0)), "seed": settings.seed}
         try:
@@ -109,11 +138,17 @@ def _deployed(settings: RunSettings, folder: str) -> Node:
 
     clients = NodeClients(home.client, examples, labels)
     worker = ClientWorker(task, clients, method, settings.seed, home.noise, deployed=home.noise == "entropy")
-    return Node(home.name, home.client, home.declared.records, worker, home.state / "clients", admit, limit)
+    limit = policy.maximum_message
+    digest = roster_digest(home.directory)
+    return Node(home.name, home.client, records, worker, home.state / "clients", admit, limit, digest)
 
 
-def _example_bytes(x: Tensor) -> int:
-    return x[0].numel() * x.element_size()
+def _as_read(config: Config, home: OwnNode, vocabulary: Vocabulary | None, text: TextSection) -> Examples:
+    """The node's examples as the run's model reads them, each on its own."""
+    if vocabulary is not None:
+        return home.tokens(vocabulary, length=text.length, too_long=text.too_long)
+    made = make_features(config.task.features, config.task.feature_options)
+    return home.examples if made is None else home.features(made)
 
 
 def _opened(folder: str) -> OwnNode:

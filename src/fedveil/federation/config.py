@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import ipaddress
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from fedveil.errors import InputError
-from fedveil.validation import known_keys, refused
+from fedveil.validation import Section
 
 NODE_FILE = "node.toml"
 POLICY_FILE = "policy.toml"
 SERVER_FILE = "server.toml"
 REGISTRY = "registered.json"  # in the server's state: whose key is whose
 MEMBERS = "FEDVEIL_MEMBERS"  # in the environment of a run's process: where the registry is
+ROSTER = "FEDVEIL_ROSTER"  # in the environment of a run's process: where the server's roster is
+SESSION = "FEDVEIL_SESSION"  # in the environment of a node: what no other start of it knows
 HOST = r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?"  # a name or an IPv4 address
 
 Reader = Literal["npz", "pictures", "table", "texts"]
-M = TypeVar("M", bound=BaseModel)
-
-
-class Section(BaseModel):
-    """A part of a file: unknown keys are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class DataSection(Section):
     """Where a node's examples are and how they are read; paths are relative to the node's folder.
 
-    `npz`: arrays x and y. `pictures`: one folder per class. `table`: CSV or Parquet, with the schema (`form`) that all
+    `npz`: arrays x and y. `pictures`: one folder per class. `table`: CSV or Parquet, with the schema that all
     nodes agreed on. `texts`: lines of a text, a tab and a label. `classes` fixes the order of the classes of pictures
     and texts, so that label 3 means the same everywhere; of arrays it is their number.
 
@@ -44,7 +38,7 @@ class DataSection(Section):
 
     reader: Reader
     path: Path
-    form: Path | None = None
+    schema_: Annotated[Path | None, Field(alias="schema")] = None
     classes: Annotated[int, Field(ge=2)] | tuple[str, ...] | None = None
     records: Annotated[int, Field(ge=1)] | None = None
     labels: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
@@ -52,12 +46,12 @@ class DataSection(Section):
 
     @model_validator(mode="after")
     def _complete(self) -> DataSection:
-        if self.reader == "table" and self.form is None:
+        if self.reader == "table" and self.schema_ is None:
             raise InputError(
-                "data.form",
+                "data.schema",
                 None,
                 "a table needs the schema all nodes agreed on",
-                "See `fedveil deploy form`.",
+                "See `fedveil deploy schema`.",
             )
         if self.reader in ("pictures", "texts") and not self.class_names:
             raise InputError(
@@ -147,23 +141,3 @@ def refuse_insecure(insecure: bool, hosts: Sequence[str]) -> None:
                 "without TLS everybody on the way can read and change what is sent",
                 "Leave insecure out, or use 127.0.0.1.",
             )
-
-
-def read_toml(path: Path, model: type[M]) -> M:
-    """The file as this model; whatever is wrong with it is an InputError that names the file and the key."""
-    try:
-        with path.open("rb") as file:
-            return parse(tomllib.load(file), model, path)
-    except FileNotFoundError as error:
-        raise InputError("file", str(path), "is not there", "Run `fedveil deploy init` first.") from error
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError("file", str(path), f"cannot be read as TOML: {error}", "Mend the file.") from error
-
-
-def parse(content: Mapping[str, Any], model: type[M], path: Path) -> M:
-    try:
-        return model.model_validate(content)
-    except ValidationError as error:
-        found = refused(error, "", known_keys(model))
-        remedy = f"{found.remedy} The file is {path}."
-        raise InputError(f"{path.name}: {found.field}", found.value, found.problem, remedy) from error

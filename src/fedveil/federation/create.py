@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from fedveil.data.schema import read_schema
 from fedveil.errors import InputError
-from fedveil.experiment.config import build_method
+from fedveil.experiment.config import Config, build_method
+from fedveil.experiment.target import with_target_noise
 from fedveil.federation import templates
 from fedveil.federation.certificates import (
     SERVER_DAYS,
@@ -30,13 +33,14 @@ from fedveil.federation.config import (
     Reader,
     ServerConfig,
     is_loopback,
-    parse,
 )
+from fedveil.federation.identity_files import PUBLIC_FILE, ROSTER_FILE, change_roster, join, trust
 from fedveil.federation.policy import Policy
-from fedveil.federation.schema import read_schema
-from fedveil.privacy.accounting import account
+from fedveil.methods.method import AnyMethod, field_names
+from fedveil.privacy.accounting import Guarantee, account
 from fedveil.privacy.releases import Adversary, Plan, Unit
-from fedveil.session.privacy_guard import unit_of
+from fedveil.session.privacy_guard import declared, unit_of
+from fedveil.validation import parse_content
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class Federation:
     names: tuple[str, ...] = ("127.0.0.1",)
     port: int = 8443
     methods: tuple[str, ...] = ("udp-fedavg",)
+    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The `[method]` sections of methods whose fields are known."""
     adversary: Adversary = "server"
     epsilon: float | None = 8.0
     """The limit that each node's policy begins with; None writes policies without one."""
@@ -56,6 +62,50 @@ class Federation:
     schema: Path | None = None
     classes: tuple[str, ...] = ()
     insecure: bool = False
+    trial: bool = False
+    """Make the nodes' identities of secure sums here too. Whoever made them can pose as every node."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What an experiment, or the command line, asks of the nodes' policies."""
+
+    methods: tuple[str, ...]
+    sections: Mapping[str, Mapping[str, Any]]
+    epsilon: float | None
+    delta: float
+
+
+def asked_by(
+    config: Config, nodes: int, adversary: Adversary, epsilon: float | None, delta: float | None
+) -> Asked:
+    """The method of an experiment, and the limit that one run of it needs; what is given goes before it."""
+    delta = config.privacy.delta if delta is None else delta
+    cohort = nodes if config.run.sampler == "all" else min(nodes, config.run.cohort or nodes)
+    plan = Plan(nodes, cohort, config.run.sampler, config.run.rounds, 1, 1)
+    settled = with_target_noise(config, plan)
+    method = build_method(settled.method)
+    if epsilon is None:
+        unit = unit_of(method, plan)
+        rows = account(declared(method, plan, deployed=True), plan, delta)
+        found = [r.epsilon for r in rows if r.unit == unit and r.adversary == adversary]
+        # shown to three digits, rounded up: the limit must let the run pass
+        epsilon = None if not found or found[0] is None else _rounded_up(found[0])
+        epsilon = 8.0 if epsilon is None else epsilon  # refused below, with the reason
+    return Asked((method.name.split("+")[0],), {method.name.split("+")[0]: settled.method}, epsilon, delta)
+
+
+def _rounded_up(value: float) -> float:
+    digits = 10.0 ** (math.floor(math.log10(value)) - 2) if value > 0 else 1.0
+    return float(f"{math.ceil(value / digits) * digits:.6g}")
+
+
+def _sections(federation: Federation, name: str) -> list[Mapping[str, Any]]:
+    """How a method may be meant: as the experiment has it; else as it is, or protecting records if it can."""
+    if name in federation.sections:
+        return [federation.sections[name]]
+    plain = {"name": name}
+    return [plain, plain | {"unit": "record"}] if "unit" in field_names(build_method(plain)) else [plain]
 
 
 def limited_units(federation: Federation) -> list[Unit]:
@@ -63,11 +113,10 @@ def limited_units(federation: Federation) -> list[Unit]:
     units: dict[Unit, None] = {}
     plan = Plan(federation.nodes, federation.nodes, "all", 1, 1, 1)
     for name in federation.methods:
-        method = build_method({"name": name})
-        unit = unit_of(method, plan)
+        meant = [build_method(section) for section in _sections(federation, name)]
+        found = [(unit_of(method, plan), _row(federation, method, plan)) for method in meant]
+        unit, row = next((pair for pair in found if pair[1] and pair[1].epsilon is not None), found[0])
         units[unit] = None
-        rows = account(tuple(method.releases(plan)), plan, federation.delta)
-        row = next((r for r in rows if r.unit == unit and r.adversary == federation.adversary), None)
         if federation.epsilon is not None and (row is None or row.epsilon is None):
             reason = "nothing is declared" if row is None else row.reason
             raise InputError(
@@ -86,20 +135,29 @@ def limited_units(federation: Federation) -> list[Unit]:
     return list(units)
 
 
+def _row(federation: Federation, method: AnyMethod, plan: Plan) -> Guarantee | None:
+    """What this method proves for its unit against the federation's adversary."""
+    unit = unit_of(method, plan)
+    rows = account(tuple(method.releases(plan)), plan, federation.delta)
+    return next((r for r in rows if r.unit == unit and r.adversary == federation.adversary), None)
+
+
 def init(folder: Path, federation: Federation) -> list[Path]:
     """Write the folder; returns the folders of the nodes. Nothing is written if anything is refused."""
     _check(folder, federation)
     units = limited_units(federation)
     server = _server(federation)
-    parse(server, ServerConfig, Path(SERVER_FILE))
+    parse_content(server, ServerConfig, Path(SERVER_FILE))
     policy = _policy(federation, units)
-    parse(policy, Policy, Path(POLICY_FILE))
+    parse_content(policy, Policy, Path(POLICY_FILE))
     contents = [_node(federation, number) for number in range(federation.nodes)]
     for content in contents:
-        parse(content, NodeConfig, Path(NODE_FILE))
+        parse_content(content, NodeConfig, Path(NODE_FILE))
 
     _write_server(folder, federation, server)
     nodes = [_write_node(folder, federation, content, policy) for content in contents]
+    if federation.trial:
+        _write_roster(folder / "server", nodes)
     readme = templates.README.format(
         nodes=federation.nodes,
         warning=templates.INSECURE if federation.insecure else "",
@@ -169,18 +227,27 @@ def _write_node(
     write_new(folder / "server" / "keys" / f"{name}.pub", public + b"\n")
     shutil.copyfile(folder / "authority" / "ca.crt", own / "ca.crt")
     if federation.schema is not None:
-        shutil.copyfile(federation.schema, own / "form.toml")
+        shutil.copyfile(federation.schema, own / "schema.toml")
     write_new(own / NODE_FILE, templates.NODE.encode() + tomli_w.dumps(content).encode())
     write_new(own / POLICY_FILE, templates.POLICY.encode() + tomli_w.dumps(policy).encode())
     _scripts(own, "node", f"fedveil-{name}")
     return own
 
 
+def _write_roster(server: Path, nodes: Sequence[Path]) -> None:
+    """An identity for each node, and their roster everywhere: for a trial, where one person runs everything."""
+    for node in nodes:
+        join(node)
+    listed = change_roster(server / ROSTER_FILE, [node / PUBLIC_FILE for node in nodes])
+    for node in nodes:
+        trust(node, server / ROSTER_FILE, listed.digest)
+
+
 def _node(federation: Federation, number: int) -> dict[str, Any]:
     paths = {"npz": "data.npz", "table": "data.csv", "pictures": "pictures", "texts": "data.tsv"}
     data: dict[str, object] = {"reader": federation.reader, "path": paths[federation.reader]}
     if federation.reader == "table":
-        data["form"] = "form.toml"
+        data["schema"] = "schema.toml"
     if federation.classes:
         data["classes"] = list(federation.classes)
     connection = {

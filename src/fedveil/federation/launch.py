@@ -23,7 +23,8 @@ import tomli_w
 from fedveil.errors import FedveilError, InputError, install
 from fedveil.experiment.config import Config, TextSection
 from fedveil.experiment.prepare import Prepared, check_method, load_examples
-from fedveil.federation.config import SERVER_FILE, ServerConfig, read_toml
+from fedveil.experiment.target import with_target_noise
+from fedveil.federation.config import SERVER_FILE, ServerConfig
 from fedveil.federation.parent_watch import PARENT
 from fedveil.federation.processes import (
     CONNECTION,
@@ -40,6 +41,7 @@ from fedveil.methods.method import At
 from fedveil.privacy.releases import Plan
 from fedveil.session.loop import Callback, CallbacksFor, RoundEnd
 from fedveil.session.results import Result, ResultFolder
+from fedveil.validation import read_toml
 
 SERVER_APP = "fedveil.federation.server_app:app"
 CLIENT_APP = "fedveil.federation.client_app:app"
@@ -81,6 +83,10 @@ def submit(settings: RunSettings, home: Path, callbacks_for: CallbacksFor = lamb
     The run's folder is written by the server; it must be on this machine or on a disk that both see.
     """
     config = with_shape(settings.config, settings.data)
+    section, clients = config.run, config.partition.clients or 1
+    config = with_target_noise(
+        config, Plan(clients, section.cohort or clients, section.sampler, section.rounds)
+    )
     config = config.model_copy(update={"run": config.run.model_copy(update={"federation": None})})
     settings = replace(settings, config=config)  # what nodes need not know is not sent to them
     finished = ResultFolder(settings.folder)
@@ -117,7 +123,7 @@ def with_shape(config: Config, data_dir: Path | None) -> Config:
     if config.task.input_shape is not None and config.task.classes is not None:
         return config
     dataset = load_examples(config, data_dir)
-    known = {"input_shape": list(dataset.input_shape), "classes": dataset.num_classes}
+    known = {"input_shape": list(dataset.example_shape), "classes": dataset.num_classes}
     said = {key: getattr(config.task, key) or value for key, value in known.items()}
     return config.model_copy(update={"task": config.task.model_copy(update=said)})
 

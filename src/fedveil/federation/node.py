@@ -13,16 +13,20 @@ from fedveil.data.client_data import ClientData
 from fedveil.data.dataset import Examples, TextExamples, images_from_bytes, labels_from
 from fedveil.data.own import examples_from_arrays, read_npz
 from fedveil.data.pictures import list_pictures, read_pictures
-from fedveil.data.table import read_table
+from fedveil.data.raw_table import read_table
+from fedveil.data.schema import read_schema
+from fedveil.data.table import table_examples
 from fedveil.data.text import read_labelled_texts
 from fedveil.data.tokens import TooLong, tokenise_texts
 from fedveil.data.vocabulary import Vocabulary
 from fedveil.errors import DataError, InputError
-from fedveil.federation.config import NODE_FILE, POLICY_FILE, DataSection, NodeConfig, read_toml
+from fedveil.features.cache import FOLDER
+from fedveil.features.feature_map import FeatureMap, examples_as_features
+from fedveil.federation.config import NODE_FILE, POLICY_FILE, DataSection, NodeConfig
 from fedveil.federation.declared import Declared, check_held
 from fedveil.federation.policy import Policy, PolicyGuard
-from fedveil.federation.schema import read_schema
 from fedveil.streams import NoiseSource
+from fedveil.validation import read_toml
 
 
 class NodeClients:
@@ -64,6 +68,8 @@ class Node:
     state: Path
     """A folder, private to the node, that survives restarts."""
     held: Examples | TextExamples
+    brightness: tuple[float, float]
+    """The mean and deviation that lead back from the values of images to brightness 0 to 1."""
     declared: Declared
     guard: PolicyGuard
 
@@ -78,6 +84,11 @@ class Node:
                 "Choose another model.",
             )
         return self.held
+
+    def features(self, made: FeatureMap) -> Examples:
+        """What this node trains on, where the model reads features of its images; kept in its state folder."""
+        mean, std = ((value,) * self.examples.x.shape[1] for value in self.brightness)
+        return examples_as_features(made, self.examples, mean, std, self.state / FOLDER)
 
     def tokens(self, vocabulary: Vocabulary, *, length: int, too_long: TooLong) -> Examples:
         """What this node trains on, where it holds texts: one example for each."""
@@ -105,7 +116,9 @@ def open_node(directory: Path | str) -> Node:
     declared = _declared(config.data, folder, len(held))
     guard = PolicyGuard(config.name, policy, state, declared.records)
     noise: NoiseSource = "seeded" if config.testing.seeded_noise else "entropy"
-    return Node(folder, config.name, config.client, noise, state, held, declared, guard)
+    # Pictures are read as (brightness - 1/2) / (1/2); arrays hold the brightness itself where features are computed.
+    brightness = (0.5, 0.5) if config.data.reader == "pictures" else (0.0, 1.0)
+    return Node(folder, config.name, config.client, noise, state, held, brightness, declared, guard)
 
 
 def checked_node(directory: Path | str) -> Node:
@@ -117,8 +130,8 @@ def checked_node(directory: Path | str) -> Node:
 
 def _declared(data: DataSection, folder: Path, held: int) -> Declared:
     classes = data.classes if isinstance(data.classes, int) else len(data.class_names) or None
-    if data.form is not None:
-        classes = len(read_schema(folder / data.form).classes)
+    if data.schema_ is not None:
+        classes = len(read_schema(folder / data.schema_).classes)
     return Declared(data.records or held, classes, data.labels)
 
 
@@ -144,4 +157,4 @@ def read_held(data: DataSection, folder: Path) -> Examples | TextExamples:
         pixels = read_pictures([picture for picture, _ in listed], data.channels)
         x, _, _ = images_from_bytes(pixels, half, half)
         return Examples(x, labels_from(np.array([label for _, label in listed])))
-    return read_schema(folder / (data.form or "")).examples(read_table(path))
+    return table_examples(read_schema(folder / (data.schema_ or "")), read_table(path))

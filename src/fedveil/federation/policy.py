@@ -26,12 +26,13 @@ from pydantic import Field, field_validator
 
 from fedveil.atomic_files import write_atomically
 from fedveil.errors import FedveilError, InputError, LedgerError
-from fedveil.federation.config import Section
 from fedveil.methods import METHODS
 from fedveil.methods.method import AnyMethod
 from fedveil.privacy.accounting import Cohort, Guarantee, Round, Rounds, account_rounds
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.releases import Adversary, Plan, Release, Unit
+from fedveil.secure_sum.settings import DEFAULT_COLLUDERS
+from fedveil.validation import Section
 
 
 class Limit(Section):
@@ -58,6 +59,8 @@ class Policy(Section):
     method's fields may ask for."""
     maximum_steps: Annotated[int, Field(ge=1)] = 5_000_000
     """The most training steps of one exchange, and the largest whole number that a configuration may hold."""
+    colluders: Annotated[int, Field(ge=0)] = DEFAULT_COLLUDERS
+    """The fewest clients that may collude with the server without harm to a secure sum that this node joins."""
     limit: tuple[Limit, ...] = ()
 
     @field_validator("methods")

@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import random
+import secrets
 import signal
 import socket
 import ssl
@@ -31,13 +32,16 @@ from fedveil.federation.config import (
     MEMBERS,
     NODE_FILE,
     REGISTRY,
+    ROSTER,
     SERVER_FILE,
+    SESSION,
     NodeConfig,
     ServerConfig,
     is_loopback,
-    read_toml,
 )
+from fedveil.federation.identity_files import ROSTER_FILE
 from fedveil.federation.parent_watch import PARENT
+from fedveil.validation import read_toml
 
 CONNECTION = "fedveil"
 DATABASE = "superlink.db"
@@ -362,7 +366,7 @@ def run_server(folder: Path, tell: Callable[[str], None]) -> int:
     lock = mark_running(folder / config.state)
     try:
         ready.unlink(missing_ok=True)
-        more = {"FEDVEIL_READY": str(ready), PARENT: str(os.getpid())}
+        more = {"FEDVEIL_READY": str(ready), PARENT: str(os.getpid()), ROSTER: str(folder / ROSTER_FILE)}
         if not config.insecure:
             more[MEMBERS] = str(folder / config.state / REGISTRY)
         return supervise(server_command(config, folder), environment(home, **more), started)
@@ -390,7 +394,8 @@ def run_node(folder: Path, tell: Callable[[str], None]) -> NoReturn:
     home.mkdir(exist_ok=True, mode=0o700)
     lock = mark_running(node.state)
     os.set_inheritable(lock, True)  # the program takes this process's place, and the lock with it
-    os.execve(command[0], command, environment(home, FEDVEIL_NODE=node.name))
+    own = {"FEDVEIL_NODE": node.name, SESSION: secrets.token_hex(32)}
+    os.execve(command[0], command, environment(home, **own))
 
 
 def _require_private(key: Path, field: str) -> None:

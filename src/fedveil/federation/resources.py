@@ -7,7 +7,7 @@ from typing import Any
 
 from fedveil.engines.flower.wire import RefusalError
 from fedveil.errors import FedveilError
-from fedveil.experiment.config import Config, TextSection, build_method, wrap_method
+from fedveil.experiment.config import Config, TextSection
 from fedveil.federation.policy import Policy
 from fedveil.methods.method import AnyMethod
 from fedveil.privacy.releases import Plan
@@ -25,12 +25,14 @@ def require_affordable(
         policy: The node's own; `maximum_steps` and `maximum_message` are its limits here.
         records: How many examples the node trains on.
         classes: How many classes the run has.
-        example_bytes: The size of one example; 0 where it is a text, whose tokens the configuration counts.
+        example_bytes: The size of one example as the model reads it; 0 where it is a text, whose tokens the
+            configuration counts.
     """
     sections: dict[str, Any] = {
         "method": config.method,
         "wrap": config.wrap,
         "task.model_options": config.task.model_options,
+        "task.feature_options": config.task.feature_options,
         "task.classes": classes,
     }
     if config.task.text is not None:
@@ -42,10 +44,13 @@ def require_affordable(
         length = (config.task.text or TextSection()).length
         if records * length * _INDEX_BYTES > policy.maximum_message:
             raise RefusalError("size", f"{records} texts of {length} tokens", "task.text.length")
+    elif config.task.features is not None and records * example_bytes > policy.maximum_message:
+        text = f"features of {records} records, {example_bytes} bytes each"
+        raise RefusalError("size", text, "task.feature_options")
     of_one = example_bytes or length * _INDEX_BYTES
 
     def problem(section: Mapping[str, Any]) -> str | None:
-        method = wrap_method(build_method(section), config.wrap)
+        method = config.model_copy(update={"method": dict(section)}).build_method()
         return _problem(method, policy, records, classes, of_one)
 
     found = problem(config.method)

@@ -7,28 +7,39 @@ import logging
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedveil.atomic_files import write_atomically
+from fedveil.data.dataset import Dataset
+from fedveil.data.files import given_file
+from fedveil.data.schema import TableSchema, read_schema
 from fedveil.engines.engine import Engine
 from fedveil.engines.flower.engine import FlowerEngine, Limits
 from fedveil.engines.flower.roster import Roster
+from fedveil.engines.flower.secure_engine import SecureEngine
 from fedveil.engines.flower.wire import LARGEST_MESSAGE, fingerprint
 from fedveil.errors import FedveilError, InputError
-from fedveil.experiment.config import NO_DATASET
+from fedveil.experiment.config import NO_DATASET, Config
 from fedveil.experiment.prepare import (
     facts_of,
     load_examples,
+    model_shape,
     prepare,
+    recipe_of,
     run_options,
     task_for,
+    text_input,
 )
 from fedveil.federation.client_app import STATES
+from fedveil.federation.identity_files import server_roster
 from fedveil.federation.members import registered_members
 from fedveil.federation.parent_watch import end_with_parent
 from fedveil.federation.run_settings import LOG, PROBLEM, RunSettings, vocabulary_on_nodes
+from fedveil.methods.secure import secure_part
+from fedveil.prediction.recipe import FeatureInput, Recipe
 from fedveil.privacy.releases import Plan
 from fedveil.session.callbacks.pictures import DrawPictures
 from fedveil.session.checks import check_clients
@@ -108,7 +119,14 @@ def serve_simulated(grid: Grid, settings: RunSettings) -> Result:
         task,
         method,
         plan,
-        run_options(config, seed, settings.folder, facts, settings.noise or prepared.noise),
+        run_options(
+            config,
+            seed,
+            settings.folder,
+            facts,
+            settings.noise or prepared.noise,
+            dataset=prepared.dataset,
+        ),
         prepared.data,
         [DrawPictures(method, prepared.dataset, settings.folder)],
     )
@@ -121,27 +139,67 @@ def serve_deployed(grid: Grid, settings: RunSettings) -> Result:
     shape, classes = config.task.input_shape, config.task.classes
     if shape is None or classes is None:
         raise InputError("task.classes", classes, "the nodes are not told", "Submit the run with fedveil.")
-    task = task_for(config, shape, classes, vocabulary_on_nodes(config), config.run.device)
+    reads = model_shape(config, shape)
+    task = task_for(config, reads, classes, vocabulary_on_nodes(config), config.run.device)
     method = config.build_method()
-    roster = Roster(grid, fingerprint(task, method), registered_members())
+    secure = secure_part(method)
+    listed = None if secure is None else server_roster()
+    agreed = None if listed is None else listed.digest
+    roster = Roster(grid, fingerprint(task, method), registered_members(), agreed)
     plan = _agreed_plan(roster, settings)
 
     def engine_of(run: str) -> Engine:
         limits = _limits(settings)
-        return FlowerEngine(grid, roster, task, method, plan, run=run, limits=limits, classes=classes)
+        flower = FlowerEngine(grid, roster, task, method, plan, run=run, limits=limits, classes=classes)
+        if secure is None or listed is None:
+            return flower
+        return SecureEngine(flower, secure, listed.roster, listed.clients, settings.folder)
 
-    names: Sequence[str] = dataset.classes if dataset is not None else [str(c) for c in range(classes)]
+    schema = _schema(config, settings.data)
+    known = schema if dataset is None else dataset
+    names: Sequence[str] = [str(c) for c in range(classes)] if known is None else known.classes
     facts = {
         "experiment": settings.experiment,
         "dataset": config.task.dataset,
         "model": config.task.model,
         "classes": list(names),
         "paper": None if config.paper is None else config.paper.model_dump(),
+        "prediction": _recipe(config, dataset, schema, shape, names).to_json(),
     }
     noise = settings.noise or "entropy"
     options = run_options(config, seed, settings.folder, facts, noise, deployed=noise == "entropy")
     data = AvailableData(None if dataset is None else dataset.test, classes)
     return run_session(engine_of, task, method, plan, options, data)
+
+
+def _schema(config: Config, data_dir: Path | None) -> TableSchema | None:
+    """The schema that the nodes agreed on, where `task.data_options` names its file."""
+    path = config.task.data_options.get("schema")
+    return None if path is None else read_schema(given_file("task.data_options.schema", path, data_dir))
+
+
+def _recipe(
+    config: Config,
+    dataset: Dataset | None,
+    schema: TableSchema | None,
+    shape: Sequence[int],
+    names: Sequence[str],
+) -> Recipe:
+    """How to use the federation's model; without a test set or a schema, on numbers as the nodes hold them."""
+    if dataset is not None:
+        return recipe_of(config, dataset)
+    task = config.task
+    features = None if task.features is None else FeatureInput(task.features, task.feature_options)
+    return Recipe(
+        task.model,
+        task.model_options,
+        tuple(shape),
+        len(names),
+        tuple(names),
+        schema,
+        text_input(config),
+        features=features,
+    )
 
 
 def _limits(settings: RunSettings) -> Limits:
@@ -158,6 +216,13 @@ def _agreed_plan(roster: Roster, settings: RunSettings) -> Plan:
         roster.wait_for(clients, RETURN_SECONDS)
         return Plan(**json.loads(path.read_text()))
     roster.wait_for(clients, GATHER_SECONDS)
+    for name, held in roster.other_rosters.items():
+        raise InputError(
+            "roster",
+            f"{name}: {held[:16] or 'none'}",
+            "this node holds another roster than the server, or none",
+            "Run `fedveil deploy trust` on it with the server's roster.toml, and compare the digest.",
+        )
     sizes = [who.size for client, who in roster.clients.items() if client < clients]
     needed = max(1, section.min_clients)
     if len(sizes) < needed:

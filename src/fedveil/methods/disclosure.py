@@ -16,6 +16,7 @@ from torch import Tensor
 from fedveil.messages import Message
 from fedveil.privacy.mechanisms import SumMechanism
 from fedveil.privacy.releases import GaussianNoise, Protection, RandomGaussianNoise, Release
+from fedveil.training.batching import LastBatch, batch_sizes
 from fedveil.tree import Params, add, expand, norms, scale, sub
 
 Earlier = Callable[[], Sequence[Sequence[tuple[Any, Any]]]]
@@ -39,18 +40,24 @@ class LocalSteps:
     """The largest norm of what was sent, read as a gradient; None where it was not clipped as a whole."""
     share: float = 1.0
     """What of its model's change a client sends, as a factor."""
+    last_batch: LastBatch = "merge"
+    """What became of the remainder of an epoch."""
 
     def clipped(self, norm: float) -> LocalSteps:
         """The same training where what is sent is clipped to `norm`; inf leaves it as it is."""
         return replace(self, clip=norm / (self.share * self.lr)) if math.isfinite(norm) else self
 
+    def batches(self, examples: int) -> list[int]:
+        """The sizes of the batches of one epoch."""
+        return batch_sizes(examples, self.batch_size or max(1, examples), self.last_batch)
+
     def batch(self, examples: int) -> int:
-        """The examples of one step."""
-        return examples if self.batch_size is None else min(self.batch_size, examples)
+        """The examples of one step, at most."""
+        return max(self.batches(examples), default=0)
 
     def count(self, examples: int) -> int:
         """The steps of a client with so many examples."""
-        return self.epochs * ceil(examples / self.batch(examples)) if self.steps is None else self.steps
+        return self.epochs * len(self.batches(examples)) if self.steps is None else self.steps
 
     def is_one_gradient(self, examples: int) -> bool:
         """Whether the model moved by nothing but the gradient of all examples."""
@@ -58,7 +65,7 @@ class LocalSteps:
 
     def passes(self, examples: int) -> int:
         """How often it begins to walk through its examples, each time in another order."""
-        return ceil(self.count(examples) / ceil(examples / self.batch(examples)))
+        return ceil(self.count(examples) / max(1, len(self.batches(examples))))
 
     def gradients(self, examples: int) -> float:
         """How many gradients the change of the model sums up to: one for each step, which momentum repeats."""
@@ -188,17 +195,32 @@ class BoundedUpload:
         value: As far as it can be read from what was sent, `[K, ...]` in float64.
         mechanism: What clipped and perturbed it.
         error: How far `value` may be off by rounding, `[K]`.
+        terms: Of how many vectors, each clipped, the value is the sum before noise.
     """
 
     value: Params
     mechanism: SumMechanism
     error: Tensor
+    terms: float = 1.0
 
     @classmethod
     def of_values(cls, sent: Params, mechanism: SumMechanism) -> BoundedUpload:
         """Values that were sent as they are."""
         value = {name: leaf.double() for name, leaf in sent.items()}
         return cls(value, mechanism, norms(value) * _FLOAT)
+
+    @classmethod
+    def of_batch(
+        cls, sent: Params, mechanism: SumMechanism, divisor: float, rate: float, records: int
+    ) -> BoundedUpload:
+        """Sums of a Poisson batch's clipped gradients that were sent divided by `divisor`.
+
+        By Bernstein's inequality a batch exceeds the bound with the probability that `longest` allows.
+        """
+        value = {name: leaf.double() * divisor for name, leaf in sent.items()}
+        mean, surprise = rate * records, math.log(1 / _TAIL)
+        most = mean + surprise / 3 + math.sqrt((surprise / 3) ** 2 + 2 * mean * (1 - rate) * surprise)
+        return cls(value, mechanism, norms(value) * _FLOAT, min(float(records), most))
 
     @classmethod
     def of_models(
@@ -215,13 +237,14 @@ class BoundedUpload:
         return norms(self.value)
 
     def longest(self) -> Tensor:
-        """The length that an honest upload exceeds with probability at most 1e-12, `[K]`.
+        """The length that an honest upload exceeds with probability at most 1e-12 (of a batch: 2e-12), `[K]`.
 
-        C + s (sqrt(d) + sqrt(2 ln(1 / beta))), by the concentration of the norm of d normal numbers, and rounding.
+        n C + s (sqrt(d) + sqrt(2 ln(1 / beta))) for a sum of n terms, by the concentration of the norm of d normal
+        numbers, and rounding.
 
         **Guarantees** `tests/unit/methods/test_bounded_uploads.py::test_honest_uploads_are_within_the_bound`.
         """
         dimension = sum(leaf[0].numel() for leaf in self.value.values())
         spread = math.sqrt(dimension) + math.sqrt(2 * math.log(1 / _TAIL))
-        bound = self.mechanism.clip + self.mechanism.std * spread
+        bound = self.terms * self.mechanism.clip + self.mechanism.std * spread
         return bound * (1 + _GRID) + self.error

@@ -40,9 +40,9 @@ from fedveil.messages import Message, Record
 from fedveil.methods.disclosure import Adaptation, BoundedUpload, LocalSteps, UploadReading
 from fedveil.methods.dp_fedags import Share, accumulated_gradient
 from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
-from fedveil.methods.method import At, Method, register
-from fedveil.privacy.mechanisms import SparseVector, SumMechanism, TopKGaussian, Unnoised
-from fedveil.privacy.private_sum import CohortNoise, private_sum
+from fedveil.methods.method import At, ClientSum, Method, register
+from fedveil.privacy.mechanisms import SparseVector, SumMechanism, TopKGaussian, Unnoised, gaussian
+from fedveil.privacy.private_sum import CohortNoise, NoisySum, private_sum
 from fedveil.privacy.releases import ADVERSARIES, Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams, named_stream
 from fedveil.task import Task
@@ -164,16 +164,51 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
     def client_update(
         self, task: Task, at: At, down: ModelAndMask, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[Selected, State]:
+        chosen, after = self._gradient(task, at, down, data, state, rng)
+        if self.variant == "top-k":
+            return self._own_largest(chosen["values"], rng), after
+        if self.variant == "sparse-vector":
+            return self._above_threshold(chosen["values"], rng), after
+        noisy = self._noise(at.plan).upload(down.cohort)(chosen, rng.noise())
+        return Selected(noisy["values"], {}, down.cohort), after
+
+    def _gradient(
+        self, task: Task, at: At, down: ModelAndMask, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[Params, State]:
+        """The gradients `[K, k]` on the public mask, if there is one."""
         trained = self.train(task, at, down.params, data, rng)
         gradient = flatten(accumulated_gradient(down.params, trained.params, self.lr_at(at)))
-        if self.variant == "top-k":
-            return self._own_largest(gradient, rng), state
-        if self.variant == "sparse-vector":
-            return self._above_threshold(gradient, rng), state
         if down.mask:
             gradient = gradient.index_select(1, down.mask["places"][0].long())
-        noisy = self._noise(at.plan).upload(down.cohort)({"values": gradient}, rng.noise())
-        return Selected(noisy["values"], {}, down.cohort), state
+        return {"values": gradient}, state
+
+    def client_sum(self) -> ClientSum[Server, ModelAndMask]:
+        """Under secure aggregation sigma is the noise of the sum, not that of each upload."""
+        if self.variant not in _PUBLIC:
+            raise InputError(
+                "method.variant",
+                self.variant,
+                "each client sends places of its own, so the server needs single uploads",
+                f'Use {" or ".join(_PUBLIC)}, or aggregation.kind = "plain".',
+            )
+        mechanism = gaussian(self.clip, self.noise_multiplier)
+
+        def shapes(down: ModelAndMask) -> dict[str, torch.Size]:
+            parameters = sum(leaf[0].numel() for leaf in down.params.values())
+            return {"values": torch.Size([self.count(parameters)])}
+
+        what = "the sum of the selected coordinates"
+        return ClientSum(mechanism, self._gradient, self._along, what, shapes=shapes)
+
+    def _along(self, at: At, server: Server, total: NoisySum) -> Server:
+        """The server after the mean of the coordinates that everybody sent."""
+        places = self.broadcast(at, server, ()).mask.get(
+            "places", torch.arange(len(server.seen)).unsqueeze(0)
+        )
+        mean = total.mean()["values"]
+        seen = server.seen.clone()
+        seen[places[0].long()] = mean.to(seen)
+        return self._moved(at, server, scattered(mean.unsqueeze(0), places, len(server.seen))[0], seen)
 
     def bounded_upload(self, at: At, down: ModelAndMask, up: Selected) -> BoundedUpload | None:
         if self.variant == "sparse-vector":
@@ -225,19 +260,17 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
         rng: ServerStreams,
     ) -> Server:
         size, present = len(server.seen), len(clients)
-        everywhere = torch.arange(size).unsqueeze(0)
-        places = self.broadcast(at, server, clients).mask.get("places", everywhere)
+        count = self.count(size) if self.variant == "public-mask" else size
         uploads = None if up is None else {"values": up.values}
         owed: SumMechanism = self._noise(at.plan).top_up(present, 0 if up is None else up.cohort)
         if self.variant not in _PUBLIC:  # V2, V3: each client has chosen its own, and their noise is complete
             if up is None:
                 return server
             uploads, owed = {"values": scattered(up.values, up.own["places"], size)}, Unnoised()
-        like = {"values": next(iter(server.params.values())).new_zeros(places.shape[1])}
-        mean = private_sum(uploads, like, present, at.plan, owed, rng.noise("top-up")).mean()["values"]
-        seen = server.seen.clone()
-        seen[places[0].long()] = mean.to(seen)
-        return self._moved(at, server, scattered(mean.unsqueeze(0), places, size)[0], seen)
+        like = {"values": next(iter(server.params.values())).new_zeros(count)}
+        return self._along(
+            at, server, private_sum(uploads, like, present, at.plan, owed, rng.noise("top-up"))
+        )
 
     def _moved(self, at: At, server: Server, mean: Tensor, seen: Tensor) -> Server:
         gradient = without_axis(unflatten(mean.unsqueeze(0), with_axis(server.params)))

@@ -11,6 +11,7 @@ Symbols: C `clip`, z `noise_multiplier`, K `plan.cohort`, E `epochs`, B `batch_s
   adds noise z C to their sum.
 - `noise_scope = "local"`: each client adds noise z C itself; the server is not trusted. The cohort is told its size, so
   that the server knows whose noise is missing from the sum.
+- `normalise`: every update is scaled to a norm of exactly C, as in `user_level`.
 `unit = "record"`: E / q steps of DP-SGD in each participation, each on a fresh Poisson batch of rate q: every
 example's gradient is clipped to C, noise z C is added to their sum, which is divided by q n_k. The sizes n_k
 and the rate count as public. All adversaries see only models that are protected already.
@@ -34,12 +35,21 @@ from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
 from fedveil.messages import Message
 from fedveil.methods.disclosure import Adaptation, BoundedUpload, LocalSteps
-from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
-from fedveil.methods.method import At, Method, register
+from fedveil.methods.fields import (
+    STRICT,
+    Clip,
+    LocalTraining,
+    NoiseMultiplier,
+    Normalise,
+    bounded,
+    refuse_endless_norm,
+    without_local_noise,
+)
+from fedveil.methods.method import At, ClientSum, Method, register
 from fedveil.methods.shared_model import Server
 from fedveil.methods.user_level import CohortModel
 from fedveil.privacy.mechanisms import SumMechanism, Unnoised, gaussian
-from fedveil.privacy.private_sum import CohortNoise, private_sum
+from fedveil.privacy.private_sum import CohortNoise, NoisySum, private_sum
 from fedveil.privacy.releases import ADVERSARIES, Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
@@ -68,6 +78,7 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
     noise_multiplier: NoiseMultiplier = 1.0
     noise_scope: Literal["central", "local"] = "central"
     record_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
+    normalise: Normalise = False
 
     @model_validator(mode="after")
     def _possible(self) -> DPFedAvg:
@@ -80,6 +91,14 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
             )
         if self.unit == "record":
             self.refuse_local_steps()
+        if self.unit == "record" and self.normalise:
+            raise InputError(
+                "method.normalise",
+                self.normalise,
+                "scales the updates of clients, not the gradients of records",
+                'Leave it out, or use unit = "client".',
+            )
+        refuse_endless_norm(self.clip, self.normalise)
         return self
 
     def steps(self) -> int:
@@ -109,9 +128,27 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
     ) -> tuple[Update, State]:
         if self.unit == "record":
             return Update(sub(self._dp_sgd(task, at, down.params, data, rng), down.params)), state
-        update = sub(self.train(task, at, down.params, data, rng).params, down.params)
+        update, after = self._update(task, at, down, data, state, rng)
         upload = self.noise(at.plan).upload(down.cohort)
-        return Update(upload(update, rng.noise()), down.cohort), state
+        return Update(upload(update, rng.noise()), down.cohort), after
+
+    def _update(
+        self, task: Task, at: At, down: CohortModel, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[Params, State]:
+        """What each client contributes before it is clipped, `unit = "client"`."""
+        update = sub(self.train(task, at, down.params, data, rng).params, down.params)
+        return bounded(update, self.clip, self.normalise), state
+
+    def client_sum(self) -> ClientSum[Server, CohortModel]:
+        if self.unit == "record":
+            raise InputError(
+                "method.unit",
+                self.unit,
+                "each client's local steps carry all of their noise already, so a sum has none to divide",
+                'Use "client", or aggregation.kind = "plain".',
+            )
+        without_local_noise(self.noise_scope, "central")
+        return ClientSum(gaussian(self.clip, self.noise_multiplier), self._update, _moved)
 
     def bounded_upload(self, at: At, down: CohortModel, up: Update) -> BoundedUpload | None:
         if self.unit == "record":
@@ -182,3 +219,7 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
             return super().adaptation(at, dimension, examples)
         std = self.step_mechanism().std * math.sqrt(self.steps())
         return Adaptation.to_noise(std / max(1.0, self.record_rate * examples))
+
+
+def _moved(_at: At, server: Server, total: NoisySum) -> Server:
+    return Server(total.added_to(server.params))

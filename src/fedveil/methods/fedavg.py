@@ -20,8 +20,14 @@ from torch import Tensor
 from fedveil.data.client_data import ClientData
 from fedveil.messages import Message
 from fedveil.methods.fields import STRICT, LocalTraining
-from fedveil.methods.method import At, register, unprotected
-from fedveil.methods.shared_model import AggregatedModel, Model, Server, averaging_weights
+from fedveil.methods.method import At, ClientSum, register, unprotected
+from fedveil.methods.shared_model import (
+    AggregatedModel,
+    Model,
+    Server,
+    averaged_securely,
+    averaging_weights,
+)
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams
 from fedveil.task import Task
@@ -42,8 +48,13 @@ class FedAvg(LocalTraining, AggregatedModel[TrainedModel]):
     def client_update(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[TrainedModel, State]:
-        trained = self.train(task, at, down.params, data, rng)
-        return TrainedModel(trained.params, data.sizes), state
+        return TrainedModel(self._trained(task, at, down.params, data, rng), data.sizes), state
+
+    def _trained(self, task: Task, at: At, w: Params, data: ClientData, rng: ClientStreams) -> Params:
+        return self.train(task, at, w, data, rng).params
+
+    def client_sum(self) -> ClientSum[Server, Model]:
+        return averaged_securely(self.weighting, self._trained)
 
     def aggregate(self, task: Task, at: At, w: Params, up: TrainedModel) -> Params:
         return weighted_sum(up.params, averaging_weights(up.size, self.weighting))

@@ -32,14 +32,15 @@ from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.data.dataset import Dataset
+from fedveil.errors import InputError
 from fedveil.messages import Message, Record
 from fedveil.methods.disclosure import Adaptation, BoundedUpload, LocalSteps
 from fedveil.methods.fedceo_record import RecordUnit
-from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
-from fedveil.methods.method import At, Method, register
+from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier, without_local_noise
+from fedveil.methods.method import At, ClientSum, Method, register
 from fedveil.methods.smoothing import Smoothing
 from fedveil.privacy.mechanisms import SumMechanism, gaussian
-from fedveil.privacy.private_sum import CohortNoise, NoiseScope, noisy_models, private_sum
+from fedveil.privacy.private_sum import CohortNoise, NoiseScope, NoisySum, noisy_models, private_sum
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
@@ -163,12 +164,35 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
             start=None if up is None else _starts(server, up.slot),
             lr=self.server_lr,
         )
-        shared = summed.added_to(server.params, self.server_lr)  # line 17
-        if smoothing:
+        return self._averaged(at, server, summed)
+
+    def _averaged(self, at: At, server: Server, summed: NoisySum) -> Server:
+        """Line 17, and in smoothing rounds of `personal = false` the smoothed mean."""
+        shared = summed.added_to(server.params, self.server_lr)
+        if at.round % self.interval == 0:
             shared = without_axis(
                 self.smooth(with_axis(shared), at.round, self.noise_std(at), of=at.plan.cohort)
             )
         return Server(shared, {})
+
+    def client_sum(self) -> ClientSum[Server, Start]:
+        if self.personal or self.unit == "record":
+            field, value = ("personal", True) if self.personal else ("unit", "record")
+            instead = "personal = false" if self.personal else 'unit = "client"'
+            raise InputError(
+                f"method.{field}",
+                value,
+                "needs single uploads on the server, not only their sum",
+                f'Use {instead}, or aggregation.kind = "plain".',
+            )
+        without_local_noise(self.noise_scope, "shared")
+        return ClientSum(gaussian(self.clip, self.noise_multiplier), self._update, self._averaged)
+
+    def _update(
+        self, task: Task, at: At, down: Start, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[Params, State]:
+        """What each client contributes before it is clipped, where all start from one model."""
+        return sub(self.train(task, at, down.params, data, rng).params, down.params), state
 
     def noise_std(self, at: At, cohort: int = 0) -> float:
         """The standard deviation of the noise in each entry of one upload, in a cohort of this announced size."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Annotated
 
@@ -12,8 +13,10 @@ from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
 from fedveil.methods.disclosure import LocalSteps
 from fedveil.methods.method import At
+from fedveil.privacy.clipping import normalise_rows
 from fedveil.streams import ClientStreams
 from fedveil.task import Task
+from fedveil.training.batching import LastBatch
 from fedveil.training.local_sgd import Schedule, Trained, local_sgd, scheduled_lr
 from fedveil.tree import Params
 
@@ -43,6 +46,19 @@ NoiseMultiplier = Annotated[
     Field(ge=0, allow_inf_nan=False, description="standard deviation of the noise over the clip"),
     AfterValidator(_in_range),
 ]
+Normalise = Annotated[
+    bool, Field(description="scale every update to a norm of exactly the clip, not only longer ones")
+]
+
+
+def bounded(update: Params, clip: float, normalise: bool) -> Params:
+    """Clients' updates before clipping: scaled to the clip if they are to be normalised."""
+    return normalise_rows(update, clip) if normalise else update
+
+
+def refuse_endless_norm(clip: float, normalise: bool) -> None:
+    if normalise and math.isinf(clip):
+        raise InputError("method.clip", clip, "updates cannot be scaled to it", "Give a finite clip.")
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -56,6 +72,7 @@ class LocalTraining:
     weight_decay: NonNegative = 0.0
     lr_schedule: Schedule = "constant"
     local_steps: LocalStepCount | None = None
+    last_batch: LastBatch = "merge"
 
     def lr_at(self, at: At) -> float:
         return scheduled_lr(self.lr, self.lr_schedule, at.round, at.plan.rounds)
@@ -93,6 +110,7 @@ class LocalTraining:
             batch_size=self.batch_size,
             epochs=self.epochs if epochs is None else epochs,
             steps=self.local_steps if epochs is None else None,
+            last_batch=self.last_batch,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
             proximal=proximal,
@@ -109,4 +127,16 @@ class LocalTraining:
             self.momentum,
             self.weight_decay,
             self.local_steps,
+            last_batch=self.last_batch,
+        )
+
+
+def without_local_noise(scope: str, instead: str) -> None:
+    """Refuse `noise_scope = "local"`: a secure sum divides one noise among the clients."""
+    if scope == "local":
+        raise InputError(
+            "method.noise_scope",
+            scope,
+            "each client would add all of the noise; secure aggregation divides it among them",
+            f'Use "{instead}".',
         )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
+import torch
 from torch import Tensor
 
 from fedveil.data.client_data import ClientData, Clients
@@ -27,6 +28,8 @@ from fedveil.methods.disclosure import (
     noise_against_server,
     read_fields,
 )
+from fedveil.privacy.mechanisms import SumMechanism
+from fedveil.privacy.private_sum import NoisySum
 from fedveil.privacy.releases import ADVERSARIES, UNITS, Plan, Release, Unprotected
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Batch, Task
@@ -47,6 +50,31 @@ class At:
     plan: Plan
     round: int
     exchange: int = 0
+
+
+@dataclass(frozen=True)
+class ClientSum(Generic[S, Down]):
+    """A method whose server needs only the sum of its clients' vectors: what secure aggregation asks of it.
+
+    Attributes:
+        mechanism: What bounds each unit's part of the sum to an L2 norm, and the noise of the sum; `Unnoised` for none.
+        contribution: What K clients contribute, `[K, ...]`, and what they remember. Whole clients are not clipped yet.
+        update: The server after the noisy sum.
+        what: The sum in the words of a `Release`.
+        record_rate: Where the unit is a record: the contribution is the sum of a Poisson batch of this rate, each
+            record's part clipped already. None: the unit is a client.
+        reading: The model that was sent and the mean contribution `[1, ...]`, as attacks read them; by default the mean
+            is a change of the model.
+        shapes: Those of one client's contribution to a broadcast; by default those of the model in it.
+    """
+
+    mechanism: SumMechanism
+    contribution: Callable[[Task, At, Down, ClientData, State, ClientStreams], tuple[Params, State]]
+    update: Callable[[At, S, NoisySum], S]
+    what: str = "the sum of the clients' updates"
+    record_rate: float | None = None
+    reading: Callable[[At, Params, Params], UploadReading] | None = None
+    shapes: Callable[[Down], dict[str, torch.Size]] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +100,8 @@ class Method(ABC, Generic[S, Down, Up]):
     server_type: ClassVar[type[Record]]
     down_type: ClassVar[type[Message]]
     up_type: ClassVar[type[Message]]
+    discloses_sum: ClassVar[bool] = False
+    """Whether the server learns only the sum of the uploads; see `disclosed`."""
 
     def exchanges(self, plan: Plan) -> int:
         """How often server and cohort talk in one round."""
@@ -127,6 +157,36 @@ class Method(ABC, Generic[S, Down, Up]):
     @abstractmethod
     def releases(self, plan: Plan) -> Sequence[Release]:
         """Every disclosure of a run, priced or infinite."""
+
+    def client_sum(self) -> ClientSum[S, Down] | None:
+        """How the method runs under secure aggregation; None (the default): its server needs single uploads.
+
+        Raises:
+            InputError: Fields of this configuration rule it out.
+        """
+        return None
+
+    def disclosed(self, up: Up) -> Up:
+        """What the server learns of the uploads `[K, ...]`: by default all of them, else their sum as one row."""
+        return up
+
+    def single_uploads(self, up: Up, places: Sequence[int]) -> Up:
+        """What the server sees of single clients, given what it learns of all: by default their rows."""
+        return up.rows(places)
+
+    def least_noise(self, plan: Plan, clients: Sequence[int], up: Up) -> tuple[Sequence[int], Up]:
+        """The answers with as little unknown noise as the guarantee allows for, for audits; by default all as they are.
+
+        A sum that fewer clients answer, and of which colluders know their part, is one.
+        """
+        return clients, up
+
+    def noise_found(self, plan: Plan, answered: int) -> str | None:
+        """The noise that was really in the sums, if `answered` clients answered at least in every completed round.
+
+        None (the default) where it does not depend on that.
+        """
+        return None
 
     def personal_model(self, server: S, state: State) -> Params | None:
         """The models `[K, ...]` that K clients use for themselves; None where all use the server's.

@@ -26,6 +26,7 @@ from fedveil.methods.method import At, Method, register, unprotected
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
+from fedveil.training.batching import LastBatch
 from fedveil.training.local_sgd import Schedule, local_sgd, scheduled_lr
 from fedveil.tree import Params, State, add, concatenate, mean, per_row, sub, total, with_axis, zeros_like
 
@@ -58,6 +59,7 @@ class Scaffold(Method[Server, ModelAndControl, Changes]):
     batch_size: BatchSize = 64
     lr_schedule: Schedule = "constant"
     local_steps: LocalStepCount | None = None
+    last_batch: LastBatch = "merge"
     server_lr: Annotated[float, Field(gt=0)] = 1.0
 
     def init_server(self, params: Params, plan: Plan) -> Server:
@@ -84,6 +86,7 @@ class Scaffold(Method[Server, ModelAndControl, Changes]):
             batch_size=self.batch_size,
             epochs=self.epochs,
             steps=self.local_steps,
+            last_batch=self.last_batch,
             correction=drift,
         )
         moved = sub(trained.params, down.params)
@@ -121,7 +124,9 @@ class Scaffold(Method[Server, ModelAndControl, Changes]):
 
     def local_training(self, at: At) -> LocalSteps:
         lr = scheduled_lr(self.lr, self.lr_schedule, at.round, at.plan.rounds)
-        return LocalSteps(lr, self.batch_size, self.epochs, steps=self.local_steps)
+        return LocalSteps(
+            lr, self.batch_size, self.epochs, steps=self.local_steps, last_batch=self.last_batch
+        )
 
     def read_upload(self, at: At, down: ModelAndControl, up: Changes) -> UploadReading:
         return UploadReading.of_change(down.params, up.params, self.local_training(at))

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass as record
 from typing import Literal
 
+import torch
 from torch import Tensor
 
+from fedveil.data.client_data import ClientData
 from fedveil.messages import Message, Record
-from fedveil.methods.method import At, Method, Up
+from fedveil.methods.method import At, ClientSum, Method, Up
+from fedveil.privacy.mechanisms import Unnoised
+from fedveil.privacy.private_sum import NoisySum
 from fedveil.privacy.releases import Plan
-from fedveil.streams import ServerStreams
+from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
-from fedveil.tree import Params, with_axis
+from fedveil.tree import Params, State, per_row, sub, with_axis
 
 
 @record(frozen=True)
@@ -58,3 +62,40 @@ class AggregatedModel(SharedModel[Up]):
         self, task: Task, at: At, server: Server, clients: Sequence[int], up: Up | None, rng: ServerStreams
     ) -> Server:
         return server if up is None else Server(self.aggregate(task, at, server.params, up))
+
+
+_WEIGHT = "weight of the client"  # no parameter has spaces in its name
+Train = Callable[[Task, At, Params, ClientData, ClientStreams], Params]
+
+
+def averaged_securely(weighting: Literal["size", "uniform"], train: Train) -> ClientSum[Server, Model]:
+    """Averaging as a sum without noise: of updates times n_k over the size of the largest client, and of these weights.
+
+    With uniform weights the sum is divided by the number of clients in it.
+    """
+
+    def contribution(
+        task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[Params, State]:
+        update = sub(train(task, at, down.params, data, rng), down.params)
+        if weighting == "uniform":
+            return update, state
+        weight = (data.sizes.double() / at.plan.largest_client).clamp(max=1)
+        weighted = {name: leaf * per_row(weight, leaf) for name, leaf in update.items()}
+        return {_WEIGHT: weight, **weighted}, state
+
+    def update(_at: At, server: Server, total: NoisySum) -> Server:
+        if weighting == "uniform":
+            return Server(total.added_to(server.params))
+        weight = float(total.total[_WEIGHT].sum())
+        if weight <= 0:
+            return server
+        rest = {name: leaf / weight for name, leaf in total.total.items() if name != _WEIGHT}
+        return Server(NoisySum(rest, 1).added_to(server.params))
+
+    def shapes(down: Model) -> dict[str, torch.Size]:
+        weight = {} if weighting == "uniform" else {_WEIGHT: torch.Size()}
+        return weight | {name: leaf.shape[1:] for name, leaf in down.params.items()}
+
+    what = "the sum of the clients' updates, and of their weights"
+    return ClientSum(Unnoised(), contribution, update, what, shapes=shapes)

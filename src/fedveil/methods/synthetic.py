@@ -15,6 +15,7 @@ from torch import Tensor
 from fedveil.data.client_data import ClientData, Clients, client_ids
 from fedveil.data.dataset import Dataset
 from fedveil.errors import InputError
+from fedveil.losses import target_of
 from fedveil.messages import Message
 from fedveil.methods.fields import (
     STRICT,
@@ -160,6 +161,13 @@ class SyntheticImages:
             self.label_sets(classes, clients.load([client]), [client])
 
     def _refuse_texts(self, task: Task) -> None:
+        if target_of(task.example_loss) != "classes":
+            raise InputError(
+                "method.name",
+                type(self).__name__,
+                "makes examples of classes, and this table has none",
+                "Choose another method, such as fedavg or dp-fedsgd.",
+            )
         if task.text is not None:
             raise InputError(
                 "method.name",

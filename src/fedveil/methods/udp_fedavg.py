@@ -22,14 +22,16 @@ from __future__ import annotations
 from pydantic.dataclasses import dataclass
 
 from fedveil.data.client_data import ClientData
-from fedveil.methods.fields import STRICT
-from fedveil.methods.method import At, register
+from fedveil.methods.fields import STRICT, bounded, without_local_noise
+from fedveil.methods.method import At, ClientSum, register
 from fedveil.methods.shared_model import Server
 from fedveil.methods.user_level import CohortModel, NoisyModel, UserLevelAveraging
+from fedveil.privacy.mechanisms import gaussian
+from fedveil.privacy.private_sum import NoisySum
 from fedveil.privacy.releases import Plan
 from fedveil.streams import ClientStreams
 from fedveil.task import Task
-from fedveil.tree import State, sub
+from fedveil.tree import Params, State, sub
 
 
 @register(
@@ -44,8 +46,22 @@ class UDPFedAvg(UserLevelAveraging):
     def client_update(
         self, task: Task, at: At, down: CohortModel, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[NoisyModel, State]:
-        trained = self.train(task, at, down.params, data, rng)
-        return self.noisy_model(at, down, sub(trained.params, down.params), rng), state  # lines 8-10
+        update = sub(self.train(task, at, down.params, data, rng).params, down.params)
+        return self.noisy_model(at, down, update, rng), state  # lines 8-10
+
+    def _update(
+        self, task: Task, at: At, down: CohortModel, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[Params, State]:
+        """What each client contributes before it is clipped."""
+        update = sub(self.train(task, at, down.params, data, rng).params, down.params)
+        return bounded(update, self.clip, self.normalise), state
+
+    def client_sum(self) -> ClientSum[Server, CohortModel]:
+        without_local_noise(self.noise_scope, "shared")
+        return ClientSum(gaussian(self.clip, self.noise_multiplier), self._update, self._moved)
+
+    def _moved(self, at: At, server: Server, total: NoisySum) -> Server:
+        return Server(total.added_to(server.params, self.server_lr))
 
     def paper_claim(self, plan: Plan) -> str | None:
         return "user-level (epsilon, delta)-DP with sigma = O(q sqrt(T log(1/delta)) / epsilon), no constant given"

@@ -1,6 +1,8 @@
 """Averaging under user-level noise that the clients add: both halves of the methods that use it.
 
-Symbols as in `udp_fedavg`: C `clip`, sigma `noise_multiplier`. The noise itself is in `privacy/private_sum.py`.
+Symbols as in `udp_fedavg`: C `clip`, sigma `noise_multiplier`. `normalise` scales every update to a norm of exactly
+C (zero stays zero), so that short updates drown less in the noise; the sensitivity is that of clipping to C.
+The noise itself is in `privacy/private_sum.py`.
 """
 
 from __future__ import annotations
@@ -10,12 +12,20 @@ from dataclasses import dataclass as record
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from fedveil.messages import Message
 from fedveil.methods.disclosure import BoundedUpload, LocalSteps
-from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
+from fedveil.methods.fields import (
+    STRICT,
+    Clip,
+    LocalTraining,
+    NoiseMultiplier,
+    Normalise,
+    bounded,
+    refuse_endless_norm,
+)
 from fedveil.methods.method import At, Method
 from fedveil.methods.shared_model import Server
 from fedveil.privacy.private_sum import CohortNoise, NoiseScope, noisy_models, private_sum
@@ -50,6 +60,12 @@ class UserLevelAveraging(LocalTraining, Method[Server, CohortModel, NoisyModel])
     noise_multiplier: NoiseMultiplier = 1.0
     noise_scope: NoiseScope = "shared"
     server_lr: Annotated[float, Field(gt=0)] = 1.0
+    normalise: Normalise = False
+
+    @model_validator(mode="after")
+    def _has_a_norm(self) -> UserLevelAveraging:
+        refuse_endless_norm(self.clip, self.normalise)
+        return self
 
     def noise(self, plan: Plan) -> CohortNoise:
         """What clients and server add, and what `releases` charges."""
@@ -63,6 +79,7 @@ class UserLevelAveraging(LocalTraining, Method[Server, CohortModel, NoisyModel])
 
     def noisy_model(self, at: At, down: CohortModel, update: Params, rng: ClientStreams) -> NoisyModel:
         """What K clients send: the model they were sent plus their clipped and noisy `update [K, ...]`."""
+        update = bounded(update, self.clip, self.normalise)
         upload, start = self.noise(at.plan).upload(down.cohort), expand(down.params, len(rng.clients))
         return NoisyModel(noisy_models(upload, start, update, rng.noise(), self.server_lr), down.cohort)
 

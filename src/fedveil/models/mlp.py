@@ -31,9 +31,13 @@ def mlp_2(
     )
 
 
-def logistic_regression(input_shape: Sequence[int], classes: int, *, bias: bool = True) -> nn.Sequential:
-    """Flatten, Linear(d, classes)."""
+def logistic_regression(
+    input_shape: Sequence[int], classes: int, *, bias: bool = True, zero: bool = False
+) -> nn.Sequential:
+    """Flatten, Linear(d, classes). `zero` starts at zero: noisy steps need not undo a random start first."""
     inputs = prod(check_shape(input_shape))
-    return nn.Sequential(
-        OrderedDict[str, nn.Module](flatten=nn.Flatten(), output=nn.Linear(inputs, classes, bias=bias))
-    )
+    output = nn.Linear(inputs, classes, bias=bias)
+    if zero:
+        for parameter in output.parameters():
+            nn.init.zeros_(parameter)
+    return nn.Sequential(OrderedDict[str, nn.Module](flatten=nn.Flatten(), output=output))

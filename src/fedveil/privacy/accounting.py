@@ -68,6 +68,7 @@ class Guarantee:
     delta: float
     theorem: str
     reason: str = ""
+    assumptions: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         row: dict[str, Any] = {
@@ -78,6 +79,7 @@ class Guarantee:
             "epsilon": self.epsilon,
             "delta": self.delta,
             "theorem": self.theorem,
+            "assumptions": list(self.assumptions),
         }
         if self.reason:
             row["reason"] = self.reason
@@ -256,6 +258,15 @@ def renyi_curve(rounds: Rounds, unit: Unit, adversary: Adversary) -> RenyiCurve:
 
 
 def _guarantee(
+    rounds: Rounds, delta: float, unit: Unit, adversary: Adversary, accountant: Accountant
+) -> Guarantee:
+    """One row, with all that the releases it is about rely on."""
+    row = _priced(rounds, delta, unit, adversary, accountant)
+    visible = [r for round_ in _visible(rounds, adversary) for r in round_.releases]
+    return replace(row, assumptions=tuple(dict.fromkeys(text for r in visible for text in r.assumptions)))
+
+
+def _priced(
     rounds: Rounds, delta: float, unit: Unit, adversary: Adversary, accountant: Accountant
 ) -> Guarantee:
     visible = _visible(rounds, adversary)

@@ -44,9 +44,7 @@ def calibrate(
     while epsilon(high) > target:
         high *= 2
         if high > LARGEST:
-            raise InputError(
-                "target_epsilon", target, "no noise is enough", "Ask for more, or for fewer rounds."
-            )
+            raise _unreachable(target, epsilon(LARGEST), adversary, unit)
     low = high / 2
     while epsilon(low) <= target:
         high, low = low, low / 2
@@ -61,3 +59,17 @@ def calibrate(
         else:
             low = middle
     return high
+
+
+def _unreachable(target: float, reachable: float, adversary: Adversary, unit: Unit) -> InputError:
+    """What the most noise comes to, so that the user knows what to ask for."""
+    who = f"for the {unit} against the {adversary}"
+    if math.isinf(reachable):
+        problem = f"cannot be reached {who}: something it sees is not protected, so epsilon is infinite"
+        return InputError("target_epsilon", target, problem, "Choose another adversary or another method.")
+    return InputError(
+        "target_epsilon",
+        target,
+        f"cannot be reached {who}: the most noise comes to epsilon {reachable:.4g}",
+        f"Ask for {reachable:.4g} or more, or for fewer rounds.",
+    )

@@ -20,6 +20,7 @@ _MARGIN = {torch.float64: 2.0**-21, torch.float32: 2.0**-21, torch.float16: 2.0*
 _UNIT = 2.0**-52
 _SMALLEST_FACTOR = 1e-30
 _SMALLEST_CLIP = 1e-30  # of shorter rows float32 keeps too few digits
+_SMALLEST_UPDATE = 1e-150  # shorter ones have no direction that survives scaling: they count as zero
 _HIDDEN: ContextVar[list[int] | None] = ContextVar("hidden divergence", default=None)
 
 
@@ -136,3 +137,22 @@ def clip_rows_l1(params: Params, clip: float) -> Params:
         raise DivergedError("a client's update is not finite: it cannot be clipped, so it is not released")
     entries = _entries(params)
     return {name: _shrink(leaf, norm, clip, entries) for name, leaf in params.items()}
+
+
+def normalise_rows(params: Params, norm: float) -> Params:
+    """Each client's parameters `[K, ...]`, taken as one vector, to an L2 norm of `norm`; zero stays zero.
+
+    Every client then contributes alike, however long its update was.
+
+    Guarantees: no row is longer than `norm` in exact arithmetic, so that the sensitivity is that of a clip to `norm`
+    (`test_no_normalised_row_is_longer_than_the_clip_in_exact_arithmetic`), and clipping leaves it as it is.
+    """
+    params, norm = _finite(params), check_clip(norm)
+    length, entries = row_norms(list(params.values())), _entries(params)
+    nothing = length < _SMALLEST_UPDATE
+    scaled = {}
+    for name, leaf in params.items():
+        bound = norm * (1 - 2 * _MARGIN[leaf.dtype] - 2 * (entries + 16) * _UNIT)
+        factor = torch.where(nothing, 0.0, bound / length.where(~nothing, 1.0))
+        scaled[name] = (leaf.double() * factor.reshape(factor.shape + (1,) * (leaf.dim() - 1))).to(leaf.dtype)
+    return scaled

@@ -296,6 +296,7 @@ class Release:
     `adjacency` is chosen from sampler and participation unless it is given.
     `insider` is what protects it against a `client` that was in the cohort itself and knows what it contributed,
     such as its share of the noise; `protection` is against everybody else.
+    `assumptions` are what the protection relies on besides the method's own code; rows that use it name them.
     """
 
     what: str
@@ -311,9 +312,11 @@ class Release:
     following: bool | None = None
     adjacency: Adjacency | None = None
     insider: Protection | None = None
+    assumptions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "visible_to", tuple(self.visible_to))
+        object.__setattr__(self, "assumptions", tuple(self.assumptions))
         self._check_one_of("unit", self.unit, UNITS)
         self._check_one_of("participation", self.participation, PARTICIPATIONS)
         for adversary in self.visible_to:
@@ -368,7 +371,9 @@ class Release:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         insider = None if self.insider is None else self.insider.to_json()
         protection = self.protection.to_json()
-        return {**values, "visible_to": list(self.visible_to), "protection": protection, "insider": insider}
+        own = {"visible_to": list(self.visible_to), "protection": protection, "insider": insider}
+        assumptions = values.pop("assumptions")
+        return {**values, **own, **({"assumptions": list(assumptions)} if assumptions else {})}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Release:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -50,6 +51,10 @@ class PrivacyStatement:
     noise: NoiseSource = "entropy"
     removable: bool = False
     """Whether the seed is all it takes to draw the noise again."""
+    notes: tuple[str, ...] = ()
+    """How the data was prepared, as far as that matters to privacy."""
+    rows_per_person: int | None = None
+    """How many records of one person there are at most, where the data names people."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -58,7 +63,26 @@ class PrivacyStatement:
             "audit": None if self.audit is None else dict(self.audit),
             "noise": self.noise,
             "removable": self.removable,
-        }
+        } | ({"data": list(self.notes), "persons": self.persons()} if self.notes else {})
+
+    def persons(self) -> list[dict[str, Any]]:
+        """What is proven for a whole person, by group privacy over the records that a person may have.
+
+        Guarantees: k records of an (epsilon, delta) guarantee have (k epsilon, k e^((k-1) epsilon) delta)
+        (`test_group_privacy_is_the_bound_for_a_person`).
+        """
+        count = self.rows_per_person
+        if count is None:
+            return []
+        return [
+            {
+                "adversary": row.adversary,
+                "epsilon": count * row.epsilon,
+                "delta": min(1.0, count * math.exp(min(700.0, (count - 1) * row.epsilon)) * row.delta),
+            }
+            for row in self.proven
+            if row.unit == "record" and row.epsilon is not None
+        ]
 
     def in_words(self) -> str:
         """For a privacy officer: what is protected, against whom, and what is not."""
@@ -68,9 +92,21 @@ class PrivacyStatement:
             rows = [row for row in self.proven if row.adversary == adversary]
             if rows:
                 lines += [*_against(adversary, rows, self.releases, self.plan), ""]
-        lines += _not_covered(self.proven, self.plan)
+        if self.notes:
+            lines += [*_prepared(self), ""]
+        lines += _not_covered(self.proven, self.plan, told=bool(self.notes))
         lines.append(_audited(self.audit))
         return "\n".join(lines)
+
+
+def _prepared(statement: PrivacyStatement) -> list[str]:
+    """How the data was prepared, and what that means for people with several records."""
+    lines = ["The data:", *(f"  {note}" for note in statement.notes)]
+    for row in statement.persons() if (statement.rows_per_person or 1) > 1 else ():
+        bound = f"epsilon is {show(row['epsilon'])} at delta {row['delta']:.2g}"
+        whom = _WHO[row["adversary"]]
+        lines.append(f"  For a person with all these rows, against {whom} {bound} (group privacy).")
+    return lines
 
 
 def _claim(claim: str | float) -> str:
@@ -107,6 +143,7 @@ def _against(
             f"({_NEIGHBOUR[row.adjacency]}; {sampler_in_words(row.sampler)}). {_meaning(row, row.epsilon, plan)}"
         )
         lines.append(f"  Proof: {plain(row.theorem)}.")
+    lines += dict.fromkeys(f"  Assumption, {text}." for row in rows for text in row.assumptions)
     return lines
 
 
@@ -152,7 +189,7 @@ def _meaning(row: Guarantee, epsilon: float, plan: Plan | None) -> str:
     return f"This is {said}. {odds}"
 
 
-def _not_covered(rows: Sequence[Guarantee], plan: Plan | None) -> list[str]:
+def _not_covered(rows: Sequence[Guarantee], plan: Plan | None, *, told: bool) -> list[str]:
     lines = ["Not covered:"]
     units = {row.unit for row in rows}
     if units == {"record"}:
@@ -166,21 +203,25 @@ def _not_covered(rows: Sequence[Guarantee], plan: Plan | None) -> list[str]:
         )
     if "client" in units and any(row.adjacency == "zero-out" for row in rows):
         lines.append("  Where who took part is visible, that fact itself is not hidden.")
-    if needs_trust(rows):
+    if needs_trust([row for row in rows if row.adversary == "server" or not row.assumptions]):
         lines.append(
             "  The rows for others than the server hold only if the server is trusted not to share what it sees."
         )
     if any(row.adversary != "server" and row.epsilon is not None for row in rows):
         lines.append(
-            "  They are about the models. The run's other files (scores of single clients, also on training examples, "
-            "label counts, cohort sizes, transcripts, attacks) and the report made of them are not covered: they are "
-            "not to be published with a model of real data."
+            "  These rows are about the models. The run's other files (scores of single clients, also on training "
+            "examples, label counts, cohort sizes, transcripts, attacks) and the report made of them are not covered: "
+            "they are not to be published with a model of real data."
         )
     if plan is not None:
         sizes = f"{plan.clients} clients, {plan.cohort} in a round, {plan.rounds} rounds"
+        prepared = (
+            ""
+            if told
+            else " and how examples are prepared (the numbers a table is standardised with, its categories)"
+        )
         lines.append(
-            f"  The number of clients, the plan ({sizes}), the model's shape and how examples are prepared (the "
-            "numbers a table is standardised with, its categories) count as public."
+            f"  The number of clients, the plan ({sizes}), the model's shape{prepared} count as public."
         )
     return lines
 

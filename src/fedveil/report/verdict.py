@@ -71,6 +71,9 @@ def _headline(settings: Sequence[Setting]) -> Verdict:
     if not done:
         return _untested([s for s in settings if s.first.finished])
     best = max(done, key=_accuracy)
+    protected = [setting for setting in done if _same_for_the_server(setting)]
+    if protected and not _useless(pick := max(protected, key=_accuracy)):
+        return _protected(pick, best)
     proven = [setting for setting in done if setting.proof("observer") is not None]
     limited = [setting for setting in proven if _level(setting) != "bad"]
     if limited:
@@ -96,6 +99,25 @@ def _headline(settings: Sequence[Setting]) -> Verdict:
         )
     name = f"{best.name} reaches {percent(best.accuracy)}"
     return Verdict("bad", f"{name}, and proves no privacy at all: nothing hides what clients send.")
+
+
+def _same_for_the_server(setting: Setting) -> bool:
+    """Whether the limit against the server is a meaningful one, for the same unit as that against the public."""
+    row, public = setting.proof("server"), setting.proof("observer")
+    if row is None or public is None or row.unit != public.unit:
+        return False
+    return level(row) != "bad"
+
+
+def _protected(pick: Setting, best: Setting) -> Verdict:
+    """A model that is useful and protected against the server, and so against those who see less."""
+    row = pick.proof("server")
+    assert row is not None
+    text = (
+        f"{pick.name} reaches {percent(pick.accuracy)} with epsilon {show(row.epsilon or 0)} proven for "
+        f"{WHOM.get(row.unit, row.unit)} against {_AGAINST['server']}: {strength(row)}."
+    )
+    return Verdict(level(row), text + _gap(best, pick))
 
 
 def _untested(settings: Sequence[Setting]) -> Verdict:

@@ -16,6 +16,7 @@ from fedveil.data.client_data import (
 )
 from fedveil.data.dataset import Examples
 from fedveil.errors import DataError, InputError, within
+from fedveil.losses import WeightedCrossEntropy, target_of
 from fedveil.messages import Record
 from fedveil.methods.method import AnyMethod
 from fedveil.privacy.releases import Plan
@@ -47,6 +48,13 @@ def check_apart(task: Task, method: AnyMethod, plan: Plan, clients: Clients) -> 
     """
     if unit_of(method, plan) != "record":
         return
+    if getattr(task.example_loss, "compares", False):
+        raise InputError(
+            "task.data_options.intervals",
+            None,
+            "without intervals the loss compares records (Cox), so one record's influence cannot be bounded",
+            "Give the ends of the intervals, such as [30, 90, 365]: hazards are a loss of single records.",
+        )
     data = clients.load([_largest(clients)])
     x, y = data.x[:, :1].to(task.device), data.y[:, :1].to(task.device)
     other = 1 - x if x.is_floating_point() else torch.zeros_like(x)
@@ -121,7 +129,11 @@ def _check_examples(task: Task, x: Tensor, labels: Tensor) -> None:
             f"the model cannot read examples of shape {list(x.shape[1:])} and type "
             f"{str(x.dtype).removeprefix('torch.')} (its parameters are {' and '.join(sorted(needed))}): {error}"
         ) from error
-    if task.example_loss is not cross_entropy:
+    if target_of(task.example_loss) == "number" and scores.shape[1:] != (1, 1):
+        raise DataError(
+            f"the model has outputs of shape {list(scores.shape[2:])}; a number needs one. Change the model."
+        )
+    if task.example_loss is not cross_entropy and not isinstance(task.example_loss, WeightedCrossEntropy):
         return
     if labels.is_floating_point() or labels.dim() != 1:
         kind = f"{str(labels.dtype).removeprefix('torch.')} of shape {list(labels.shape[1:])}"

@@ -137,6 +137,8 @@ class _Exchanges:
         if answers.up is not None:
             _require_finite(answers.up, answers.clients, at)
             received = answers.up.row_bytes() * len(answers.clients)
+            if self.method.discloses_sum:
+                answers = Answers(answers.clients, self.method.disclosed(answers.up))
         for callback in self.callbacks:
             callback.exchange_ends(at, answers.clients, down, answers.up)
         update = partial(self._update, at, server)

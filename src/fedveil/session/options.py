@@ -17,13 +17,20 @@ from fedveil.streams import NoiseSource
 
 @dataclass(frozen=True)
 class PrivacySettings:
-    """What `[privacy]` says."""
+    """What `[privacy]` says, and what the statement says about the data.
+
+    Attributes:
+        notes: How the data was prepared, as far as that matters to privacy.
+        rows_per_person: How many records of one person there are at most, where the data names people.
+    """
 
     delta: float = 1e-5
     budget: float | None = None
     budget_adversary: Adversary = "observer"
     budget_unit: Unit | None = None
     ledger: Path | None = None
+    notes: tuple[str, ...] = ()
+    rows_per_person: int | None = None
 
 
 @dataclass(frozen=True)
@@ -115,6 +122,7 @@ class AvailableData:
         clients: The clients' training data. A results folder begun on other data is refused.
         local_test: Held-out examples of the clients.
         score_clients: Whether the final model is scored on each client's own examples: `local_test`, or else `clients`.
+        names: What the clients are called, where they have names.
     """
 
     test: Examples | tuple[Array, Array] | None = None
@@ -122,6 +130,7 @@ class AvailableData:
     clients: Clients | None = None
     local_test: Clients | None = None
     score_clients: bool = True
+    names: Sequence[str] | None = None
 
     @property
     def scored_on(self) -> Clients | None:

@@ -180,11 +180,25 @@ class PrivacyGuard(Callback):
             return "No round was completed. Only the round that was begun is on the ledger.\n"
         return f"After {rounds} completed rounds:\n{self.statement(rounds).in_words()}\n"
 
-    def statement(self, rounds: int) -> PrivacyStatement:
-        """The statement of the rounds that were run; with fresh noise, of every attempt at one that was charged."""
+    def statement(self, rounds: int, answered: int | None = None) -> PrivacyStatement:
+        """The statement of the rounds that were run; with fresh noise, of every attempt at one that was charged.
+
+        Its rows name the noise that was really there, where that depends on `answered`: so many clients answered at
+        least in every completed round.
+        """
+        found = self._of_rounds(rounds)
+        noise = None if answered is None else self._method.noise_found(self._plan, answered)
+        if noise is None:
+            return found
+        return replace(
+            found, proven=tuple(replace(row, assumptions=(*row.assumptions, noise)) for row in found.proven)
+        )
+
+    def _of_rounds(self, rounds: int) -> PrivacyStatement:
         delta = self._settings.delta
         plan = replace(self._plan, rounds=rounds) if rounds else self._plan
         plain = privacy_statement(self._method, plan, delta, noise=self._noise, deployed=self._deployed)
+        plain = replace(plain, notes=self._settings.notes, rows_per_person=self._settings.rows_per_person)
         charged = self._charged()
         if charged:
             pairs = [(row.unit, row.adversary) for row in plain.proven]

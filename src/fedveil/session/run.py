@@ -15,7 +15,9 @@ from fedveil.engines.engine import Engine
 from fedveil.engines.simulation import Execution, Simulation
 from fedveil.errors import InputError, whole_number
 from fedveil.methods.method import AnyMethod
+from fedveil.methods.secure import securely_aggregated
 from fedveil.privacy.releases import Plan, Sampler
+from fedveil.secure_sum.settings import SecureSum
 from fedveil.session.checks import check_clients
 from fedveil.session.loop import Callback
 from fedveil.session.options import AvailableData, PrivacySettings, RunOptions, SimulationOptions
@@ -65,6 +67,7 @@ def run(
     execution: Execution = "auto",
     workers: int = 0,
     max_memory: int | None = None,
+    aggregation: SecureSum | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Train over the clients' data and say how private that was.
@@ -95,6 +98,7 @@ def run(
         execution: "stacked", "one-by-one" or "auto".
         workers: Number of processes; 0 chooses.
         max_memory: Limit for the clients' tensors, in bytes.
+        aggregation: `SecureSum(...)`: the server learns only the sum of the uploads; None: all of them.
         callbacks: Called at every round.
 
     Returns:
@@ -110,6 +114,7 @@ def run(
     """
     source = _clients_of(clients)
     plan = make_plan(source, rounds=rounds, cohort=cohort, sampler=sampler)
+    method = securely_aggregated(method, aggregation)
     options = RunOptions(
         seed=seed,
         results=None if results is None else Path(results),

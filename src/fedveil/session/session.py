@@ -15,7 +15,14 @@ from torch import Tensor
 from fedveil.data.client_data import digest_of
 from fedveil.engines.engine import Engine
 from fedveil.errors import NobodyAnsweredError
-from fedveil.evaluation.accuracy import evaluate_clients, evaluate_personal, majority_rate
+from fedveil.evaluation.accuracy import (
+    EXTRA_METRICS,
+    evaluate_clients,
+    evaluate_personal,
+    majority_rate,
+    outputs_of,
+)
+from fedveil.evaluation.metrics import metrics_of
 from fedveil.messages import Record
 from fedveil.methods.method import AnyMethod
 from fedveil.numerics import NUMERICS
@@ -27,9 +34,10 @@ from fedveil.session.loop import Callback, Outcome, run_rounds
 from fedveil.session.options import AvailableData, RunOptions
 from fedveil.session.privacy_guard import PrivacyGuard
 from fedveil.session.results import Checkpoints, Result, ResultFolder, RoundLog, Transcript, environment
-from fedveil.task import Task
+from fedveil.task import Task, cross_entropy
 from fedveil.tree import Params
 
+_CLIENTS_MEASURED = 20  # so many have metrics with intervals of their own
 _CLIENTS_SCORED = 1000  # per-client scores beyond this number are a table nobody reads
 
 EngineOf = Callable[[str], Engine]
@@ -127,6 +135,8 @@ class Session:
             "seed": str(self.options.seed),
             "model": repr(self.task.module),
         }
+        if self.task.example_loss is not cross_entropy:
+            facts["loss"] = getattr(self.task.example_loss, "__name__", repr(self.task.example_loss))
         if not self.options.replay_safe:  # a folder begun with seeded noise is not resumed with fresh noise
             facts["noise"] = self.options.noise_source
         return "".join(f"{key} = {json.dumps(value)}\n" for key, value in facts.items())
@@ -201,7 +211,7 @@ class Session:
         """The result, written to the run's folder if it has one."""
         model = self.method.model(outcome.server)
         summary = self._summary(outcome, history, model) | self._client_scores(engine, outcome, model)
-        summary |= self.options.facts
+        summary |= self._metrics(model) | dict(self.options.facts)
         if self.folder is not None:
             summary = self.folder.finish(model, summary, self.guard.ledger_path)
         return Result(summary, history, model, None if self.folder is None else self.folder.path)
@@ -220,6 +230,26 @@ class Session:
             "personal": None if personal is None else asdict(personal),
         }
 
+    def _metrics(self, model: Params) -> dict[str, Any]:
+        """What people ask of a model, with intervals: on the test set, and on each client's own held-out examples."""
+        if self.task.text is not None or self.test is None:
+            return {}
+        loss, classes = self.task.example_loss, self.data.classes or int(self.test[1].max()) + 1
+        outputs = outputs_of(self.task, model, self.test[0])
+        if outputs.dim() != 2:
+            return {}
+        found: dict[str, Any] = {"all": metrics_of(loss, outputs, self.test[1], classes)}
+        own, count = self.data.local_test, self.plan.clients
+        if own is not None and count <= _CLIENTS_MEASURED:
+            names = self.data.names or [f"client {k}" for k in range(count)]
+            parts = ((name, own.load([k])) for k, name in enumerate(names))
+            found["clients"] = {
+                name: metrics_of(loss, outputs_of(self.task, model, part.x[0]), part.y[0], classes)
+                for name, part in parts
+                if part.largest
+            }
+        return {"metrics": found}
+
     def _summary(
         self, outcome: Outcome, history: Sequence[Mapping[str, Any]], model: Params
     ) -> dict[str, Any]:
@@ -227,7 +257,8 @@ class Session:
         scored = history[-1] if history and "accuracy" in history[-1] else {}
         if self.test is not None and not scored:
             scored = EvaluateOnTest(task, *self.test, None, 1).score(model).metrics()
-        statement = self.guard.statement(outcome.rounds)
+        answered = [line["answered"] for line in history if line.get("answered")]
+        statement = self.guard.statement(outcome.rounds, min(answered, default=None))
         return {
             "method": self.method.name,
             "seed": self.options.seed,
@@ -253,4 +284,4 @@ class Session:
             "majority": majority_rate(self.test),
             "numerics": NUMERICS,
             "environment": environment(),
-        } | {name: scored[name] for name in ("mcc", "perplexity") if name in scored}
+        } | {name: scored[name] for name in EXTRA_METRICS if name in scored}

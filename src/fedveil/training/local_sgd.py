@@ -19,6 +19,7 @@ from torch import Tensor
 from fedveil.data.client_data import ClientData
 from fedveil.streams import ClientStreams
 from fedveil.task import Batch, Task
+from fedveil.training.batching import LastBatch, batch_sizes
 from fedveil.training.linear_sgd import LinearSteps, clients_per_block
 from fedveil.training.updates import Running, Update, adding
 from fedveil.tree import Params, rows
@@ -55,6 +56,8 @@ class _Walk:
     rows: Tensor
     counts: npt.NDArray[np.int64]
     whole: bool
+    per_epoch: list[int]
+    """How many examples a client trains on in one epoch."""
 
 
 def local_sgd(
@@ -67,6 +70,7 @@ def local_sgd(
     batch_size: int,
     epochs: int = 1,
     steps: int | None = None,
+    last_batch: LastBatch = "merge",
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     proximal: float = 0.0,
@@ -81,7 +85,7 @@ def local_sgd(
     `w` holds the starts, `[1, ...]` or `[K, ...]`, and is not changed. A client without examples keeps its start.
     Only the parameters named in `trainable` move, all if it is None.
     """
-    walk = _walk(data, batch_size, epochs, steps, streams)
+    walk = _walk(data, batch_size, last_batch, epochs, steps, streams)
     k, widest = data.count, walk.rows.shape[2]
     x, y = data.x.flatten(0, 1), data.y.flatten(0, 1)
     params = task.memory(w, k)
@@ -124,7 +128,7 @@ def _in_clients_order(params: Params, losses: Tensor | None, walk: _Walk, data: 
     in_order = walk.order == list(range(data.count))
     trained = {name: leaf if in_order else leaf[back] for name, leaf in params.items()}
     if losses is not None:
-        losses = losses[back] / data.sizes.cpu().clamp(min=1)
+        losses = losses[back] / torch.tensor(walk.per_epoch).clamp(min=1)
     return Trained(trained, torch.from_numpy((walk.counts > 0).sum(0)[back]), losses)
 
 
@@ -186,35 +190,43 @@ def _batches(
             yield Batch(seen, classes, mask), counts
 
 
-def _walk(data: ClientData, batch_size: int, epochs: int, steps: int | None, streams: ClientStreams) -> _Walk:
-    """A fresh shuffle per epoch and client of several batches; the last batch of an epoch may be short."""
+def _walk(
+    data: ClientData,
+    batch_size: int,
+    last_batch: LastBatch,
+    epochs: int,
+    steps: int | None,
+    streams: ClientStreams,
+) -> _Walk:
+    """A fresh shuffle per epoch and client of several batches."""
     sizes = data.sizes.tolist()
-    per_epoch = [math.ceil(n / batch_size) for n in sizes]
-    total = [epochs * batches if steps is None else steps if batches else 0 for batches in per_epoch]
+    cuts = {n: batch_sizes(n, batch_size, last_batch) for n in set(sizes)}
+    total = [epochs * len(cuts[n]) if steps is None else steps if n else 0 for n in sizes]
     order = sorted(range(len(sizes)), key=lambda i: (-total[i], i))
-    shape = (max(total, default=0), len(sizes), min(batch_size, max(sizes, default=0)))
-    rows = np.zeros(shape, dtype=np.int64)
-    counts = np.zeros(shape[:2], dtype=np.int64)
-    for n in set(sizes) - {0}:  # clients of one size are laid out together
+    widest = max((max(cut) for cut in cuts.values() if cut), default=0)
+    rows = np.zeros((max(total, default=0), len(sizes), widest), dtype=np.int64)
+    counts = np.zeros(rows.shape[:2], dtype=np.int64)
+    for n in cuts.keys() - {0}:  # clients of one size are laid out together
         places = [place for place, i in enumerate(order) if sizes[i] == n]
-        batches, width = math.ceil(n / batch_size), min(batch_size, n)
-        end = total[order[places[0]]]
-        passes = math.ceil(end / batches)
-        shuffled = np.zeros((passes, len(places), batches * width), dtype=np.int64)
-        if batches == 1:
+        cut, end = cuts[n], total[order[places[0]]]
+        shuffled = np.empty((math.ceil(end / len(cut)), len(places), n), dtype=np.int64)
+        if cut == [n]:
             shuffled[:] = np.arange(n)
         else:
             shuffles = streams.rows([order[place] for place in places]).of_round("batches")
             for column, stream in enumerate(shuffles):
-                for epoch in range(passes):
-                    shuffled[epoch, column, :n] = stream.permutation(n)
-        walked = shuffled.reshape(passes, len(places), batches, width).swapaxes(1, 2)
-        rows[:end, places, :width] = walked.reshape(passes * batches, len(places), width)[:end]
-        counts[:end, places] = width
-        counts[batches - 1 : end : batches, places] = n - (batches - 1) * width
+                for epoch in range(len(shuffled)):
+                    shuffled[epoch, column] = stream.permutation(n)
+        first = 0
+        for number, size in enumerate(cut):
+            steps_of = slice(number, end, len(cut))
+            rows[steps_of, places, :size] = shuffled[: len(range(end)[steps_of]), :, first : first + size]
+            counts[steps_of, places] = size
+            first += size
     rows += (np.array(order, dtype=np.int64) * data.largest)[:, None]
-    whole = set(sizes) == {data.largest} and data.largest <= batch_size
-    return _Walk(order, torch.from_numpy(rows).to(data.x.device), counts, whole)
+    whole = set(sizes) == {data.largest} and widest == data.largest
+    per_epoch = [sum(cuts[n]) for n in sizes]
+    return _Walk(order, torch.from_numpy(rows).to(data.x.device), counts, whole, per_epoch)
 
 
 def _own_rows(leaf: Tensor, order: Sequence[int]) -> Tensor:

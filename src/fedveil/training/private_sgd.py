@@ -165,18 +165,23 @@ def private_gradient(
     (`test_one_example_moves_the_sum_by_no_more_than_the_clip`); the noise is the mechanism's
     (`test_the_noise_is_what_is_declared`).
     """
-    if mechanism.step and float(expected.max()) > _LARGEST_BATCH:
-        raise InputError(
-            "batch_size",
-            float(expected.max()),
-            "is too large: the rounding errors of the sum would not be private",
-            f"Use batches of at most {_LARGEST_BATCH} examples.",
-        )
+    require_batch(float(expected.max()), mechanism)
     total = clipped_sum(task, w, batch, mechanism.clip, dropout, closed_form=closed_form)
     noisy = mechanism.perturb(total, noise)
     return {
         name: (leaf / per_row(expected.to(leaf.device), leaf)).to(w[name]) for name, leaf in noisy.items()
     }
+
+
+def require_batch(expected: float, mechanism: SumMechanism) -> None:
+    """Refuse batches so large that the rounding errors of their sum are beyond the margin of the clip."""
+    if mechanism.step and expected > _LARGEST_BATCH:
+        raise InputError(
+            "batch_size",
+            expected,
+            "is too large: the rounding errors of the sum would not be private",
+            f"Use batches of at most {_LARGEST_BATCH} examples.",
+        )
 
 
 def dropout_streams(streams: ClientStreams) -> list[np.random.Generator]:

@@ -147,6 +147,7 @@ class AllRounds(Repeating):
     ("name", "fields"),
     [
         ("dp-fedprox", {"epochs": 1}),
+        ("dp-fedsgd", {}),
         ("dp-fedavg", {"unit": "record"}),
         ("fedceo", {"unit": "record"}),
         ("cpsgd", {"noise_scope": "local"}),

@@ -206,7 +206,7 @@ def test_partition_shows_and_draws(fedveil: Command, config: Path, tmp_path: Pat
 
 def test_partition_names_the_users_of_a_table(fedveil: Command, tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
-    rows = [f"{'north' if k % 3 else 'south'},{k},{k % 2}" for k in range(30)]
+    rows = [f"{'north' if k % 3 else 'south'},{k}.5,{k % 2}" for k in range(30)]
     table.write_text("\n".join(["who,a,y", *rows]) + "\n")
     config = tmp_path / "c.toml"
     config.write_text(

@@ -12,11 +12,11 @@ import pytest
 
 from fedveil import METHODS
 from fedveil.cli import main
-from fedveil.cli.privacy import _shown_above
+from fedveil.experiment.target import _shown_above
 from fedveil.privacy.statement import show
 from tests.unit.audits.test_of_method import TenthOfTheNoise
 
-ROW = ["unit", "adversary", "adjacency", "sampler", "epsilon", "delta", "theorem"]
+ROW = ["unit", "adversary", "adjacency", "sampler", "epsilon", "delta", "theorem", "assumptions"]
 CONFIG = """
 [task]
 dataset = "emnist"

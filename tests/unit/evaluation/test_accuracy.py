@@ -73,7 +73,7 @@ def test_personal_models_are_taken_from_all_over_the_federation() -> None:
     assert asked == list(range(0, 50, 3))
     assert found is not None
     assert found.clients == 17
-    on_test = [evaluate(task, task.init(k), x, y).accuracy for k in asked]
-    on_own = [evaluate(task, task.init(k), x[k : k + 1], y[k : k + 1]).accuracy for k in asked]
+    on_test = [evaluate(task, task.init(k), x, y).accuracy or 0.0 for k in asked]
+    on_own = [evaluate(task, task.init(k), x[k : k + 1], y[k : k + 1]).accuracy or 0.0 for k in asked]
     assert found.test_accuracy == sum(on_test) / 17
     assert found.own_accuracy == sum(on_own) / 17

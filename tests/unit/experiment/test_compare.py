@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from fedveil.attack_runs.inversion import attack_smallest
 from fedveil.errors import FedveilError, InputError
@@ -127,7 +129,7 @@ def test_what_was_finished_on_a_table_as_it_was_is_not_shown_for_the_table_as_it
     tmp_path: Path, jobs: int
 ) -> None:
     table, config = tmp_path / "own.csv", tmp_path / "own.toml"
-    rows = [f"{row % 3},{row},{row % 2}\n" for row in range(60)]
+    rows = [f"{row % 3},{row}.5,{row % 2}\n" for row in range(60)]
     table.write_text("who,a,y\n" + "".join(rows))
     options = f'path = "{table}"\nlabel = "y"\nuser = "who"\n'
     config.write_text(
@@ -137,7 +139,7 @@ def test_what_was_finished_on_a_table_as_it_was_is_not_shown_for_the_table_as_it
     cells, results = plan_cells([config], methods=["fedavg", "fedprox"]), tmp_path / "results"
     assert run_cells(cells, results, jobs=jobs) == {}
     assert run_cells(cells, results, jobs=jobs) == {}  # read back
-    table.write_text("who,a,y\n" + "".join(rows).replace("59,", "58,"))
+    table.write_text("who,a,y\n" + "".join(rows).replace("59.5,", "58.5,"))
     failed = run_cells(cells, results, jobs=jobs)
     assert len(failed) == 2
     assert all("holds a run on other data" in reason for reason in failed.values())
@@ -279,3 +281,20 @@ def test_two_formats_at_once_are_refused_by_name(
         main()
     assert stop.value.code == 2
     assert "--markdown --latex" in capsys.readouterr().err
+
+
+def test_another_file_is_compared_with_its_own_method(config: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    content = tomllib.loads(config.read_text())
+    content["method"] = {"name": "udp-fedavg"}
+    content["run"] = {**content.get("run", {}), "sampler": "all"}
+    content["run"].pop("cohort", None)
+    content["aggregation"] = {"kind": "secure"}
+    other.write_text(tomli_w.dumps(content))
+    cells = plan_cells([config], methods=["fedavg", "udp-fedavg"], also=[other], seeds=[0])
+    assert [cell.title for cell in cells] == [
+        "fedavg seed 0",
+        "udp-fedavg seed 0",
+        "udp-fedavg secure seed 0",
+    ]
+    assert {cell.experiment for cell in cells} == {config.stem}

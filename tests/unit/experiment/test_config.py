@@ -105,8 +105,15 @@ def test_newer_keys_at_their_default_leave_the_hash_as_it_was() -> None:
     for section, key in (
         ("task", "input_shape"),
         ("task", "classes"),
+        ("task", "features"),
+        ("task", "feature_options"),
+        ("task", "loss"),
+        ("task", "class_weights"),
         ("run", "max_message"),
         ("run", "noise"),
+        ("privacy", "target_epsilon"),
+        ("privacy", "target_adversary"),
+        ("privacy", "target_unit"),
         ("method", "block"),
     ):
         del before[section][key]

@@ -19,13 +19,16 @@ from cryptography import x509
 from fedveil.cli import app
 from fedveil.cli.deploy import deploy
 from fedveil.errors import FedveilError, InputError
-from fedveil.experiment.config import make_config
-from fedveil.federation.config import SERVER_FILE, NodeConfig, ServerConfig, read_toml
+from fedveil.experiment.config import load_config, make_config
+from fedveil.federation.config import SERVER_FILE, NodeConfig, ServerConfig
 from fedveil.federation.create import Federation, init
 from fedveil.federation.node import open_node
-from fedveil.federation.policy import RefusedError
+from fedveil.federation.policy import Policy, RefusedError
 from fedveil.federation.processes import environment, node_command, server_command, write_connection
+from fedveil.privacy.accounting import account
 from fedveil.privacy.releases import Plan
+from fedveil.session.privacy_guard import declared
+from fedveil.validation import read_toml
 
 
 def with_data(folder: Path, records: int = 5) -> Path:
@@ -155,7 +158,7 @@ def test_a_method_that_proves_nothing_needs_the_word_for_it(tmp_path: Path) -> N
         (["--nodes", "2", "--server", "not a name"], "neither a host name nor"),
         (["--nodes", "2", "--server", "[2001:db8::1]"], "neither a host name nor an IPv4 address"),
         (["--nodes", "2", "--method", "udp-fedavg", "--method", "fedlap-dp"], "different units"),
-        (["--nodes", "2", "--reader", "table", "--form", "nowhere.toml"], "is not there"),
+        (["--nodes", "2", "--reader", "table", "--schema", "nowhere.toml"], "is not there"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_written(
@@ -176,9 +179,9 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
 def test_tables_share_one_form(tmp_path: Path) -> None:
     public = tmp_path / "public.csv"
     public.write_text("a,b,y\n1,x,no\n3,z,yes\n")
-    form = tmp_path / "form.toml"
-    assert "2 columns, 2 classes" in command("form", str(public), "--label", "y", "--out", str(form))
-    command("init", str(tmp_path / "f"), "--nodes", "2", "--reader", "table", "--form", str(form))
+    form = tmp_path / "schema.toml"
+    assert "2 columns, 2 classes" in command("schema", str(public), "--label", "y", "--out", str(form))
+    command("init", str(tmp_path / "f"), "--nodes", "2", "--reader", "table", "--schema", str(form))
     node = tmp_path / "f" / "nodes" / "node-0"
     (node / "data.csv").write_text("y,b,a\nyes,x,2\n")
     examples = open_node(node).examples
@@ -254,3 +257,29 @@ def test_the_experiment_on_the_page_is_one_that_new_policies_admit(tmp_path: Pat
         guard.admit("run", number, method, plan)
     with pytest.raises(RefusedError):
         guard.admit("run", 7, method, plan)
+
+
+def test_policies_follow_from_an_experiment(tmp_path: Path) -> None:
+    experiment = tmp_path / "e.toml"
+    experiment.write_text(
+        '[task]\ndataset = "none"\nmodel = "logistic"\ninput_shape = [3]\nclasses = 2\n[partition]\nclients = 2\n'
+        '[method]\nname = "dp-fedavg"\nunit = "record"\nrecord_rate = 0.5\nnoise_multiplier = 4.0\n'
+        '[run]\nrounds = 3\nsampler = "all"\nengine = "flower"\n[privacy]\ndelta = 1e-4\n'
+    )
+    command("init", str(tmp_path / "f"), "--nodes", "2", "--config", str(experiment))
+    policy = read_toml(next((tmp_path / "f").rglob("policy.toml")), Policy)
+    (limit,) = policy.limit
+    assert policy.methods == ("dp-fedavg",)
+    assert (limit.unit, limit.delta) == ("record", 1e-4)
+    plan = Plan(2, 2, "all", 3, 1, 1)
+    method = load_config(experiment).build_method()
+    rows = account(declared(method, plan, deployed=True), plan, 1e-4)
+    needed = next(r.epsilon for r in rows if r.unit == "record" and r.adversary == "server")
+    assert needed is not None
+    assert needed <= limit.epsilon <= 1.02 * needed  # one run passes, two do not
+
+
+def test_a_method_that_proves_records_only_is_limited_for_records(tmp_path: Path) -> None:
+    command("init", str(tmp_path / "f"), "--nodes", "2", "--method", "dp-fedavg", "--epsilon", "3")
+    (limit,) = read_toml(next((tmp_path / "f").rglob("policy.toml")), Policy).limit
+    assert (limit.unit, limit.epsilon) == ("record", 3.0)

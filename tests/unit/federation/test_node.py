@@ -9,10 +9,13 @@ import pytest
 import torch
 from PIL import Image
 
+from fedveil.data.schema import read_schema, write_schema
+from fedveil.data.table import schema_of
 from fedveil.data.vocabulary import HashVocabulary
 from fedveil.errors import DataError, InputError
+from fedveil.features import normalise
+from fedveil.features.feature_map import ScatteringFeatures
 from fedveil.federation.node import NodeClients, open_node
-from fedveil.federation.schema import read_schema, schema_of, write_schema
 from tests.unit.federation.makers import OPEN_POLICY, node_folder
 
 TABLE = "age,kind,ill\n40,a,yes\n50,b,no\n60,a,no\n"
@@ -31,6 +34,33 @@ def test_arrays_are_read_as_they_are(tmp_path: Path) -> None:
         clients.load([0])
 
 
+def test_a_node_computes_features_from_brightness_and_keeps_them_to_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(normalise, "COUNT", 16)
+    normalise.constants.cache_clear()
+    made = ScatteringFeatures(depth=1, angles=2)
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 8, 8), dtype=np.uint8)
+    pictures, arrays = tmp_path / "pictures", tmp_path / "arrays"
+    for folder, data in (
+        (pictures, 'reader = "pictures"\nclasses = ["a"]\nchannels = 1'),
+        (arrays, 'reader = "npz"'),
+    ):
+        folder.mkdir()
+        (folder / "node.toml").write_text(f'name = "n"\nclient = 0\n[data]\npath = "data"\n{data}\n')
+        (folder / "policy.toml").write_text(OPEN_POLICY)
+    (pictures / "data" / "a").mkdir(parents=True)
+    for number, picture in enumerate(pixels):
+        Image.fromarray(picture).save(pictures / "data" / "a" / f"{number}.png")
+    with (arrays / "data").open("wb") as file:
+        np.savez(file, x=(pixels[:, None] / 255).astype(np.float32), y=np.zeros(2, np.int64))
+    one, other = (open_node(folder).features(made) for folder in (pictures, arrays))
+    assert one.x.shape == (2, *made.shape((1, 8, 8)))
+    torch.testing.assert_close(one.x, other.x, atol=2e-3, rtol=0)
+    for folder in (pictures, arrays):
+        assert len(list((folder / "state" / "features").iterdir())) == 1
+
+
 def test_noise_is_entropy_unless_the_node_itself_says_that_it_is_a_test(tmp_path: Path) -> None:
     assert open_node(node_folder(tmp_path / "a")).noise == "entropy"
     tested = node_folder(tmp_path / "b", extra="[testing]\nseeded_noise = true\n")
@@ -47,7 +77,7 @@ def _table_node(folder: Path, table: str) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "data.csv").write_text(table)
     (folder / "node.toml").write_text(
-        'name = "t"\nclient = 0\n[data]\nreader = "table"\npath = "data.csv"\nform = "form.toml"\n'
+        'name = "t"\nclient = 0\n[data]\nreader = "table"\npath = "data.csv"\nschema = "schema.toml"\n'
     )
     (folder / "policy.toml").write_text(OPEN_POLICY)
     return folder
@@ -58,8 +88,8 @@ def test_tables_follow_the_agreed_form_not_their_own_rows(tmp_path: Path) -> Non
     public.write_text(TABLE)
     schema = schema_of(public, "ill")
     node = _table_node(tmp_path / "node", "ill,age,kind\nno,50,b\nno,90,c\n")
-    write_schema(schema, node / "form.toml")
-    assert read_schema(node / "form.toml") == schema
+    write_schema(schema, node / "schema.toml")
+    assert read_schema(node / "schema.toml") == schema
     examples = open_node(node).examples
     std = float(np.std([40, 50, 60]))
     torch.testing.assert_close(examples.x, torch.tensor([[0.0, 0.0, 1.0], [40 / std, 0.0, 0.0]]))
@@ -87,7 +117,7 @@ def test_pictures_follow_the_agreed_classes(tmp_path: Path) -> None:
         ('name = "../a"\nclient = 0\n', "name"),
         ('name = "a"\nclient = -1\n[data]\nreader = "npz"\npath = "x"', "client"),
         ('name = "a"\nclient = 0\n[data]\nreader = "pickle"\npath = "x"', "data.reader"),
-        ('name = "a"\nclient = 0\n[data]\nreader = "table"\npath = "x"', "data.form"),
+        ('name = "a"\nclient = 0\n[data]\nreader = "table"\npath = "x"', "data.schema"),
         ('name = "a"\nclient = 0\n[data]\nreader = "pictures"\npath = "x"', "data.classes"),
         ('name = "a"\nclient = 0\nnoise = "seeded"\n[data]\nreader = "npz"\npath = "x"', "unknown key"),
     ],

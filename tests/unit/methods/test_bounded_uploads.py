@@ -48,6 +48,7 @@ BOUNDED: list[dict[str, Any]] = [
     {"name": "fedceo"},
     {"name": "dp-fedavg", "noise_scope": "central", "clip": 0.01},
     {"name": "dp-fedavg", "noise_scope": "local"},
+    {"name": "dp-fedsgd", "record_rate": 0.5, "noise_multiplier": 0.1},
     {"name": "dp-fedags-proven", "variant": "everywhere"},
     {"name": "dp-fedags-proven", "variant": "public-mask"},
     {"name": "dp-fedags-proven", "variant": "top-k"},

@@ -25,7 +25,7 @@ def test_json_has_the_three_fields_and_where_the_noise_comes_from() -> None:
     assert data["audit"] is None
     assert data["paper_claim"] == "none"
     assert [set(row) for row in data["proven"]] == [
-        {"unit", "adversary", "adjacency", "sampler", "epsilon", "delta", "theorem"}
+        {"unit", "adversary", "adjacency", "sampler", "epsilon", "delta", "theorem", "assumptions"}
     ] * 3
     reasons = json.loads(json.dumps(_statement(declared.fedem()).to_json()))["proven"]
     assert all(row["epsilon"] is None and row["reason"] for row in reasons)

@@ -77,7 +77,7 @@ def test_from_model_configuration_and_seed_the_noise_is_removed_from_a_seeded_ru
 
 def test_own_data_gets_entropy_benchmarks_the_seed_and_methods_without_noise_the_seed(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
-    table.write_text("a,b,y\n" + "".join(f"{k},{k * k % 7},{k % 2}\n" for k in range(60)))
+    table.write_text("a,b,y\n" + "".join(f"{k}.5,{k * k % 7},{k % 2}\n" for k in range(60)))
     own = {"dataset": "table", "data_options": {"path": str(table), "label": "y"}, "model": "mlp-2"}
     for task, method, asked, expected in (
         (own, "dp-fedavg", None, "entropy"),

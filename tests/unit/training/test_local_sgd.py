@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import nn
 from fedveil import ArrayClients, Task
 from fedveil.streams import ClientStreams
 from fedveil.training import linear_sgd
+from fedveil.training.batching import LastBatch, batch_sizes
 from fedveil.training.local_sgd import Trained, local_sgd, scheduled_lr
 from fedveil.tree import Params, expand, with_axis
 from tests.contract.federation import make_clients
@@ -42,6 +42,7 @@ def plain(
     weight_decay: float,
     proximal: float,
     correction: Params | None,
+    last_batch: str,
 ) -> Params:
     assert callable(make)
     data = make_clients(SIZES)
@@ -54,10 +55,15 @@ def plain(
     passes = epochs if steps is None else 1000
     for _ in range(passes if len(y) else 0):
         order = torch.from_numpy(stream.permutation(len(y)))
-        for begin in range(0, len(y), batch_size):
+        parts = list(order.split(batch_size))
+        short = len(parts[-1])
+        if last_batch == "drop" and len(parts) > 1 and short < batch_size:
+            parts.pop()
+        if last_batch == "merge" and len(parts) > 1 and short < batch_size / 2:
+            parts[-2:] = [torch.cat(parts[-2:])]
+        for index in parts:
             if steps is not None and taken == steps:
                 return dict(model.state_dict())
-            index = order[begin : begin + batch_size]
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x[index]), y[index]).backward()
             for name, parameter in model.named_parameters():
@@ -81,6 +87,9 @@ def plain(
         {"correct": True},
         {"steps": 7},
         {"batch_size": 100},
+        {"last_batch": "keep"},
+        {"last_batch": "drop", "momentum": 0.5},
+        {"last_batch": "merge", "steps": 5},
     ],
 )
 def test_it_is_what_a_plain_loop_computes(make: object, options: dict[str, Any]) -> None:
@@ -93,6 +102,7 @@ def test_it_is_what_a_plain_loop_computes(make: object, options: dict[str, Any])
         "batch_size": 4,
         "epochs": 3,
         "steps": None,
+        "last_batch": "merge",
     }
     settings: dict[str, Any] = usual | options
     correct = settings.pop("correct", False)
@@ -115,8 +125,24 @@ def test_it_is_what_a_plain_loop_computes(make: object, options: dict[str, Any])
             assert torch.allclose(got.params[name][client], expected[name], atol=1e-11)
     width, steps = settings["batch_size"], settings["steps"]
     for client, n in enumerate(SIZES):
-        whole = 3 * math.ceil(n / width)
+        whole = 3 * len(batch_sizes(n, width, settings["last_batch"]))
         assert int(got.steps[client]) == (whole if steps is None or n == 0 else steps)
+
+
+@pytest.mark.parametrize(
+    ("last_batch", "expected"),
+    [("keep", [64] * 7 + [2]), ("drop", [64] * 7), ("merge", [64] * 6 + [66])],
+)
+def test_what_becomes_of_a_remainder(last_batch: LastBatch, expected: list[int]) -> None:
+    assert batch_sizes(450, 64, last_batch) == expected
+    assert batch_sizes(448, 64, last_batch) == [64] * 7
+    assert batch_sizes(3, 64, last_batch) == [3]
+    assert batch_sizes(0, 64, last_batch) == []
+
+
+def test_only_a_remainder_below_half_a_batch_is_merged() -> None:
+    assert batch_sizes(95, 64, "merge") == [95]
+    assert batch_sizes(96, 64, "merge") == [64, 32]
 
 
 def test_the_tracked_loss_is_the_mean_over_an_epoch_summed_over_epochs() -> None:

@@ -7,6 +7,7 @@ little more than a plain one: convolutions see one batch of N * B images.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -54,13 +55,13 @@ def _sent(view: ServerView, x: Tensor, y: Tensor, orders: Tensor | None, drift: 
         return _gradients(view, shared, x, y, own=False)
     w = {name: leaf.expand(x.shape[0], *leaf.shape) for name, leaf in shared.items()}
     start, velocity = w, {name: torch.zeros_like(leaf) for name, leaf in w.items()}
-    size = local.batch(x.shape[1])
-    batches = range(0, x.shape[1], size)
+    batches = local.batches(x.shape[1])
+    firsts = [0, *accumulate(batches)]
     row = torch.arange(x.shape[0]).unsqueeze(1)
     for step in range(local.count(x.shape[1])):
-        number, first = step // len(batches), batches[step % len(batches)]
+        number, place = divmod(step, len(batches))
         order = torch.arange(x.shape[1]).unsqueeze(0) if orders is None else orders[:, number]
-        batch = order[:, first : first + size]
+        batch = order[:, firsts[place] : firsts[place + 1]]
         g = _gradients(view, w, x[row, batch], y[row, batch], own=True)
         if drift is not None:
             g = {name: leaf + drift[name] for name, leaf in g.items()}

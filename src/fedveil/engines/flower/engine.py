@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from flwr.app import Message as Envelope
+from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
 from fedveil.engines.engine import Answers
@@ -20,15 +21,19 @@ from fedveil.engines.flower.states import StateStore
 from fedveil.engines.flower.wire import (
     EXCHANGE,
     LARGEST_MESSAGE,
+    LEG,
     VERSION,
+    Leg,
     Order,
     RefusalError,
     Version,
     fingerprint,
     pack_order,
+    read_leg,
     read_reply,
     read_upload,
     require_same,
+    size_of,
 )
 from fedveil.errors import FedveilError
 from fedveil.messages import Message, Record
@@ -76,7 +81,7 @@ class FlowerEngine:
         self._grid = grid
         self._roster = roster
         self._method = method
-        self._run = run
+        self.run = run
         self._limits = limits
         self._fingerprint = fingerprint(task, method)
         self._device = task.device
@@ -86,46 +91,90 @@ class FlowerEngine:
         self._at_round_end: dict[int, Version] = {}
         self._on_disk: deque[dict[int, Version]] = deque(maxlen=_CHECKPOINTS)
         self._cache: dict[int, tuple[Version, State]] = {}
-        self._lost: dict[int, str] = {}
+        self.lost: dict[int, str] = {}
 
     def exchange(self, clients: Sequence[int], down: Message, at: At) -> Answers:
-        if at.exchange == 0:
-            self._lost.clear()
-            self._roster.refresh()
+        self.begin(at)
         sent: dict[int, Message] = {}
         messages: list[Envelope] = []
         timeout = self._limits.deadline or ROUND_TIMEOUT
         for row, client in enumerate(clients):
-            if client in self._lost:
+            if client in self.lost:
                 continue
             node = self._roster.node(client)
             if node is None:
-                self._lose(client, at, "no node of it is here")
+                self.lose(client, at, "no node of it is here")
                 continue
             sent[client] = down.rows([row])
-            content = pack_order(self._order(client, sent[client], at))
+            content = pack_order(self.order(client, sent[client], at))
             messages.append(Envelope(content, node, EXCHANGE, ttl=timeout, group_id=f"{at.round}"))
         remembering: set[int] = set()
         uploads = self._collect(sent, messages, timeout, at, remembering)
         for client, problem in self._checks.strangers(uploads).items():
             del uploads[client]
-            self._lose(client, at, problem)
-        for client in sent.keys() - uploads.keys() - self._lost.keys():
-            self._lose(client, at, f"no answer within {timeout:g} s, or its node is gone")
+            self.lose(client, at, problem)
+        for client in sent.keys() - uploads.keys() - self.lost.keys():
+            self.lose(client, at, f"no answer within {timeout:g} s, or its node is gone")
         answered = sorted(uploads)
         if not answered or len(answered) < self._limits.min_clients:
-            return Answers((), None, dict(self._lost))
-        for client in remembering.intersection(answered):
-            self._accepted[client] = (at.round, at.exchange)
+            return Answers((), None, dict(self.lost))
+        self.accept(remembering.intersection(answered), at)
         up = self._method.up_type.concatenate([uploads[client] for client in answered])
-        return Answers(tuple(answered), up.map(lambda _, leaf: leaf.to(self._device)), dict(self._lost))
+        return Answers(tuple(answered), self.on_device(up), dict(self.lost))
 
-    def _order(self, client: int, down: Message, at: At) -> Order:
+    def begin(self, at: At) -> None:
+        """Forget who was left out of the last round, and see who is here."""
+        if at.exchange == 0:
+            self.lost.clear()
+            self._roster.refresh()
+
+    def accept(self, clients: Iterable[int], at: At) -> None:
+        """The states of these clients after this exchange are those to go on from."""
+        self._accepted |= dict.fromkeys(clients, (at.round, at.exchange))
+
+    def on_device(self, up: Message) -> Message:
+        return up.map(lambda _, leaf: leaf.to(self._device))
+
+    def ask_leg(
+        self, asked: Mapping[int, RecordDict], name: str, key: tuple[str, int, int], at: At
+    ) -> tuple[dict[int, Leg], int, int]:
+        """The answers of these clients to a leg of a secure sum, and the bytes that were sent and received."""
+        timeout = self._limits.deadline or ROUND_TIMEOUT
+        nodes = {client: self._roster.node(client) for client in asked}
+        messages = [
+            Envelope(asked[client], node, LEG, ttl=timeout, group_id=f"{at.round}")
+            for client, node in nodes.items()
+            if node is not None
+        ]
+        found: dict[int, Leg] = {}
+        received = 0
+        for reply in send_and_receive(self._grid, messages, timeout) if messages else []:
+            if reply.has_error():
+                log.warning("round %d: a node failed: %s", at.round, reply.error.reason)
+                continue
+            client = self._roster.client(reply.metadata.src_node_id)
+            if client is None or client not in asked:
+                continue
+            received += size_of(reply.content)
+            try:
+                leg = read_leg(reply.content, self._limits.max_message)
+                if (leg.name, leg.key, leg.version) != (name, key, VERSION):
+                    raise RefusalError("message", f"it answers the leg {leg.name!r:.20} of {leg.key}")
+                found[client] = leg
+            except RefusalError as refusal:
+                self.lose(client, at, str(refusal))
+        for client in asked.keys() - found.keys() - self.lost.keys():
+            absent = "no node of it is here"
+            late = f"no answer to {name!r} within {timeout:g} s, or its node is gone"
+            self.lose(client, at, absent if nodes[client] is None else late)
+        return found, sum(size_of(message.content) for message in messages), received
+
+    def order(self, client: int, down: Message, at: At) -> Order:
         held = [self._at_round_end, *self._on_disk, self._accepted]
         needed = sorted({versions[client] for versions in held if client in versions})
         state = self._accepted.get(client)
         body = down.to_bytes()
-        return Order(self._run, client, at, VERSION, self._fingerprint, state, tuple(needed), body)
+        return Order(self.run, client, at, VERSION, self._fingerprint, state, tuple(needed), body)
 
     def _collect(
         self,
@@ -151,7 +200,7 @@ class FlowerEngine:
                 if remembers:
                     remembering.add(client)
             except RefusalError as refusal:
-                self._lose(client, at, str(refusal))
+                self.lose(client, at, str(refusal))
         return uploads
 
     def _read(self, client: int, sent: Message, reply: Envelope, at: At) -> tuple[Message, bool]:
@@ -164,8 +213,8 @@ class FlowerEngine:
         require_explained(self._method, at, sent, up)
         return up, answer.remembers
 
-    def _lose(self, client: int, at: At, problem: str) -> None:
-        self._lost[client] = problem
+    def lose(self, client: int, at: At, problem: str) -> None:
+        self.lost[client] = problem
         node = self._roster.node(client)
         where = "" if node is None else f", {self._roster.names(node)},"
         log.warning(
@@ -180,7 +229,7 @@ class FlowerEngine:
     def leave_out(self, client: int, at: At, problem: str) -> bool:
         if self._states is not None:
             return False  # a simulation of ours
-        self._lose(client, at, problem)
+        self.lose(client, at, problem)
         return True
 
     def own(self, record: R) -> R:
@@ -192,7 +241,7 @@ class FlowerEngine:
             return {client: {"version": torch.tensor(version)} for client, version in self._accepted.items()}
         for client, version in self._accepted.items():
             if client not in self._cache or self._cache[client][0] != version:
-                held = StateStore(self._states / str(client), self._run).load(version)
+                held = StateStore(self._states / str(client), self.run).load(version)
                 if held is None:
                     raise FedveilError(f"the state of client {client} is missing in {self._states}")
                 self._cache[client] = (version, held)
@@ -205,7 +254,7 @@ class FlowerEngine:
                 self._accepted[client] = (int(round_), int(exchange))
         else:
             for client, held in state.items():
-                StateStore(self._states / str(client), self._run).save(_RESTORED, held)
+                StateStore(self._states / str(client), self.run).save(_RESTORED, held)
                 self._accepted[client] = _RESTORED
                 self._cache[client] = (_RESTORED, dict(held))
         self._at_round_end = dict(self._accepted)

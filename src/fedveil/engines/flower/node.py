@@ -28,6 +28,8 @@ from fedveil.engines.flower.wire import (
 from fedveil.engines.worker import ClientWorker, one_thread
 from fedveil.errors import FedveilError, InputError
 from fedveil.messages import Message, MessageError
+from fedveil.methods.secure import secure_part
+from fedveil.secure_sum.identities import PROTOCOL
 
 log = logging.getLogger("flwr.fedveil")
 Admit = Callable[[Order, Message], None]
@@ -48,10 +50,13 @@ class Node:
     states: Path
     admit: Admit
     limit: int = LARGEST_MESSAGE
+    roster: str = ""
+    """The digest of its roster for secure sums."""
 
     def introduction(self) -> RecordDict:
         mark = fingerprint(self.worker.task, self.worker.method)
-        return introduce(Introduction(self.name, self.client, self.size, VERSION, mark))
+        who = Introduction(self.name, self.client, self.size, VERSION, mark, PROTOCOL, self.roster)
+        return introduce(who)
 
     def answer(self, content: RecordDict) -> RecordDict:
         """The upload that this order asks for, or the reason why there is none. Never raises.
@@ -68,6 +73,14 @@ class Node:
             return refuse(RefusalError("error", "failed"), self.name)
 
     def _work(self, order: Order) -> Reply:
+        if secure_part(self.worker.method) is not None:
+            raise RefusalError("policy", "uploads of a secure sum leave this node under masks only")
+        up, remembers = self.compute(order)
+        mark = fingerprint(self.worker.task, self.worker.method)
+        return Reply(self.client, order.at.round, order.at.exchange, VERSION, mark, remembers, up.to_bytes())
+
+    def compute(self, order: Order) -> tuple[Message, bool]:
+        """What the order asks for, charged before it is computed, and whether the node keeps a state of it."""
         worker, at = self.worker, order.at
         mark = fingerprint(worker.task, worker.method)
         require_same((order.version, order.fingerprint), (VERSION, mark), "the server's")
@@ -87,7 +100,7 @@ class Node:
         if after:
             store.save(version, {name: leaf[0] for name, leaf in after.items()})
             store.forget(version, order.needed)
-        return Reply(self.client, *version, VERSION, mark, bool(after), up.to_bytes())
+        return up, bool(after)
 
     def _require_plan(self, order: Order) -> None:
         if order.client != self.client:

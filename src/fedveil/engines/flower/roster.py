@@ -27,6 +27,7 @@ from fedveil.engines.flower.wire import (
     require_same,
 )
 from fedveil.errors import FedveilError
+from fedveil.secure_sum.identities import PROTOCOL
 
 log = logging.getLogger("flwr.fedveil")
 _SOON, _LATER = 0.1, 2.0
@@ -115,9 +116,16 @@ class Roster:
     """
 
     def __init__(
-        self, grid: Grid, fingerprint: str | None = None, members: Mapping[int, Member] | None = None
+        self,
+        grid: Grid,
+        fingerprint: str | None = None,
+        members: Mapping[int, Member] | None = None,
+        agreed: str | None = None,
     ) -> None:
+        """`agreed` is the digest of the roster that all nodes of a secure sum must hold."""
         self._grid = grid
+        self._agreed = agreed
+        self.other_rosters: dict[str, str] = {}
         self.fingerprint = fingerprint
         self._members = members
         self.refusals: dict[str, str] = {}
@@ -201,9 +209,21 @@ class Roster:
                 f"but it says that it is node {who.name!r}, client {who.client}",
             )
 
+    def _require_agreed(self, who: Introduction) -> None:
+        if self._agreed is None:
+            return
+        if who.protocol != PROTOCOL:
+            raise RefusalError("version", f"its protocol is {who.protocol!r:.40}, ours {PROTOCOL!r}")
+        self.other_rosters.pop(who.name, None)
+        if who.roster != self._agreed:
+            self.other_rosters[who.name] = who.roster
+            held = f"holds the roster {who.roster[:16]!r}" if who.roster else "holds no roster"
+            raise RefusalError("configuration", f"it {held}, the server {self._agreed[:16]!r}")
+
     def _admit(self, node: int, who: Introduction) -> None:
         self._require_own(node, who)
         require_same((who.version, who.fingerprint), (VERSION, self.fingerprint or who.fingerprint), "its")
+        self._require_agreed(who)
         other = self.node(who.client)
         if other is not None and other != node:
             raise RefusalError(

@@ -24,6 +24,7 @@ from fedveil.task import Task
 
 HELLO = "query.hello"
 EXCHANGE = "train.exchange"
+LEG = "train.leg"
 VERSION = metadata.version("fedveil")
 LARGEST_MESSAGE = 1 << 30
 LARGEST_HEAD = 1 << 20
@@ -31,7 +32,16 @@ LARGEST_NUMBER = (1 << 63) - 1
 _HEAD, _BODY, _ENCODING = "fedveil", "message", "fedveil"
 
 Reason = Literal[
-    "version", "model", "configuration", "policy", "size", "message", "plan", "unavailable", "error"
+    "version",
+    "model",
+    "configuration",
+    "policy",
+    "size",
+    "message",
+    "plan",
+    "protocol",
+    "unavailable",
+    "error",
 ]
 REASONS: Mapping[Reason, str] = {
     "version": "the server runs another version of fedveil",
@@ -41,6 +51,7 @@ REASONS: Mapping[Reason, str] = {
     "size": "this is larger than the node allows",
     "message": "the message cannot be used",
     "plan": "the plan does not fit this node",
+    "protocol": "the server broke the protocol of secure sums, or the node was restarted in it",
     "unavailable": "the node is not ready",
     "error": "the computation failed",
 }
@@ -71,13 +82,16 @@ def fingerprint(task: Task, method: AnyMethod) -> str:
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a node says of itself: its name, which client it is, and how many examples it has."""
+    """What a node says of itself: its name, which client it is, how many examples it has, and for secure sums its
+    protocol and the digest of its roster, empty where it has none."""
 
     name: str
     client: int
     size: int
     version: str
     fingerprint: str
+    protocol: str = ""
+    roster: str = ""
 
 
 @dataclass(frozen=True)
@@ -144,8 +158,11 @@ def _refusal(head: Mapping[str, Any]) -> RefusalError:
 
 
 def pack_order(order: Order) -> RecordDict:
-    head = {
-        "kind": "order",
+    return _pack({"kind": "order", **_head_of(order)}, order.down)
+
+
+def _head_of(order: Order) -> dict[str, Any]:
+    return {
         "run": order.run,
         "client": order.client,
         "plan": asdict(order.at.plan),
@@ -155,7 +172,6 @@ def pack_order(order: Order) -> RecordDict:
         "state": order.state,
         "needed": order.needed,
     }
-    return _pack(head, order.down)
 
 
 def pack_reply(reply: Reply) -> RecordDict:
@@ -172,6 +188,8 @@ def read_introduction(content: RecordDict) -> Introduction:
             _whole(head["size"]),
             str(head["version"]),
             str(head["fingerprint"]),
+            str(head.get("protocol", ""))[:64],
+            str(head.get("roster", ""))[:64],
         )
     except (KeyError, TypeError) as error:
         raise RefusalError("message", "its introduction is damaged") from error
@@ -181,7 +199,10 @@ def read_introduction(content: RecordDict) -> Introduction:
 
 
 def read_order(content: RecordDict, limit: int = LARGEST_MESSAGE) -> Order:
-    head, body = _unpack(content, "order", limit)
+    return _order(*_unpack(content, "order", limit))
+
+
+def _order(head: Mapping[str, Any], body: bytes) -> Order:
     try:
         numbers = {key: _whole(value) for key, value in head["plan"].items() if key != "sampler"}
         plan = Plan(sampler=head["plan"]["sampler"], **numbers)
@@ -217,6 +238,61 @@ def read_reply(content: RecordDict, limit: int = LARGEST_MESSAGE) -> Reply:
         )
     except (KeyError, TypeError) as error:
         raise RefusalError("message", "its reply is damaged") from error
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One leg of a secure sum, asked or answered: `content` as in `secure_sum.encoding`.
+
+    The leg in which nodes compute carries an order. Its answer has the masked upload as `body`.
+    """
+
+    name: str
+    key: tuple[str, int, int]
+    """Run, round and attempt."""
+    content: Any
+    version: str = VERSION
+    order: Order | None = None
+    body: bytes | None = None
+    remembers: bool = False
+
+
+def pack_leg(leg: Leg) -> RecordDict:
+    head = {
+        "kind": "leg",
+        "leg": leg.name,
+        "key": leg.key,
+        "content": leg.content,
+        "version": leg.version,
+        "order": None if leg.order is None else _head_of(leg.order),
+        "remembers": leg.remembers,
+    }
+    return _pack(head, leg.body if leg.order is None else leg.order.down)
+
+
+def read_leg(content: RecordDict, limit: int = LARGEST_MESSAGE) -> Leg:
+    head, body = _unpack(content, "leg", limit)
+    try:
+        run, round_, attempt = head["key"]
+        order = None if head["order"] is None else _order(head["order"], body)
+        return Leg(
+            str(head["leg"]),
+            (str(run), _whole(round_), _whole(attempt)),
+            head["content"],
+            str(head["version"]),
+            order,
+            body,
+            bool(head["remembers"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise RefusalError("message", "a leg of a secure sum is damaged") from error
+
+
+def size_of(content: RecordDict) -> int:
+    """The bytes of a message of ours, without what Flower puts around it."""
+    head = len(str(content.config_records[_HEAD]["head"])) if _HEAD in content.config_records else 0
+    arrays = content.array_records.get(_BODY)
+    return head + (0 if arrays is None else sum(len(array.data) for array in arrays.values()))
 
 
 def require_same(theirs: tuple[str, str], ours: tuple[str, str], whose: str) -> None:

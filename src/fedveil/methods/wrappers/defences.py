@@ -121,7 +121,7 @@ class Defended(Around[Record]):
     defence: Defence
 
     def __post_init__(self) -> None:
-        self.named(self.defence, self.inner.server_type)
+        self.named(self.defence.name, self.defence.summary, self.inner.server_type)
 
     def init_server(self, params: Params, plan: Plan) -> Record:
         server: Record = self.inner.init_server(params, plan)

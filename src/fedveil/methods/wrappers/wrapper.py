@@ -91,14 +91,17 @@ class Around(Method[S, Message, Message]):
 
     inner: AnyMethod
 
-    def named(self, by: Wrapper, server_type: type[Record]) -> None:
-        """Take the names and types of the inner method and of the wrapper around it."""
+    def named(
+        self, name: str, summary: str, server_type: type[Record], up_type: type[Message] | None = None
+    ) -> None:
+        """Take the names and types of the inner method and of what is around it."""
         own: dict[str, Any] = {
-            "name": f"{self.inner.name}+{by.name}",
-            "summary": f"{self.inner.summary}; {by.summary}",
+            "name": f"{self.inner.name}+{name}",
+            "summary": f"{self.inner.summary}; {summary}",
             "server_type": server_type,
             "down_type": self.inner.down_type,
-            "up_type": self.inner.up_type,
+            "up_type": up_type or self.inner.up_type,
+            "discloses_sum": self.inner.discloses_sum,
         }
         for field, value in own.items():
             object.__setattr__(self, field, value)
@@ -117,6 +120,18 @@ class Around(Method[S, Message, Message]):
 
     def paper_claim(self, plan: Plan) -> str | None:
         return self.inner.paper_claim(plan)
+
+    def disclosed(self, up: Message) -> Message:
+        return cast(Message, self.inner.disclosed(up))
+
+    def single_uploads(self, up: Message, places: Sequence[int]) -> Message:
+        return cast(Message, self.inner.single_uploads(up, places))
+
+    def least_noise(self, plan: Plan, clients: Sequence[int], up: Message) -> tuple[Sequence[int], Message]:
+        return self.inner.least_noise(plan, clients, up)
+
+    def noise_found(self, plan: Plan, answered: int) -> str | None:
+        return self.inner.noise_found(plan, answered)
 
     def sent_model(self, down: Message) -> Params | None:
         return self.inner.sent_model(down)
@@ -170,7 +185,7 @@ class WrappedMethod(Around[Wrapped]):
     rule: Rule
 
     def __post_init__(self) -> None:
-        self.named(self.rule, Wrapped)
+        self.named(self.rule.name, self.rule.summary, Wrapped)
 
     def init_server(self, params: Params, plan: Plan) -> Wrapped:
         return self._wrap(self.inner.init_server(params, plan), self.rule.start(params), params)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Self
@@ -21,6 +22,9 @@ from rich.text import Text
 
 from fedveil.methods.method import At
 from fedveil.session.loop import Callback, RoundEnd
+
+LINE_SECONDS = 30.0
+"""Where there is no terminal, progress is a line at most so often."""
 
 
 class _Bars(Progress):
@@ -72,6 +76,7 @@ class ShowProgress(Callback):
         self._bar: TaskID | None = None  # shown once there is something to wait for: errors come before it
         self._accuracy = ""
         self._epsilon = ""
+        self._told = time.monotonic()
 
     def round_starts(self, at: At, cohort: Sequence[int]) -> str | None:
         self._shown(at.round - 1)
@@ -83,9 +88,17 @@ class ShowProgress(Callback):
             self._accuracy = f"accuracy {100 * end.metrics['accuracy']:5.2f} %"
         if end.metrics.get("epsilon") is not None:
             self._epsilon = f"ε {end.metrics['epsilon']:.2f}"
-        self._progress.update(
-            bar, completed=end.at.round, status=f"{self._accuracy}  {self._epsilon}".strip()
-        )
+        status = f"{self._accuracy}  {self._epsilon}".strip()
+        self._progress.update(bar, completed=end.at.round, status=status)
+        self._tell_plainly(end.at.round, status)
+
+    def _tell_plainly(self, done: int, status: str) -> None:
+        """A line now and then where no bar can be drawn: in a log file, under nohup or Slurm."""
+        console, now = self._progress.console, time.monotonic()
+        if console.is_terminal or now - self._told < LINE_SECONDS:
+            return
+        self._told = now
+        console.print(f"{self._title}: round {done} of {self._rounds}  {status}".rstrip(), soft_wrap=True)
 
     def _shown(self, done: int) -> TaskID:
         if self._bar is None:

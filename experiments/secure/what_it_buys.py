@@ -1,0 +1,123 @@
+"""What secure aggregation buys: noise and accuracy for one epsilon against the server, by who adds the noise.
+
+    python experiments/secure/what_it_buys.py table
+    python experiments/secure/what_it_buys.py run mnist --epsilon 3 8 --seeds 0 1 2
+
+`table` needs no data. `run` trains every combination and writes `experiments/records/secure-NAME.json`; what is there
+is not trained again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from fedveil.experiment.config import Config, make_config
+from fedveil.experiment.run import run_seed
+from fedveil.experiment.target import method_of
+from fedveil.privacy.releases import Plan
+
+HERE = Path(__file__).parent
+RECORDS = HERE.parent / "records"
+KINDS: dict[str, dict[str, Any]] = {
+    "plain, shared noise": {"aggregation": {"kind": "plain"}, "noise_scope": "shared"},
+    "plain, local noise": {"aggregation": {"kind": "plain"}, "noise_scope": "local"},
+    "secure": {"aggregation": {"kind": "secure"}, "noise_scope": "shared"},
+}
+EPSILONS, CLIENTS, ROUNDS = (1.0, 3.0, 8.0), (10, 100, 1000), (20, 100)
+
+
+def group(clients: int) -> dict[str, int]:
+    """95 % of the clients answer, 5 % may collude; of ten clients nine and one."""
+    return {"threshold": math.ceil(0.95 * clients) - (clients < 20), "colluders": max(1, clients // 20)}
+
+
+def changed(name: str, kind: str, epsilon: float, clients: int | None = None) -> Config:
+    content = tomllib.loads((HERE / f"{name}.toml").read_text())
+    chosen = KINDS[kind]
+    content["method"] |= {"noise_scope": chosen["noise_scope"]}
+    content["privacy"]["target_epsilon"] = epsilon
+    content["partition"]["clients"] = clients or content["partition"]["clients"]
+    secure = chosen["aggregation"]["kind"] == "secure"
+    content["aggregation"] = chosen["aggregation"] | (
+        group(content["partition"]["clients"]) if secure else {}
+    )
+    return make_config(content)
+
+
+def noise_of_mean(kind: str, multiplier: float, clients: int) -> float:
+    """The standard deviation in each coordinate of the mean, in units of the clip, if all clients answer."""
+    if kind == "plain, shared noise":
+        return multiplier / clients
+    if kind == "plain, local noise":
+        return multiplier / math.sqrt(clients)
+    honest = group(clients)["threshold"] - group(clients)["colluders"]
+    return multiplier * math.sqrt(clients / honest) / clients
+
+
+def table() -> list[dict[str, Any]]:
+    rows = []
+    for rounds in ROUNDS:
+        for clients in CLIENTS:
+            plan = Plan(clients, clients, "all", rounds, 1, 1)
+            for epsilon in EPSILONS:
+                row: dict[str, Any] = {"rounds": rounds, "clients": clients, "epsilon": epsilon}
+                for kind in KINDS:
+                    _, found = method_of(changed("mnist-mlp", kind, epsilon, clients), plan)
+                    assert found is not None
+                    row[kind] = noise_of_mean(kind, found.noise_multiplier, clients)
+                rows.append(row)
+                print(row, flush=True)
+    return rows
+
+
+def run(name: str, epsilons: list[float], seeds: list[int]) -> None:
+    path = RECORDS / f"secure-{name}.json"
+    rows: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+    for epsilon in epsilons:
+        for kind in KINDS:
+            for seed in seeds:
+                key = {"aggregation": kind, "epsilon": epsilon, "seed": seed}
+                if any(key.items() <= row.items() for row in rows):
+                    continue
+                with tempfile.TemporaryDirectory() as place:
+                    found = run_seed(changed(name, kind, epsilon), seed, experiment=name, results=Path(place))
+                proven = found.summary["privacy"]["proven"]
+                server = next(row["epsilon"] for row in proven if row["adversary"] == "server")
+                facts = {
+                    "noise_multiplier": found.summary["target"]["noise_multiplier"],
+                    "epsilon_against_server": server,
+                    "accuracy": found.summary["accuracy"],
+                    "parameters": found.summary["parameters"],
+                    "rounds": len(found.history) and found.history[-1]["round"],
+                }
+                rows.append(key | facts)
+                print(rows[-1], flush=True)
+                RECORDS.mkdir(exist_ok=True)
+                path.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("table")
+    runs = commands.add_parser("run")
+    runs.add_argument("name")
+    runs.add_argument("--epsilon", type=float, nargs="+", default=[3.0, 8.0])
+    runs.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    given = parser.parse_args()
+    if given.command == "table":
+        rows = table()
+        RECORDS.mkdir(exist_ok=True)
+        (RECORDS / "secure-noise.json").write_text(json.dumps(rows, indent=1) + "\n")
+    else:
+        run(given.name, given.epsilon, given.seeds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""`fedveil advise`: what a plan makes possible, without a look at data."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from fedveil.cli.app import AsJson, Changes, ConfigFile, app, out
+from fedveil.cli.privacy import declared_plan
+from fedveil.experiment.advice import advice
+from fedveil.experiment.config import load_config
+from fedveil.privacy.statement import show
+
+
+@app.command(
+    "advise", epilog="Example: fedveil advise experiments/best/record-mnist.toml --records-per-client 12000"
+)
+def advise_command(
+    config: ConfigFile,
+    changes: Changes = None,
+    records_per_client: Annotated[
+        int | None, typer.Option(min=1, help="The declared number of records of each client.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What this plan makes possible: noise for epsilon 1, 3 and 8, signal to noise, and what suits. Reads no data."""
+    loaded = load_config(config, changes or [])
+    records = records_per_client or loaded.method.get("records")
+    answer = advice(loaded, declared_plan(loaded, records or 1), records)
+    if as_json:
+        print(json.dumps(answer))
+        return
+    size = "unknown" if answer["parameters"] is None else answer["parameters"]
+    out.print(
+        f"{answer['clients']} clients, {answer['cohort']} in a round ({answer['sampler']}), {answer['rounds']} rounds, "
+        f"{size} parameters, delta {answer['delta']:g}"
+    )
+    out.print(_noise_table(answer["noise"]))
+    if records is None:
+        out.print("Sizes are not declared: give --records-per-client for record-level numbers.")
+    for found in answer["suggested"]:
+        start = ", ".join(f"{key} = {_value(value)}" for key, value in found["start"].items())
+        out.print(
+            f"[bold]{found['method']}[/bold], {found['aggregation']}\n  {found['why']}\n  start with: {start}"
+        )
+
+
+def _value(value: Any) -> str:
+    return json.dumps(value)
+
+
+def _noise_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(title="Noise of this method", title_justify="left")
+    for name in ("adversary", "unit", "ε", "noise multiplier", "signal to noise", ""):
+        table.add_column(name)
+    for row in rows:
+        noise, ratio = row["noise_multiplier"], row["signal_to_noise"]
+        table.add_row(
+            row["adversary"],
+            row["unit"],
+            f"{row['epsilon']:g}",
+            "none" if noise is None else f"{noise:g}",
+            "-" if ratio is None else show(ratio),
+            row["why"] or "",
+        )
+    return table

@@ -1,0 +1,55 @@
+"""People who have several rows: bounded contribution, and nobody in two splits."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedveil.data.dataset import stratified_split
+from fedveil.data.raw_table import RawTable, require_present
+from fedveil.errors import InputError, whole_number
+from fedveil.streams import named_stream
+
+
+def check_persons(person: str | None, rows_per_person: int | None) -> int | None:
+    """The number of training rows that a person may have: 1 if only the column is given, None without a column."""
+    if person is None:
+        if rows_per_person is not None:
+            raise InputError(
+                "rows_per_person", rows_per_person, "no column names the people", "Give person as well."
+            )
+        return None
+    return 1 if rows_per_person is None else whole_number("rows_per_person", rows_per_person, 1)
+
+
+def people_of(table: RawTable, person: str) -> npt.NDArray[np.int64]:
+    """The person of each row, as a number."""
+    require_present(table, [person], "Fill them in or drop these rows.")
+    names = np.array(table.texts(person, "person"))
+    people: npt.NDArray[np.int64] = np.unique(names, return_inverse=True)[1].astype(np.int64)
+    return people
+
+
+def limit_rows(table: RawTable, person: str, most: int, seed: int) -> RawTable:
+    """At most `most` rows of each person, drawn with the seed, in the order of the table."""
+    people = people_of(table, person)
+    order = named_stream(seed, "rows per person").permutation(len(people))
+    shuffled = people[order]
+    grouped = np.argsort(shuffled, kind="stable")
+    sizes = np.bincount(people)
+    starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    kept = order[grouped[np.arange(len(people)) - starts < most]]
+    return table.take(np.sort(kept))
+
+
+def split_by_person(
+    table: RawTable, person: str, y: npt.NDArray[np.int64], test_fraction: float, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Rows of a train and a test split, each person whole in one of them, stratified by the people's first labels."""
+    people = people_of(table, person)
+    _, first = np.unique(people, return_index=True)
+    train, _ = stratified_split(y[first], test_fraction, seed, "persons")
+    kept = np.isin(people, train.numpy())
+    return torch.from_numpy(np.flatnonzero(kept)), torch.from_numpy(np.flatnonzero(~kept))

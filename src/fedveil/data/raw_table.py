@@ -1,0 +1,300 @@
+"""A table as it stands in its file: columns of text cells. CSV with a header line, or Parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet
+from torch import Tensor
+
+from fedveil.data.files import read_bytes
+from fedveil.data.missing import MISSING_MARKS, require_labels
+from fedveil.data.schema import Decimal
+from fedveil.errors import DataError
+
+_MOST_BYTES = 1 << 31
+_HEADER_BYTES = 1 << 20
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class RawTable:
+    """Columns of cells as text, all of the same length.
+
+    `rows` picks rows of the columns, all of them for None; `sources` are the files that were put together, each with
+    its number of rows.
+    """
+
+    path: Path
+    columns: Mapping[str, Any]
+    """Arrow arrays of strings without nulls."""
+    rows: npt.NDArray[np.int64] | None = None
+    sources: tuple[tuple[str, int], ...] = ()
+    masks: dict[str, npt.NDArray[np.bool_]] = field(default_factory=dict, repr=False, compare=False)
+    """Where columns miss values, once looked at, of all rows."""
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()))) if self.rows is None else len(self.rows)
+
+    def place(self, index: int) -> str:
+        """The row at this index in the user's words; row 1 is the first below the header."""
+        row = index if self.rows is None else int(self.rows[index])
+        for name, count in self.sources:
+            if row < count:
+                return f"{name}, row {row + 1}"
+            row -= count
+        return f"row {row + 1}"
+
+    def column(self, name: str, role: str) -> Any:
+        """The cells of this column, as an Arrow array of strings."""
+        if not isinstance(name, str) or name not in self.columns:
+            have = ", ".join(self.columns)
+            only = next(iter(self.columns)) if len(self.columns) == 1 else ""
+            other = next((mark for mark in ";\t|" if mark in only), None)
+            remedy = "" if other is None else f" Its cells are separated by {other!r}: save it with commas."
+            raise DataError(
+                f"{self.path}: there is no column {name!r} for the {role}. It has: {have}.{remedy}"
+            )
+        found = self.columns[name]
+        return found if self.rows is None else found.take(pa.array(self.rows))
+
+    def texts(self, name: str, role: str) -> list[str]:
+        """The cells of this column as a list."""
+        cells: list[str] = self.column(name, role).to_pylist()
+        return cells
+
+    def labels(self, name: str) -> list[str]:
+        """The column of labels; one with missing labels is refused."""
+        cells = self.texts(name, "label")
+        require_labels(self.path, f"column {name!r}", cells, self.place)
+        return cells
+
+    def take(self, index: Tensor | npt.NDArray[np.int64]) -> RawTable:
+        """The table with these rows, in this order; cells are not copied."""
+        picked = np.asarray(index, dtype=np.int64)
+        rows = picked if self.rows is None else self.rows[picked]
+        return RawTable(self.path, self.columns, rows, self.sources, self.masks)
+
+    def missing(self, name: str) -> npt.NDArray[np.bool_]:
+        """True where the column has no value."""
+        if name not in self.columns:
+            self.column(name, "feature")  # says what is there
+        if name not in self.masks:
+            cells = pc.utf8_lower(pc.utf8_trim_whitespace(self.columns[name]))
+            self.masks[name] = np.asarray(pc.is_in(cells, value_set=pa.array(MISSING_MARKS)))
+        mask = self.masks[name]
+        return mask if self.rows is None else mask[self.rows]
+
+
+def joined(tables: Sequence[RawTable], path: Path) -> RawTable:
+    """The rows of these tables, which have the same columns, one after the other."""
+    columns = {
+        name: pa.concat_arrays([_array(table.column(name, "feature")) for table in tables])
+        for name in tables[0].columns
+    }
+    return RawTable(path, columns, None, tuple((table.path.name, len(table)) for table in tables))
+
+
+def read_table(path: Path) -> RawTable:
+    """A table as text cells: Parquet for `.parquet`, CSV otherwise (`.gz` and `.xz` are opened)."""
+    table = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
+    if not table.columns or len(table) == 0:
+        raise DataError(f"{path}: there are no rows in it. Give a header line and a row for each example.")
+    return table
+
+
+def parse_numbers(
+    table: RawTable, name: str, decimal: Decimal = "."
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """A column as numbers, NaN where the cell is missing or is no number, and the rows of the latter."""
+    missing = table.missing(name)
+    cells = table.column(name, "feature")
+    if decimal == ",":
+        cells = pc.replace_substring(cells, ",", ".")
+    if missing.any():
+        cells = pc.if_else(pa.array(missing), pa.scalar(None, pa.string()), cells)
+    try:
+        parsed = pc.cast(cells, pa.float64())
+    except pa.ArrowInvalid:  # Arrow's parser knows neither blanks nor plus signs
+        return _parse_one_by_one(cells.to_pylist())
+    values = np.array(parsed.to_numpy(zero_copy_only=False), dtype=np.float64)
+    return values, np.empty(0, dtype=np.int64)
+
+
+def _parse_one_by_one(
+    cells: Sequence[str | None],
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    values = np.full(len(cells), np.nan)
+    bad: list[int] = []
+    for row, cell in enumerate(cells):
+        if cell is None:
+            continue
+        try:
+            values[row] = float(cell)
+        except ValueError:
+            bad.append(row)
+    return values, np.array(bad, dtype=np.int64)
+
+
+def numbers(table: RawTable, name: str, decimal: Decimal = ".") -> npt.NDArray[np.float64]:
+    """A column as float64 numbers, NaN where a cell is missing; anything else is refused with its row."""
+    values, bad = parse_numbers(table, name, decimal)
+    if len(bad):
+        raise DataError(f"{table.path}: {table.place(int(bad[0]))}, column {name!r} is not a number.")
+    wrong = np.flatnonzero(np.abs(values) > _LARGEST)
+    if len(wrong):
+        raise DataError(
+            f"{table.path}: {table.place(int(wrong[0]))}, column {name!r} is infinite or too large. "
+            "Fix it or drop the row."
+        )
+    return values
+
+
+def require_present(table: RawTable, names: Sequence[str], remedy: str) -> None:
+    """Refuse missing values, with their number in each of these columns."""
+    found = []
+    for name in names:
+        rows = np.flatnonzero(table.missing(name))
+        if len(rows):
+            found.append(
+                f"column {name!r}: {len(rows)} of {len(table)}, the first in {table.place(int(rows[0]))}"
+            )
+    if found:
+        raise DataError(f"{table.path}: values are missing. {'; '.join(found)}. {remedy}")
+
+
+def _array(cells: Any) -> Any:
+    return cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
+
+
+def _read_csv(path: Path) -> RawTable:
+    content = read_bytes(path, most=_MOST_BYTES)
+    _require_utf8(content, path)
+    ragged: list[str] = []
+
+    def refuse_row(row: Any) -> str:
+        where = "a row" if row.number is None else f"line {row.number}"
+        ragged.append(
+            f"{path}: {where} has {row.actual_columns} cells where the header has {row.expected_columns}. "
+            "Fix the line."
+        )
+        return "error"
+
+    names = _header_names(content, path)
+    try:
+        arrow = pyarrow.csv.read_csv(
+            pa.BufferReader(content),
+            read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=1 << 22),
+            parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=refuse_row),
+            convert_options=pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
+        )
+    except pa.ArrowException as error:
+        problem = ragged[0] if ragged else f"{path}: is not CSV that can be read. Fix the file."
+        raise DataError(problem) from error
+    return RawTable(path, {name: _array(arrow.column(name)) for name in arrow.column_names})
+
+
+def _header_names(content: bytearray, path: Path) -> list[str]:
+    """The names in the header line; two columns of one name cannot be told apart."""
+    start = bytes(content[:_HEADER_BYTES]).decode("utf-8", errors="ignore").removeprefix("\ufeff")
+    names = next(csv.reader(io.StringIO(start, newline="")), [])
+    if not names:
+        raise DataError(f"{path}: the header line is empty. Name the columns in it.")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise DataError(f"{path}: the header line names a column twice: {twice[0]!r}. Rename one.")
+    return names
+
+
+def _require_utf8(content: bytearray, path: Path) -> None:
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}: line {line} is not UTF-8. Convert the file to UTF-8.") from None
+
+
+def _read_parquet(path: Path) -> RawTable:
+    try:
+        arrow = pyarrow.parquet.read_table(path)
+        columns = {name: _as_text(arrow.column(name)) for name in arrow.column_names}
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise DataError(f"{path}: not a Parquet table that can be read ({type(error).__name__}).") from error
+    return RawTable(path, columns)
+
+
+def _as_text(column: Any) -> Any:
+    if pa.types.is_boolean(column.type):
+        column = pc.cast(column, pa.int8())
+    return _array(pc.fill_null(pc.cast(column, pa.string()), ""))
+
+
+_DATE = re.compile(
+    r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})([T ].*)?|\d{1,2}:\d{2}(:\d{2})?"
+)
+_COMMA = re.compile(r"[-+]?\d+,\d+")
+_IDENTIFIER = re.compile(
+    r"(?i)(^|.*[_\-. ])(id|ids|mrn|ssn|uuid|guid|nr|no|number|identifier)$|.*[a-z]I[dD]$"
+)
+_FEW = 20  # below so many rows nothing can be said about how often values repeat
+
+
+def suspicion(table: RawTable, name: str, values: npt.NDArray[np.float64], words: bool) -> str | None:
+    """Why a column is no feature, with the remedy; None for an ordinary one. No value of it is told.
+
+    Whole numbers count as identifiers if they are all different and are named like one or count the rows; other
+    numbers are measurements. Words are suspicious if they are dates, have decimal commas, or differ in most rows.
+
+    Args:
+        values: The column's numbers, NaN where there is none.
+        words: Whether some cells are no numbers.
+    """
+    if not words:
+        return _suspicious_numbers(name, values[~np.isnan(values)])
+    missing = table.missing(name)
+    cells = table.column(name, "feature").filter(pa.array(~missing))
+    distinct = [cell.strip() for cell in pc.unique(cells).to_pylist()]
+    if _most(_COMMA, distinct):
+        return 'has decimal commas. Set decimal = ",".'
+    if _most(_DATE, distinct):
+        return f"holds dates or times. Name it in drop = [{name!r}], or make it a number such as an age."
+    if len(distinct) > _FEW and 2 * len(distinct) > len(cells):
+        several = sum(len(cell.split()) for cell in distinct) > 3 * len(distinct)
+        what = "free text" if several else "an identifier"
+        return (
+            f"looks like {what}: {len(distinct)} different values in {len(cells)} rows. "
+            f"Name it in drop = [{name!r}], or in categorical if it is a category."
+        )
+    return None
+
+
+def _suspicious_numbers(name: str, values: npt.NDArray[np.float64]) -> str | None:
+    if not len(values):
+        return f"has no value at all. Name it in drop = [{name!r}]."
+    if len(values) < _FEW or bool((values != np.round(values)).any()):
+        return None
+    ordered = np.unique(values)
+    if len(ordered) < len(values):
+        return None
+    # Row numbers, a fifth of which may be in another split.
+    counts = 0 <= ordered[0] <= 5 and ordered[-1] - ordered[0] < 1.5 * len(ordered)
+    if not counts and not _IDENTIFIER.fullmatch(name):
+        return None
+    return (
+        "looks like an identifier: a different whole number in every row. "
+        f"Name it in drop = [{name!r}], or in numeric if it is a measurement."
+    )
+
+
+def _most(pattern: re.Pattern[str], cells: Sequence[str]) -> bool:
+    return sum(pattern.fullmatch(cell) is not None for cell in cells) > 0.9 * len(cells)

@@ -1,0 +1,253 @@
+"""The schema of a table: its columns, their scales and categories, and the classes.
+
+The same schema makes the tables of different clients alike, in training and in prediction. It is a file
+(`schema.toml`) that clients agree on before a run, and a part of every result folder.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import tomli_w
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from fedveil.atomic_files import write_atomically
+from fedveil.errors import InputError
+from fedveil.losses import Target
+from fedveil.validation import Section, parse_content, read_toml
+
+Missing = Literal["refuse", "drop", "median", "category"]
+Decimal = Literal[".", ","]
+MISSING_CATEGORY = "(missing)"
+_INDICATOR = -2.0
+UNKNOWN = -1.0
+"""Stands for a category that the schema does not know: no category has this index."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """How one column becomes features: a number `(value - mean) / std`, or one feature per category."""
+
+    name: str
+    categories: tuple[str, ...] | None
+    mean: float = 0.0
+    std: float = 1.0
+    fill: float | None = None
+    """What a missing cell counts as: a number, or the index of a category; None: it is refused."""
+    indicator: bool = False
+    """Whether one more feature is 1 where the number is missing, else 0."""
+    reference: str | None = None
+    """A category without a feature of its own: all features of the column are 0."""
+
+    @property
+    def width(self) -> int:
+        """The number of features."""
+        return 1 + self.indicator if self.categories is None else len(self.categories)
+
+    def to_json(self) -> dict[str, Any]:
+        said: dict[str, Any] = {"name": self.name}
+        if self.categories is None:
+            said |= {"mean": self.mean, "std": self.std}
+        else:
+            said |= {"categories": list(self.categories)}
+        if self.fill is not None:
+            said["fill"] = self.fill
+        if self.reference is not None:
+            said["reference"] = self.reference
+        return said | {"indicator": True} if self.indicator else said
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """How the rows of a table become examples."""
+
+    label: str
+    classes: tuple[str, ...]
+    columns: tuple[Column, ...]
+    user: str | None = None
+    person: str | None = None
+    missing: Missing = "refuse"
+    decimal: Decimal = "."
+    limit: float | None = None
+    """Standardised numbers beyond this are cut off there."""
+    unit_norm: bool = False
+    """Whether the features of every row are scaled to length 1, so that no row has a large gradient."""
+    target: Target = "classes"
+    event: str | None = None
+    """The column that says whether the time in the label column is that of an event (1) or of censoring (0)."""
+    intervals: tuple[float, ...] = ()
+    """The ends of the intervals of a model of hazards; none for Cox's."""
+    label_mean: float = 0.0
+    label_std: float = 1.0
+    """A number is learned as `(value - label_mean) / label_std`."""
+
+    @property
+    def outputs(self) -> int:
+        """The outputs that a model needs."""
+        return len(self.classes) if self.target == "classes" else max(1, len(self.intervals))
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        return tuple(value for c in self.columns for value in [c.mean, *[0.0] * (c.width - 1)])
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        return tuple(value for c in self.columns for value in [c.std, *[1.0] * (c.width - 1)])
+
+    def to_json(self) -> dict[str, Any]:
+        """What `schema_from_json` reads."""
+        said: dict[str, Any] = {"label": self.label, "classes": list(self.classes)}
+        if self.missing != "refuse":
+            said["missing"] = self.missing
+        if self.decimal != ".":
+            said["decimal"] = self.decimal
+        if self.limit is not None:
+            said["limit"] = self.limit
+        if self.unit_norm:
+            said["unit_norm"] = True
+        if self.target == "number":
+            said |= {"target": self.target, "label_mean": self.label_mean, "label_std": self.label_std}
+        if self.target == "survival":
+            said |= {"target": self.target, "event": self.event, "intervals": list(self.intervals)}
+        return said | {"column": [column.to_json() for column in self.columns]}
+
+
+class TableFeatures(nn.Module):
+    """Cells `[n, columns]` as features `[n, features]` in float32.
+
+    A cell of a numeric column is its number, one of a categorical column the index of its category, a missing one NaN.
+    """
+
+    def __init__(self, schema: TableSchema) -> None:
+        super().__init__()
+        rows = [
+            (place, column.mean, column.std, category, math.nan if column.fill is None else column.fill)
+            for place, column in enumerate(schema.columns)
+            for category in _features(column)
+        ]
+        source, mean, std, category, fill = zip(*rows, strict=True)
+        self.register_buffer("source", torch.tensor(source))
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float64))
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float64))
+        self.register_buffer("category", torch.tensor(category, dtype=torch.float64))
+        self.register_buffer("fill", torch.tensor(fill, dtype=torch.float64))
+        self.limit = schema.limit
+        self.unit_norm = schema.unit_norm
+
+    source: Tensor
+    mean: Tensor
+    std: Tensor
+    category: Tensor
+    fill: Tensor
+
+    def forward(self, cells: Tensor) -> Tensor:
+        values = cells.to(torch.float64).index_select(1, self.source)
+        missing = torch.isnan(values)
+        values = torch.where(missing, self.fill, values)
+        scaled = (values - self.mean) / self.std
+        if self.limit is not None:
+            scaled = scaled.clamp(-self.limit, self.limit)
+        same = (values == self.category).to(torch.float64)
+        features = torch.where(torch.isnan(self.category), scaled, same)
+        features = torch.where(self.category == _INDICATOR, missing.to(torch.float64), features)
+        if self.unit_norm:
+            features = features / features.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        return features.to(torch.float32)
+
+
+def _features(column: Column) -> list[float]:
+    """The category of each feature of a column; NaN for its number."""
+    if column.categories is not None:
+        return [float(index) for index in range(len(column.categories))]
+    return [math.nan, _INDICATOR] if column.indicator else [math.nan]
+
+
+class _Column(Section):
+    name: str
+    mean: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    std: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    categories: tuple[str, ...] | None = None
+    fill: Annotated[float | None, Field(allow_inf_nan=False)] = None
+    indicator: bool = False
+    reference: str | None = None
+
+
+class _Schema(Section):
+    label: str
+    missing: Missing = "refuse"
+    decimal: Decimal = "."
+    limit: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
+    unit_norm: bool = False
+    target: Target = "classes"
+    event: str | None = None
+    intervals: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = ()
+    label_mean: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    label_std: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    classes: tuple[str, ...] = ()
+    column: Annotated[tuple[_Column, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _whole(self) -> _Schema:
+        check_target(self.target, self.event, self.intervals)
+        if self.target == "classes" and not self.classes:
+            raise InputError("classes", [], "there is no class", "List the classes.")
+        return self
+
+    def schema_of_table(self) -> TableSchema:
+        columns = tuple(
+            Column(c.name, c.categories, c.mean, c.std, c.fill, c.indicator, c.reference) for c in self.column
+        )
+        return TableSchema(
+            self.label,
+            self.classes,
+            columns,
+            missing=self.missing,
+            decimal=self.decimal,
+            limit=self.limit,
+            unit_norm=self.unit_norm,
+            target=self.target,
+            event=self.event,
+            intervals=self.intervals,
+            label_mean=self.label_mean,
+            label_std=self.label_std,
+        )
+
+
+def check_target(target: Target, event: str | None, intervals: Sequence[float]) -> None:
+    """Refuse keys that do not fit what is predicted."""
+    if target not in get_args(Target):
+        known = ", ".join(f'"{name}"' for name in get_args(Target))
+        raise InputError("target", target, "is none of the choices", f"Use {known}.")
+    if target == "survival" and event is None:
+        raise InputError(
+            "event", event, "survival times need it", "Name the column that is 1 for an event, else 0."
+        )
+    for field, given in (("event", event), ("intervals", list(intervals))):
+        if given and target != "survival":
+            raise InputError(field, given, f'is not for target = "{target}"', "Leave it out.")
+    numbers = [isinstance(end, (int, float)) and not isinstance(end, bool) for end in intervals]
+    ends = list(intervals) if all(numbers) else []
+    if len(ends) != len(intervals) or any(b <= a for a, b in itertools.pairwise([0.0, *ends])):
+        raise InputError("intervals", list(intervals), "is no rising list of times", "Use [30, 90, 365].")
+
+
+def schema_from_json(content: Mapping[str, Any], path: Path) -> TableSchema:
+    """The schema that `TableSchema.to_json` wrote; `path` is for errors."""
+    return parse_content(content, _Schema, path).schema_of_table()
+
+
+def read_schema(path: Path) -> TableSchema:
+    """The schema in this TOML file; columns that it does not name are not read from a table."""
+    return read_toml(path, _Schema, missing="Write it with `fedveil deploy schema`.").schema_of_table()
+
+
+def write_schema(schema: TableSchema, path: Path) -> None:
+    """Write what `read_schema` reads."""
+    write_atomically(path, tomli_w.dumps(schema.to_json()).encode())

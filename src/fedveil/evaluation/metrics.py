@@ -1,0 +1,182 @@
+"""The metrics that people expect of a model, each with a 95 % interval.
+
+Intervals of shares are Wilson's; the others are percentiles of a bootstrap over examples, with a fixed seed so that a
+summary repeats. A metric that the examples do not define (the AUC of one class) has no value and says why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedveil.evaluation.targets import concordance, r_squared, root_mean_square
+from fedveil.losses import risk_of, target_of, times_of
+from fedveil.streams import named_stream
+
+Floats = npt.NDArray[np.float64]
+_RESAMPLES = 200
+_MOST_EXAMPLES = 20_000  # beyond, a bootstrap takes longer than it tells
+_MOST_CLASSES = 20
+_BINS = 10
+_Z = 1.959964  # of a 95 % interval
+ONE_CLASS = "only one class among the examples"
+
+
+def metrics_of(loss: object, outputs: Tensor, y: Tensor, classes: int) -> dict[str, Any]:
+    """Metrics by name, for outputs `[n, ...]` of a model of this loss and labels `[n]`."""
+    if not bool(torch.isfinite(outputs).all()):
+        return {"examples": len(y), "why": "the model's outputs are not finite"}
+    target = target_of(loss)
+    if target == "number":
+        return _of_numbers(outputs.squeeze(-1).double(), y.double(), float(getattr(loss, "scale", 1.0)))
+    if target == "survival":
+        return _of_times(risk_of(loss, outputs), *times_of(loss, y))
+    return _of_classes(torch.softmax(outputs.double(), -1).numpy(), y.numpy(), classes)
+
+
+def _of_classes(probabilities: Floats, y: npt.NDArray[np.int64], classes: int) -> dict[str, Any]:
+    predicted = probabilities.argmax(1)
+    hits = predicted == y
+    counts = _resamples(len(y))
+    confusion = np.zeros((classes, classes), dtype=np.int64)
+    np.add.at(confusion, (y, predicted), 1)
+    return {
+        "examples": len(y),
+        "accuracy": wilson(int(hits.sum()), len(y)),
+        "balanced_accuracy": _interval(
+            _balanced(hits, y, np.ones((1, len(y))))[0], _balanced(hits, y, counts)
+        ),
+        "auc": _ranked(probabilities, y, counts, _auc),
+        "average_precision": _ranked(probabilities, y, counts, _average_precision),
+        "confusion": confusion.tolist() if classes <= _MOST_CLASSES else None,
+        **_calibration(probabilities, hits, counts),
+    }
+
+
+def _of_numbers(predicted: Tensor, y: Tensor, scale: float) -> dict[str, Any]:
+    draws = _draws(len(y))
+    rmse = [root_mean_square(predicted[d] - y[d]) * scale for d in draws]
+    explained = [r_squared(predicted[d], y[d]) for d in draws]
+    known = np.array([value for value in explained if value is not None])
+    return {
+        "examples": len(y),
+        "rmse": _interval(root_mean_square(predicted - y) * scale, np.array(rmse)),
+        "r2": _interval(r_squared(predicted, y), known, "all examples have the same number"),
+    }
+
+
+def _of_times(risk: Tensor, time: Tensor, event: Tensor) -> dict[str, Any]:
+    found = [concordance(risk[d], time[d], event[d]) for d in _draws(len(risk))]
+    known = np.array([value for value in found if value is not None])
+    return {
+        "examples": len(risk),
+        "events": int(event.sum()),
+        "concordance": _interval(
+            concordance(risk, time, event), known, "no two examples have an order: too few events"
+        ),
+    }
+
+
+def wilson(hits: int, count: int) -> dict[str, Any]:
+    """A share with Wilson's 95 % interval."""
+    if not count:
+        return {"value": None, "why": "no examples"}
+    share, z2 = hits / count, _Z * _Z / count
+    middle = (share + z2 / 2) / (1 + z2)
+    half = _Z * math.sqrt(share * (1 - share) / count + z2 / (4 * count)) / (1 + z2)
+    return {"value": share, "low": max(0.0, middle - half), "high": min(1.0, middle + half)}
+
+
+def _interval(value: float | None, drawn: Floats, why: str = ONE_CLASS) -> dict[str, Any]:
+    if value is None or math.isnan(value):
+        return {"value": None, "why": why}
+    drawn = drawn[~np.isnan(drawn)]
+    low, high = np.percentile(drawn, [2.5, 97.5]) if len(drawn) else (value, value)
+    return {"value": float(value), "low": float(low), "high": float(high)}
+
+
+def _resamples(count: int) -> Floats:
+    """How often each example is in each resample, `[resamples, n]`."""
+    if count > _MOST_EXAMPLES:
+        return np.ones((1, count))
+    stream = named_stream(0, "bootstrap")
+    return stream.multinomial(count, np.full(count, 1 / count), size=_RESAMPLES).astype(np.float64)
+
+
+def _draws(count: int) -> list[Tensor]:
+    stream = named_stream(0, "bootstrap")
+    size = min(count, 2000)  # concordance compares all pairs
+    return [torch.from_numpy(stream.integers(0, count, size)) for _ in range(_RESAMPLES)]
+
+
+def _balanced(hits: npt.NDArray[np.bool_], y: npt.NDArray[np.int64], counts: Floats) -> Floats:
+    """The mean over the classes that are there of the share that is right, for each resample."""
+    shares = []
+    for label in np.unique(y):
+        mine = y == label
+        with np.errstate(invalid="ignore"):
+            shares.append((counts[:, mine] @ hits[mine]) / counts[:, mine].sum(1))
+    return np.asarray(np.nanmean(np.stack(shares), axis=0))
+
+
+def _ranked(probabilities: Floats, y: npt.NDArray[np.int64], counts: Floats, of: Any) -> dict[str, Any]:
+    """A metric of the order of probabilities: of the second of two classes, else the mean over classes, one against the
+    rest."""
+    labels = np.unique(y)
+    if len(labels) < 2:
+        return {"value": None, "why": ONE_CLASS}
+    if probabilities.shape[1] > _MOST_CLASSES:
+        return {"value": None, "why": f"more than {_MOST_CLASSES} classes"}
+    chosen = [1] if probabilities.shape[1] == 2 else labels.tolist()
+    both = np.concatenate([np.ones((1, len(y))), counts])
+    found = np.mean([of(probabilities[:, k], y == k, both) for k in chosen], axis=0)
+    return _interval(float(found[0]), found[1:])
+
+
+def _steps(scores: Floats, positive: npt.NDArray[np.bool_], counts: Floats) -> tuple[Floats, Floats]:
+    """True and false positives `[resamples, thresholds]`, from the highest distinct score down."""
+    order = np.argsort(-scores, kind="stable")
+    last = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
+    hits = np.cumsum(counts[:, order] * positive[order], axis=1)[:, last]
+    misses = np.cumsum(counts[:, order] * ~positive[order], axis=1)[:, last]
+    return hits, misses
+
+
+def _auc(scores: Floats, positive: npt.NDArray[np.bool_], counts: Floats) -> Floats:
+    hits, misses = (np.pad(steps, ((0, 0), (1, 0))) for steps in _steps(scores, positive, counts))
+    area = (np.diff(misses, axis=1) * (hits[:, 1:] + hits[:, :-1]) / 2).sum(1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(area / (hits[:, -1] * misses[:, -1]))
+
+
+def _average_precision(scores: Floats, positive: npt.NDArray[np.bool_], counts: Floats) -> Floats:
+    hits, misses = _steps(scores, positive, counts)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        precision = np.nan_to_num(hits / (hits + misses))
+        gained = np.diff(np.pad(hits, ((0, 0), (1, 0))), axis=1)
+        return np.asarray((gained * precision).sum(1) / hits[:, -1])
+
+
+def _calibration(probabilities: Floats, hits: npt.NDArray[np.bool_], counts: Floats) -> Mapping[str, Any]:
+    """Expected calibration error, and its curve: how often the model is right where it is so sure."""
+    sure = probabilities.max(1)
+    place = np.minimum((sure * _BINS).astype(np.int64), _BINS - 1)
+    member = np.eye(_BINS)[place]  # [n, bins]
+    both = np.concatenate([np.ones((1, len(sure))), counts])
+    gap = np.abs((both * sure) @ member - (both * hits) @ member).sum(1) / both.sum(1)
+    curve = [
+        {
+            "confidence": float(sure[place == k].mean()),
+            "accuracy": float(hits[place == k].mean()),
+            "examples": int((place == k).sum()),
+        }
+        for k in range(_BINS)
+        if bool((place == k).any())
+    ]
+    return {"calibration_error": _interval(float(gap[0]), gap[1:]), "calibration": curve}

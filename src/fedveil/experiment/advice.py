@@ -1,0 +1,158 @@
+"""What a plan makes possible, before anybody looks at data: the noise, its size against the signal, and what suits.
+
+Symbols: K the cohort, N `clients`, d the number of parameters, C the clip, sigma the noise multiplier, q the rate of
+records in a batch, n the records of a client. The signal of a round is at most K C for clients and K q n C for records;
+the noise of the sum has norm sigma C sqrt(d), or sigma C sqrt(K d) where each client adds its own.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedveil.data.registry import list_datasets
+from fedveil.errors import InputError
+from fedveil.experiment.config import Config, build_method
+from fedveil.experiment.prepare import model_bytes, model_shape
+from fedveil.experiment.target import calibrated, with_noise
+from fedveil.methods.method import field_names
+from fedveil.models.registry import model_entry
+from fedveil.privacy.releases import ADVERSARIES, Adversary, Plan, Unit
+from fedveil.session.privacy_guard import unit_of
+
+EPSILONS = (1.0, 3.0, 8.0)
+_SILOS = 50  # up to so many clients are taken for silos, whose records are to be protected
+_FLOAT = torch.finfo(torch.float32).bits // 8
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A method with where its noise comes from, values to start with, and why."""
+
+    method: str
+    aggregation: str
+    why: str
+    start: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"method": self.method, "aggregation": self.aggregation, "why": self.why, "start": self.start}
+
+
+def advice(config: Config, plan: Plan, records: int | None) -> dict[str, Any]:
+    """What `fedveil advise` prints, for a configuration whose clients declare `records` records each."""
+    size = parameter_count(config)
+    rows = []
+    if "noise_multiplier" in field_names(build_method(config.method)):
+        unit = config.privacy.target_unit or unit_of(with_noise(config, 1.0), plan)
+        rows = [
+            _row(config, plan, who, unit, target, size, records) for who in ADVERSARIES for target in EPSILONS
+        ]
+    return {
+        "clients": plan.clients,
+        "cohort": plan.cohort,
+        "sampler": plan.sampler,
+        "rounds": plan.rounds,
+        "records_per_client": records,
+        "parameters": size,
+        "delta": config.privacy.delta,
+        "noise": rows,
+        "suggested": [found.to_json() for found in suggestions(plan, size, records)],
+    }
+
+
+def parameter_count(config: Config) -> int | None:
+    """The number of parameters of the model, from the published shape of its data; None where it is not known."""
+    task = config.task
+    shape, classes = task.input_shape, task.classes
+    if shape is None or classes is None:
+        facts = next((known.summary for known in list_datasets() if known.name == task.dataset), "")
+        found = re.search(r"(\d+)x(\d+)x(\d+), (\d+) classes", facts)
+        if found is None:
+            return None
+        *shape, classes = (int(number) for number in found.groups())
+    if model_entry(task.model).reads != "numbers":
+        return None
+    return model_bytes(config, model_shape(config, shape), classes) // _FLOAT
+
+
+def _row(
+    config: Config,
+    plan: Plan,
+    adversary: Adversary,
+    unit: Unit,
+    target: float,
+    size: int | None,
+    records: int | None,
+) -> dict[str, Any]:
+    row: dict[str, Any] = {"adversary": adversary, "unit": unit, "epsilon": target}
+    try:
+        sigma = calibrated(config, plan, target, adversary, unit).noise_multiplier
+    except InputError as error:
+        return row | {"noise_multiplier": None, "signal_to_noise": None, "why": error.problem}
+    return row | {
+        "noise_multiplier": sigma,
+        "signal_to_noise": _signal_to_noise(config, plan, unit, sigma, size, records),
+        "why": None,
+    }
+
+
+def _signal_to_noise(
+    config: Config, plan: Plan, unit: Unit, sigma: float, size: int | None, records: int | None
+) -> float | None:
+    """How long the sum can be at most, over the length of its noise."""
+    method = build_method(config.method)
+    own = unit == "record" or getattr(method, "noise_scope", "shared") == "local"
+    own = own and config.aggregation.kind == "plain"  # a secure sum has one noise, which all share
+    signal: float = plan.cohort
+    if unit == "record":
+        if records is None:
+            return None
+        signal *= getattr(method, "record_rate", 1.0) * records
+    if size is None:
+        return None
+    return signal / (sigma * math.sqrt(size * (plan.cohort if own else 1)))
+
+
+def suggestions(plan: Plan, size: int | None, records: int | None) -> list[Suggestion]:
+    """What suits a federation of this many clients, against the server and against observers."""
+    small = "a linear model on features without data: fewer parameters, less noise"
+    if plan.clients <= _SILOS:
+        batch = "" if records is None else f", about {0.1 * records:.0f} records of each silo"
+        return [
+            Suggestion(
+                "dp-fedsgd",
+                "each silo's own noise",
+                f"{plan.clients} clients are silos: each protects its records itself, against the server too. One "
+                f"large batch per round{batch} and all silos in every round; {small}.",
+                {"clip": 0.3, "lr": 30.0, "momentum": 0.9, "record_rate": 0.1, "rounds": 100,
+                 "cohort": plan.clients, "sampler": "all"},
+            )
+        ]  # fmt: skip
+    cohort = max(10, plan.clients // 10)
+    start = {"clip": 0.001, "normalise": True, "lr": 20.0, "server_lr": 1.0, "local_steps": 20}
+    needed = (
+        ""
+        if size is None
+        else f" A sum of {cohort} updates stands against noise of norm sigma C sqrt({size})."
+    )
+    return [
+        Suggestion(
+            "udp-fedavg",
+            "shared noise, a trusted server or secure aggregation",
+            f"Against observers a secret Poisson cohort of {cohort} of {plan.clients} amplifies "
+            f"privacy; {small}.{needed}",
+            start | {"rounds": 300, "cohort": cohort, "sampler": "poisson"},
+        ),
+        Suggestion(
+            "udp-fedavg",
+            "secure aggregation of all clients",
+            "Against the server, which sees who takes part, sampling does not help: the sum of all clients in few "
+            "rounds drowns least in the noise. Without secure aggregation every client needs the whole noise itself "
+            '(noise_scope = "local").',
+            start | {"rounds": 20, "cohort": plan.clients, "sampler": "all"},
+        ),
+    ]

@@ -1,0 +1,48 @@
+"""`[aggregation]` of a configuration."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedveil.errors import InputError
+from fedveil.secure_sum.settings import DEFAULT_COLLUDERS, SecureSum
+
+
+class AggregationSection(BaseModel):
+    """What the server learns of the uploads: all of them, or only their sum."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["plain", "secure"] = "plain"
+    threshold: Annotated[int, Field(ge=1)] | None = None
+    colluders: Annotated[int, Field(ge=0)] | None = None
+
+    @property
+    def assumed_colluders(self) -> int:
+        return DEFAULT_COLLUDERS if self.colluders is None else self.colluders
+
+    def settings(self) -> SecureSum | None:
+        """Of secure aggregation; None for plain."""
+        if self.kind == "secure":
+            return SecureSum(self.threshold, self.assumed_colluders)
+        for key in ("threshold", "colluders"):
+            if (value := getattr(self, key)) is not None:
+                raise InputError(
+                    f"aggregation.{key}",
+                    value,
+                    "is for secure aggregation",
+                    'Set kind = "secure", or leave it out.',
+                )
+        return None
+
+    def require_engine(self, engine: str) -> None:
+        """Masks need nodes with keys of their own; the simulator leaves them out, because they cancel."""
+        if self.kind == "secure" and engine == "flower-simulation":
+            raise InputError(
+                "aggregation.kind",
+                self.kind,
+                f"the clients of the engine {engine!r} have no keys",
+                'Use run.engine = "simulation" or "flower".',
+            )

@@ -1,0 +1,49 @@
+"""Features kept on disk, by a digest of what they are computed from.
+
+The folder holds what can be inferred from the records themselves, so it is readable by its owner only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedveil.atomic_files import write_atomically
+from fedveil.errors import ResultError
+
+FOLDER = "features"
+
+
+def digest_of(description: str, values: Tensor) -> str:
+    """What tells these inputs of this feature map from all others."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(f"{description} {values.dtype} {list(values.shape)}".encode())
+    digest.update(values.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def cached(folder: Path, digest: str, shape: tuple[int, ...], compute: Callable[[], Tensor]) -> Tensor:
+    """`compute()` rounded to half precision, as float32; read from the folder where it holds them already.
+
+    Rounding comes before writing, so that a result does not depend on whether it was in the cache. A folder that
+    cannot be written, or a file that is damaged, costs time only.
+    """
+    path = folder / f"{digest}.npy"
+    with suppress(OSError, ValueError, EOFError):
+        stored = np.load(path, allow_pickle=False)
+        if stored.shape == shape and stored.dtype == np.float16:
+            return torch.from_numpy(stored).float()
+    rounded = compute().half()
+    with suppress(OSError, ResultError):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        content = io.BytesIO()
+        np.save(content, rounded.numpy(), allow_pickle=False)
+        write_atomically(path, content.getvalue())
+    return rounded.float()

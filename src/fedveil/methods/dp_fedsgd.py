@@ -1,0 +1,204 @@
+"""DP-FedSGD: one private gradient step of the whole federation in each round.
+
+Abadi et al.: Deep Learning with Differential Privacy. CCS 2016, Algorithm 1, with the batch spread over silos;
+McMahan et al.: Learning Differentially Private Recurrent Language Models. ICLR 2018 (DP-FedSGD, nominal denominators).
+On features that need no data a linear model learns well from few large batches: Tramer, Boneh: Differentially
+Private Learning Needs Better Features (or Much More Data). ICLR 2021.
+
+Symbols: q `record_rate`, C `clip`, sigma `noise_multiplier`, beta `momentum`, eta `lr`, K the cohort, n_0 the nominal
+number of records of a client: `records`, or the smallest client's where it is not given.
+
+Each client draws a Poisson batch of rate q, clips every record's gradient to C, adds noise sigma C to their sum and
+sends it divided by q n_0. The server averages over the cohort, adds the mean to its velocity (beta) and takes a step.
+Every client adds the full noise, so the server need not be trusted. Under secure aggregation the clients share one
+noise: sigma C on the sum of all of them. Every number that a sum is divided by is part of
+the plan: none depends on how many records or clients a batch holds.
+
+Deviations: momentum is the server's, over noisy sums only, and so costs nothing. Clients of more records than n_0 count
+for more, as in the sum over all records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass as record
+from typing import Annotated
+
+import torch
+from pydantic import Field, model_validator
+from pydantic.dataclasses import dataclass
+
+from fedveil.data.client_data import ClientData
+from fedveil.errors import InputError
+from fedveil.messages import Message, Record
+from fedveil.methods.disclosure import Adaptation, BoundedUpload, LocalSteps, UploadReading
+from fedveil.methods.fields import STRICT, Clip, Fraction, LearningRate, NoiseMultiplier
+from fedveil.methods.method import At, ClientSum, Method, register
+from fedveil.methods.shared_model import Model
+from fedveil.privacy.mechanisms import SumMechanism, Unnoised, gaussian
+from fedveil.privacy.private_sum import NoisySum, private_sum
+from fedveil.privacy.releases import ADVERSARIES, Plan, PostProcessing, Release
+from fedveil.streams import ClientStreams, ServerStreams
+from fedveil.task import Batch, Task
+from fedveil.training.local_sgd import Schedule, scheduled_lr
+from fedveil.training.private_sgd import (
+    clipped_sum,
+    dropout_streams,
+    poisson_batch,
+    private_gradient,
+    require_batch,
+)
+from fedveil.tree import Params, State, add, expand, scale, with_axis, zeros_like
+
+
+@record(frozen=True)
+class MomentumServer(Record):
+    params: Params
+    velocity: Params
+
+
+@record(frozen=True)
+class NoisyGradient(Message):
+    gradient: Params
+
+
+@register(
+    "dp-fedsgd",
+    "record-level DP: one clipped and noisy gradient sum of a Poisson batch per client and round, server momentum",
+    server=MomentumServer,
+    down=Model,
+    up=NoisyGradient,
+)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class DPFedSGD(Method[MomentumServer, Model, NoisyGradient]):
+    lr: LearningRate = 1.0
+    lr_schedule: Schedule = "constant"
+    momentum: Fraction = 0.9
+    record_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
+    clip: Clip = 1.0
+    noise_multiplier: NoiseMultiplier = 1.0
+    records: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _possible(self) -> DPFedSGD:
+        if self.records is not None and self.record_rate * self.records < 1:
+            raise InputError(
+                "method.records",
+                self.records,
+                f"batches of rate {self.record_rate:g} would hold less than one record",
+                "Raise method.record_rate, or leave method.records out.",
+            )
+        return self
+
+    def step_mechanism(self) -> SumMechanism:
+        """What perturbs every client's sum, and what `releases` charges."""
+        return gaussian(self.clip, self.noise_multiplier)
+
+    def nominal_batch(self, plan: Plan) -> float:
+        """q n_0, what every client's sum is divided by."""
+        return max(1.0, self.record_rate * (self.records or plan.records_per_client))
+
+    def lr_at(self, at: At) -> float:
+        return scheduled_lr(self.lr, self.lr_schedule, at.round, at.plan.rounds)
+
+    def init_server(self, params: Params, plan: Plan) -> MomentumServer:
+        return MomentumServer(params, zeros_like(params))
+
+    def broadcast(self, at: At, server: MomentumServer, clients: Sequence[int]) -> Model:
+        return Model(with_axis(server.params))
+
+    def model(self, server: MomentumServer) -> Params:
+        return server.params
+
+    def client_update(
+        self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[NoisyGradient, State]:
+        gradient = private_gradient(
+            task,
+            expand(down.params, data.count),
+            self._batch(data, rng),
+            torch.full((data.count,), self.nominal_batch(at.plan), dtype=torch.float64),
+            self.step_mechanism(),
+            rng.noise(),
+            dropout_streams(rng),
+            closed_form=not task.has_dropout,  # every network draws its masks alike
+        )
+        return NoisyGradient(gradient), state
+
+    def _batch(self, data: ClientData, rng: ClientStreams) -> Batch:
+        require_batch(self.record_rate * data.largest, self.step_mechanism())
+        # Who is in a batch must stay secret for sampling to amplify privacy: it is drawn like noise.
+        return poisson_batch(data, [self.record_rate] * data.count, rng.noise("sampling"))
+
+    def client_sum(self) -> ClientSum[MomentumServer, Model]:
+        return ClientSum(
+            self.step_mechanism(),
+            self._clipped_sum,
+            self._stepped,
+            "the sum of all clients' clipped gradients",
+            self.record_rate,
+            self._reading,
+        )
+
+    def _clipped_sum(
+        self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[Params, State]:
+        """What each client contributes to a secure sum, of which a record changes one clipped gradient."""
+        total = clipped_sum(
+            task,
+            expand(down.params, data.count),
+            self._batch(data, rng),
+            self.clip,
+            dropout_streams(rng),
+            closed_form=not task.has_dropout,
+        )
+        return total, state
+
+    def _stepped(self, at: At, server: MomentumServer, total: NoisySum) -> MomentumServer:
+        """The server after a sum that is not divided by the size of a batch yet."""
+        return self._moved(at, server, total, self.nominal_batch(at.plan))
+
+    def _reading(self, at: At, sent: Params, mean: Params) -> UploadReading:
+        gradient = scale(mean, 1 / self.nominal_batch(at.plan))
+        return UploadReading.of_gradient(sent, gradient, self.lr_at(at))
+
+    def bounded_upload(self, at: At, down: Model, up: NoisyGradient) -> BoundedUpload:
+        records = max(at.plan.largest_client, at.plan.records_per_client)
+        divisor = self.nominal_batch(at.plan)
+        return BoundedUpload.of_batch(up.gradient, self.step_mechanism(), divisor, self.record_rate, records)
+
+    def server_update(
+        self,
+        task: Task,
+        at: At,
+        server: MomentumServer,
+        clients: Sequence[int],
+        up: NoisyGradient | None,
+        rng: ServerStreams,
+    ) -> MomentumServer:
+        if up is None:
+            return server
+        summed = private_sum(up.gradient, server.params, len(clients), at.plan, Unnoised(), rng.noise("sum"))
+        return self._moved(at, server, summed)
+
+    def _moved(self, at: At, server: MomentumServer, total: NoisySum, divisor: float = 1.0) -> MomentumServer:
+        velocity = total.added_to(scale(server.velocity, self.momentum), 1 / divisor)
+        return MomentumServer(add(server.params, velocity, scale=-self.lr_at(at)), velocity)
+
+    def releases(self, plan: Plan) -> Sequence[Release]:
+        return (
+            Release(
+                "each client's noisy gradient sum",
+                "record",
+                ADVERSARIES,
+                self.step_mechanism().protection(),
+                rate=self.record_rate,
+            ),
+            Release("the model", "record", ADVERSARIES, PostProcessing("steps along the noisy sums")),
+        )
+
+    def round_training(self, at: At) -> LocalSteps:
+        return LocalSteps(self.lr_at(at), None)  # on average a batch looks like all records
+
+    def adaptation(self, at: At, dimension: int, examples: int) -> Adaptation:
+        return Adaptation.to_noise(self.step_mechanism().std / self.nominal_batch(at.plan))

@@ -1,0 +1,207 @@
+"""Secure aggregation around a method whose server needs only a sum: `[aggregation] kind = "secure"`.
+
+Clients send integers instead of numbers, with a share of the noise each (`privacy/secure_noise.py`). In a deployment
+they are masked (`secure_sum/`); masks cancel in the sum, so a simulation leaves them out and ends with the same bits.
+The server learns the sum of those who answered, and if they are fewer than the threshold nothing: the model stays as
+it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedveil.data.client_data import ClientData
+from fedveil.errors import InputError
+from fedveil.messages import Message, Record
+from fedveil.methods.disclosure import BoundedUpload, UploadReading
+from fedveil.methods.method import METHODS, AnyMethod, At, ClientSum, Method
+from fedveil.methods.wrappers.wrapper import Around
+from fedveil.privacy.private_sum import NoisySum
+from fedveil.privacy.releases import Plan, Release
+from fedveil.privacy.secure_noise import RecordBatch, SecureNoise, group_of, modular_sum
+from fedveil.secure_sum.masks import Words, mask
+from fedveil.secure_sum.settings import SecureSum
+from fedveil.streams import ClientStreams, ServerStreams
+from fedveil.task import Task
+from fedveil.tree import Params, State, scale
+
+
+@dataclass(frozen=True)
+class IntegerUpload(Message):
+    values: Params
+    """Integers modulo 2^32, as int32."""
+    summed: int = 1
+    """How many uploads a row is the sum of."""
+
+    def words(self) -> Words:
+        """The one row as numbers modulo 2^32, leaf by leaf in the order of their names."""
+        leaves = [self.values[name].reshape(-1).cpu() for name in sorted(self.values)]
+        return torch.cat(leaves).contiguous().numpy().view(np.uint32)
+
+    @classmethod
+    def of_words(cls, words: Words, shapes: Mapping[str, torch.Size], summed: int) -> IntegerUpload:
+        """The sum that these numbers are."""
+        flat = torch.from_numpy(words.view(np.int32).copy())
+        sizes = [shapes[name].numel() for name in sorted(shapes)]
+        parts = zip(sorted(shapes), flat.split(sizes), strict=True)
+        return cls({name: part.reshape(1, *shapes[name]) for name, part in parts}, summed)
+
+
+def sums_securely(method: type[AnyMethod]) -> bool:
+    """Whether a method of this kind can run under secure aggregation, at least with some of its fields."""
+    return method.client_sum is not Method.client_sum
+
+
+def secure_part(method: AnyMethod) -> SecurelyAggregated | None:
+    """The secure aggregation in a method that may be wrapped; None in one whose server sees single uploads."""
+    while isinstance(method, Around):
+        if isinstance(method, SecurelyAggregated):
+            return method
+        method = method.inner
+    return None
+
+
+def securely_aggregated(method: AnyMethod, settings: SecureSum | None) -> AnyMethod:
+    """The method under secure aggregation; as it is where there are no settings.
+
+    Raises:
+        InputError: Its server needs more than a sum.
+    """
+    return method if settings is None else SecurelyAggregated(method, settings)
+
+
+@dataclass(frozen=True)
+class SecurelyAggregated(Around[Record]):
+    """A method whose server learns the sum of integer uploads and nothing else of them."""
+
+    settings: SecureSum
+
+    def __post_init__(self) -> None:
+        self._parts()
+        self.named(
+            "secure", "the server learns only their sum", self.inner.server_type, up_type=IntegerUpload
+        )
+        object.__setattr__(self, "discloses_sum", True)
+
+    def _parts(self) -> ClientSum[Any, Any]:
+        parts = self.inner.client_sum()
+        if parts is None:
+            able = ", ".join(sorted(name for name, kind in METHODS.items() if sums_securely(kind)))
+            raise InputError(
+                "aggregation.kind",
+                "secure",
+                f"{self.inner.name} needs single uploads on the server, not only their sum",
+                f'Use one of {able}, or kind = "plain".',
+            )
+        return parts
+
+    def noise(self, plan: Plan) -> SecureNoise:
+        """What clients add, and what `releases` charges; a plan that does not fit is refused."""
+        parts = self._parts()
+        records = None
+        if parts.record_rate is not None:
+            records = RecordBatch(parts.record_rate, max(plan.largest_client, plan.records_per_client))
+        return SecureNoise(parts.mechanism, group_of(self.settings, plan), records)
+
+    def shapes(self, down: Message) -> dict[str, torch.Size]:
+        """Of what one client contributes to this broadcast."""
+        shapes = self._parts().shapes
+        if shapes is not None:
+            return shapes(down)
+        return {name: leaf.shape[1:] for name, leaf in (self.sent_model(down) or {}).items()}
+
+    def init_server(self, params: Params, plan: Plan) -> Record:
+        self.noise(plan)
+        server: Record = self.inner.init_server(params, plan)
+        return server
+
+    def broadcast(self, at: At, server: Record, clients: Sequence[int]) -> Message:
+        down: Message = self.inner.broadcast(at, server, clients)
+        return down
+
+    def client_update(
+        self, task: Task, at: At, down: Message, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[IntegerUpload, State]:
+        value, after = self._parts().contribution(task, at, down, data, state, rng)
+        return IntegerUpload(self.noise(at.plan).encode(value, rng.noise())), after
+
+    def disclosed(self, up: Message) -> IntegerUpload:
+        assert isinstance(up, IntegerUpload)
+        return IntegerUpload(modular_sum(up.values), up.summed * up.count)
+
+    def single_uploads(self, up: Message, places: Sequence[int]) -> IntegerUpload:
+        """Masked uploads: uniform, and independent of what is under the mask and of the sum.
+
+        (`test_a_masked_upload_is_uniform_and_independent_of_the_input`) So a mask alone stands for one here.
+        """
+        assert isinstance(up, IntegerUpload)
+        shapes = {name: leaf.shape[1:] for name, leaf in up.values.items()}
+        length = sum(shape.numel() for shape in shapes.values())
+        keys = [hashlib.sha256(f"masked upload {place}".encode()).digest() for place in places]
+        return IntegerUpload.concatenate(
+            [IntegerUpload.of_words(mask(key, length), shapes, 1) for key in keys]
+        )
+
+    def server_update(
+        self,
+        task: Task,
+        at: At,
+        server: Record,
+        clients: Sequence[int],
+        up: Message | None,
+        rng: ServerStreams,
+    ) -> Record:
+        noise = self.noise(at.plan)
+        if up is None or len(clients) < noise.group.threshold:
+            return server
+        total = noise.decode(self.disclosed(up).values)
+        on_device = {name: leaf.to(task.device) for name, leaf in total.items()}
+        after: Record = self._parts().update(at, server, NoisySum(on_device, len(clients)))
+        return after
+
+    def model(self, server: Record) -> Params:
+        return self.inner.model(server)
+
+    def with_model(self, server: Record, params: Params) -> Record:
+        changed: Record = self.inner.with_model(server, params)
+        return changed
+
+    def releases(self, plan: Plan) -> Sequence[Release]:
+        return self.noise(plan).releases(self._parts().what, plan)
+
+    def least_noise(self, plan: Plan, clients: Sequence[int], up: Message) -> tuple[Sequence[int], Message]:
+        """t clients answer, and the last c of them collude: what they sent is known and taken off."""
+        group = self.noise(plan).group
+        left = up.rows(range(group.threshold))
+
+        def without_colluders(_: str, leaf: Tensor) -> Tensor:
+            return torch.cat([leaf[: group.honest], torch.zeros_like(leaf[group.honest :])])
+
+        return clients[: group.threshold], left.map(without_colluders)
+
+    def noise_found(self, plan: Plan, answered: int) -> str | None:
+        noise = self.noise(plan)
+        # Rounds with fewer answers than the threshold were abandoned.
+        return noise.really_there(max(answered, noise.group.threshold)) if noise.multiplier else None
+
+    def bounded_upload(self, at: At, down: Message, up: Message) -> BoundedUpload | None:
+        return None  # the server has no single upload whose norm it could check
+
+    def read_upload(self, at: At, down: Message, up: Message) -> UploadReading | None:
+        """The mean of the updates behind a sum; None where it does not speak of the whole model."""
+        assert isinstance(up, IntegerUpload)
+        sent = self.sent_model(down)
+        if sent is None or set(sent) != set(up.values):
+            return None
+        mean = scale(self.noise(at.plan).decode(up.values), 1 / up.summed)
+        mean = {name: leaf.to(sent[name]) for name, leaf in mean.items()}
+        if (reading := self._parts().reading) is not None:
+            return reading(at, sent, mean)
+        return UploadReading.of_change(sent, mean, self.local_training(at))

@@ -1,0 +1,249 @@
+"""Columns of real tables: missing cells, identifiers, dates, decimal commas, people with several rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedveil.data.own import clients_from_folder
+from fedveil.data.persons import limit_rows
+from fedveil.data.raw_table import RawTable, read_table
+from fedveil.data.schema import MISSING_CATEGORY, Column, TableSchema, read_schema, write_schema
+from fedveil.data.table import ColumnOptions, load_table, schema_of, table_examples
+from fedveil.errors import DataError, InputError
+
+# Of 40 rows, every eighth lacks a number, every tenth a word.
+ROWS = [
+    (
+        ("?", "NA", "", "NaN")[k // 8 % 4] if k % 8 == 0 else str(k % 7),
+        "" if k % 10 == 0 else "ab"[k % 2],
+        k % 2,
+    )
+    for k in range(40)
+]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "t.csv"
+    path.write_text("a,b,y\n" + "".join(f"{a},{b},{y}\n" for a, b, y in ROWS))
+    return path
+
+
+def test_missing_cells_are_refused_with_their_number_in_every_column(table: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        load_table(path=table, label="y", test_fraction=0.0)
+    for part in (str(table), "column 'a': 5 of 40", "column 'b': 4 of 40"):
+        assert part in str(caught.value)
+
+
+def test_rows_with_missing_cells_are_dropped_and_counted(table: Path) -> None:
+    dataset = load_table(path=table, label="y", missing="drop")
+    gone = sum(k % 8 == 0 or k % 10 == 0 for k in range(40))
+    assert len(dataset.train) + len(dataset.test) == 40 - gone
+    assert f"{gone} rows" in dataset.summary
+
+
+def test_a_missing_number_counts_as_the_median_and_a_word_as_the_most_frequent(table: Path) -> None:
+    dataset = load_table(path=table, label="y", missing="median", test_fraction=0.0)
+    schema = dataset.schema
+    assert schema is not None
+    present = torch.tensor([float(a) for a, _, _ in ROWS if a.isdigit()])
+    assert schema.columns[0].fill == float(present.quantile(0.5))
+    assert schema.columns[1].categories == ("a", "b")
+    assert schema.columns[1].fill == 1.0  # only a's are missing
+    assert torch.equal(dataset.train.x[:, 1] + dataset.train.x[:, 2], torch.ones(40))
+    assert bool(torch.isfinite(dataset.train.x).all())
+
+
+def test_missing_cells_can_be_a_category_of_their_own(table: Path) -> None:
+    dataset = load_table(path=table, label="y", missing="category", test_fraction=0.0)
+    schema = dataset.schema
+    assert schema is not None
+    assert schema.columns[1].categories == ("a", "b", MISSING_CATEGORY)
+    assert dataset.input_shape == (5,)  # a, whether a is missing, and three categories
+    assert dataset.train.x[:, 1].sum() == 5
+    assert torch.equal(dataset.train.x[:, 0][dataset.train.x[:, 1] == 1], torch.zeros(5))
+    assert dataset.train.x[:, 4].sum() == 4
+    assert len(dataset.mean) == len(dataset.std) == 5
+
+
+@pytest.mark.parametrize("missing", ["refuse", "drop", "median", "category"])
+def test_a_schema_file_prepares_rows_as_the_schema_does(table: Path, tmp_path: Path, missing: Any) -> None:
+    if missing == "refuse":
+        table.write_text("a,b,y\n1,a,0\n2,b,1\n4,b,1\n")
+    schema = schema_of(table, "y", ColumnOptions(missing=missing))
+    write_schema(schema, tmp_path / "schema.toml")
+    read = read_schema(tmp_path / "schema.toml")
+    raw = read_table(table)
+    assert read == schema
+    assert torch.equal(table_examples(read, raw).x, table_examples(schema, raw).x)
+
+
+def write_column(path: Path, cells: list[str]) -> Path:
+    path.write_text("a,c,y\n" + "".join(f'{k % 5},"{cell}",{k % 2}\n' for k, cell in enumerate(cells)))
+    return path
+
+
+SUSPICIOUS = {
+    "names": [f"Person{k:03d} X" for k in range(40)],
+    "codes": [f"MRN-{k * 7919 % 1000:04d}" for k in range(40)],
+    "dates": [f"2024-{k % 12 + 1:02d}-{k % 28 + 1:02d}" for k in range(40)],
+    "german dates": [f"{k % 28 + 1}.{k % 12 + 1}.2024" for k in range(40)],
+    "texts": [f"patient number {k} was seen twice" for k in range(40)],
+    "commas": [f"{k},5" for k in range(40)],
+    "row numbers": [str(k + 1) for k in range(40)],
+}
+
+
+@pytest.mark.parametrize("cells", SUSPICIOUS.values(), ids=SUSPICIOUS)
+def test_columns_that_are_no_features_are_refused_without_telling_their_values(
+    tmp_path: Path, cells: list[str]
+) -> None:
+    path = write_column(tmp_path / "t.csv", cells)
+    for make in (
+        lambda: load_table(path=path, label="y"),
+        lambda: schema_of(path, "y"),
+        lambda: schema_of(path, "y", ColumnOptions(categorical=["c"])),
+    ):
+        with pytest.raises(DataError) as caught:
+            make()
+        assert "column 'c'" in str(caught.value).replace(str(tmp_path), "")
+        assert cells[17] not in str(caught.value).replace(str(tmp_path), "")
+    assert load_table(path=path, label="y", drop=["c"]).input_shape == (1,)
+
+
+def test_the_remedies_work(tmp_path: Path) -> None:
+    path = write_column(tmp_path / "t.csv", SUSPICIOUS["commas"])
+    assert load_table(path=path, label="y", decimal=",").input_shape == (2,)
+    write_column(path, SUSPICIOUS["row numbers"])
+    assert load_table(path=path, label="y", numeric=["c"]).input_shape == (2,)
+    write_column(path, SUSPICIOUS["codes"])
+    assert load_table(path=path, label="y", categorical=["c"], test_fraction=0.0).input_shape == (41,)
+
+
+def test_a_numeric_identifier_is_known_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    rows = [(k * 7919 % 100003, k % 5, k % 2) for k in range(40)]
+    path.write_text("patient_id,a,y\n" + "".join(f"{i},{a},{y}\n" for i, a, y in rows))
+    with pytest.raises(DataError, match="patient_id"):
+        load_table(path=path, label="y")
+    path.write_text(path.read_text().replace("patient_id", "platelets"))
+    assert load_table(path=path, label="y").input_shape == (2,)
+
+
+@pytest.mark.parametrize(
+    "option, value",
+    [("missing", "guess"), ("decimal", ";"), ("statistics", "secret"), ("drop", "a"), ("rows_per_person", 2)],
+)
+def test_unknown_choices_are_refused(table: Path, option: str, value: object) -> None:
+    options: dict[str, Any] = {option: value}
+    with pytest.raises(InputError) as caught:
+        load_table(path=table, label="y", **options)
+    assert caught.value.field == option
+
+
+def write_visits(path: Path) -> None:
+    """30 people with one to five visits each."""
+    rows = [(f"p{who}", who * 10 + visit, who % 2) for who in range(30) for visit in range(who % 5 + 1)]
+    path.write_text("who,a,y\n" + "".join(f"{who},{a},{y}\n" for who, a, y in rows))
+
+
+@pytest.mark.parametrize("most", [1, 2, 9])
+def test_nobody_has_more_training_rows_than_allowed_or_is_in_both_splits(tmp_path: Path, most: int) -> None:
+    path = tmp_path / "visits.csv"
+    write_visits(path)
+    dataset = load_table(path=path, label="y", person="who", rows_per_person=most)
+    assert dataset.input_shape == (1,)  # people are no feature
+
+    def people(x: torch.Tensor) -> list[int]:
+        return ((x[:, 0].double() * dataset.std[0] + dataset.mean[0]).round().long() // 10).tolist()
+
+    train, test = people(dataset.train.x), people(dataset.test.x)
+    assert not set(train) & set(test)
+    assert set(train) | set(test) == set(range(30))
+    assert {who: min(most, who % 5 + 1) for who in set(train)} == {
+        who: train.count(who) for who in set(train)
+    }
+    again = load_table(path=path, label="y", person="who", rows_per_person=most)
+    assert torch.equal(again.train.x, dataset.train.x)
+    assert dataset.rows_per_person == most
+
+
+def test_the_data_says_where_its_statistics_come_from(table: Path, tmp_path: Path) -> None:
+    write_schema(schema_of(table, "y", ColumnOptions(missing="median")), tmp_path / "schema.toml")
+    found = {
+        load_table(path=table, label="y", missing="median").notes[0],
+        load_table(path=table, label="y", missing="median", statistics="public").notes[0],
+        load_table(path=table, label="y", schema=tmp_path / "schema.toml").notes[0],
+    }
+    assert len(found) == 3
+
+
+def test_rows_of_clients_put_together_are_named_by_their_file(tmp_path: Path) -> None:
+    (tmp_path / "north.csv").write_text("a,y\n1,0\n2,1\n")
+    (tmp_path / "south.csv").write_text("a,y\n1,0\n?,1\n")
+    with pytest.raises(DataError, match=r"south\.csv, row 2"):
+        clients_from_folder(tmp_path, label="y")
+    assert clients_from_folder(tmp_path, label="y", missing="median").clients.sizes == [2, 2]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    people=st.lists(st.sampled_from(["a", "b", "c ", " ", "A", "1", "1.0"]), min_size=1, max_size=60),
+    most=st.integers(1, 4),
+    seed=st.integers(0, 3),
+)
+def test_nobody_has_more_rows_than_allowed_whatever_the_file(people: list[str], most: int, seed: int) -> None:
+    table = RawTable(
+        Path("t.csv"), {"who": pa.array(people), "row": pa.array(list(map(str, range(len(people)))))}
+    )
+    if any(not who.strip() for who in people):
+        with pytest.raises(DataError):  # rows of nobody cannot be bounded
+            limit_rows(table, "who", most, seed)
+        return
+    kept = limit_rows(table, "who", most, seed)
+    counted = Counter(kept.texts("who", "person"))
+    assert all(counted[who] == min(most, people.count(who)) for who in set(people))
+    assert len(set(kept.texts("row", "row"))) == len(kept)
+
+
+@pytest.mark.parametrize("column", ["mrn", "name"])
+def test_a_schema_to_be_sent_holds_no_value_of_an_identifier(tmp_path: Path, column: str) -> None:
+    path = tmp_path / "t.csv"
+    values = [f"P{k:05d}" if column == "mrn" else f"Anna Nr{k} Muster" for k in range(60)]
+    path.write_text(f"{column},a,y\n" + "".join(f"{v},{k % 7}.5,{k % 2}\n" for k, v in enumerate(values)))
+    for options in (ColumnOptions(), ColumnOptions(categorical=[column])):
+        with pytest.raises(DataError) as caught:
+            schema_of(path, "y", options)
+        assert not any(value in str(caught.value) for value in values)
+    made = schema_of(path, "y", ColumnOptions(drop=[column]))
+    assert not any(value in str(made.to_json()) for value in values)
+
+
+@pytest.mark.parametrize("missing", ["median", "category"])
+def test_with_a_schema_no_row_changes_how_cells_are_filled_or_scaled(tmp_path: Path, missing: Any) -> None:
+    """Constants that are said to be public depend on no private row."""
+    schema = TableSchema("y", ("0", "1"), (Column("a", None, 5.0, 2.0, fill=4.0),), missing=missing)
+    made = []
+    for outlier in ("1", "100000"):
+        path = tmp_path / f"{outlier}.csv"
+        path.write_text("a,y\n" + f"{outlier},0\n" + "?,1\n3,0\n" * 10)
+        made.append(load_table(path=path, label="y", schema=schema, test_fraction=0.0).train.x)
+    assert int((made[0] != made[1]).any(1).sum()) == 1  # all rows but the one that differs
+    dataset = load_table(path=path, label="y", schema=schema, test_fraction=0.0)
+    assert "no private row" in dataset.notes[0]
+
+
+def test_statistics_of_rows_are_said_to_be_unprotected(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("a,y\n" + "1.5,0\n?,1\n3.5,0\n" * 10)
+    made = load_table(path=path, label="y", missing="median")
+    assert "without protection" in made.notes[0]
