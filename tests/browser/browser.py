@@ -6,6 +6,7 @@ import base64
 import fcntl
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -112,6 +113,11 @@ class Page:
         """A PNG of the page, or of what is on the screen."""
         answer = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(answer["data"]))
+
+    def pages(self) -> int:
+        """How many pages of A4 it prints."""
+        answer = self._call("Page.printToPDF", preferCSSPageSize=True, printBackground=True)
+        return len(re.findall(rb"/Type\s*/Page\b(?!s)", base64.b64decode(answer["data"])))
 
     def _call(self, method: str, **arguments: Any) -> dict[str, Any]:
         self._next += 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,12 +12,12 @@ import pytest
 from fedveil.report.html import write_report
 from fedveil.report.live_page import Followed, LiveView
 from tests.browser.browser import Page
-from tests.unit.report.makers import write_everything, write_run
+from tests.unit.report.makers import proof, write_everything, write_run
 
 FIRST_COLUMN = "[...document.querySelectorAll('#results tbody tr')].map(row => row.cells[0].textContent)"
-ACCURACY = "[...document.querySelectorAll('#results tbody tr')].map(row => row.cells[2].textContent)"
-BUTTON = "document.querySelectorAll('#results thead button')[2]"
-SORTED = "document.querySelectorAll('#results thead th')[2].getAttribute('aria-sort')"
+ACCURACY = "[...document.querySelectorAll('#results tbody tr')].map(row => row.cells[3].textContent)"
+BUTTON = "document.querySelectorAll('#results thead button')[3]"
+SORTED = "document.querySelectorAll('#results thead th')[3].getAttribute('aria-sort')"
 
 
 @pytest.fixture
@@ -58,7 +60,7 @@ def test_the_table_sorts_by_click_and_says_so(page: Page) -> None:
 
 @pytest.mark.usefixtures("report")
 def test_the_table_sorts_by_keyboard_and_shows_where_one_is(page: Page) -> None:
-    page.value("document.querySelectorAll('#results thead button')[1].focus()")
+    page.value("document.querySelectorAll('#results thead button')[2].focus()")
     page.key("Tab")
     assert page.value(f"document.activeElement === {BUTTON}")
     assert page.value("getComputedStyle(document.activeElement).outlineStyle") == "solid"
@@ -68,8 +70,8 @@ def test_the_table_sorts_by_keyboard_and_shows_where_one_is(page: Page) -> None:
 
 @pytest.mark.usefixtures("report")
 def test_epsilon_sorts_as_numbers_with_nothing_proven_last(page: Page) -> None:
-    page.value("document.querySelectorAll('#results thead button')[4].click()")
-    cells = "[...document.querySelectorAll('#results tbody tr')].map(row => row.cells[4].textContent)"
+    page.value("document.querySelectorAll('#results thead button')[2].click()")
+    cells = "[...document.querySelectorAll('#results tbody tr')].map(row => row.cells[2].textContent)"
     assert page.value(cells) == ["20 client", "20 client", "none"]
 
 
@@ -178,3 +180,65 @@ def test_tables_of_many_settings_are_whole_on_paper(tmp_path: Path, page: Page, 
     page.open(path.as_uri())
     page.value("document.querySelectorAll('details').forEach(part => { part.open = true; })")
     assert page.value("document.documentElement.scrollWidth") <= 720
+
+
+@pytest.fixture
+def single(tmp_path: Path, page: Page) -> str:
+    """A run with all that one can have, as its owner reports it."""
+    whole = write_everything(tmp_path / "all")
+    proven = [proof("server", 20.0), proof("observer", 4.0), proof("client", 4.0)]
+    folder = write_run(tmp_path / "one", "udp-fedavg", proven=proven)
+    shutil.copytree(whole / "demo" / "fedavg" / "seed-0" / "attacks", folder / "attacks")
+    path = write_report([folder], tmp_path / "single.html")
+    page.size(1280, 900)
+    page.open(path.as_uri())
+    return path.as_uri()
+
+
+@pytest.mark.usefixtures("single")
+def test_a_single_run_prints_on_at_most_four_pages(page: Page) -> None:
+    assert page.pages() <= 4
+
+
+@pytest.mark.usefixtures("report")
+def test_a_comparison_prints_on_at_most_ten_pages(page: Page) -> None:
+    assert page.pages() <= 10
+
+
+@pytest.mark.usefixtures("single")
+def test_the_page_to_sign_is_one_page(page: Page) -> None:
+    page.size(688, 1032, paper=True)  # A4 without its margins
+    assert page.value("document.querySelector('#statement').getBoundingClientRect().bottom + scrollY") <= 1032
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.usefixtures("single")
+def test_on_a_phone_epsilon_is_on_the_screen_and_grades_keep_their_names(page: Page, dark: bool) -> None:
+    page.size(390, 844, dark=dark)
+    right = "document.querySelectorAll('#results tbody td')[0].getBoundingClientRect().right"
+    assert page.value(right) <= 390
+    names = page.value(
+        "[...document.querySelectorAll('#privacy svg.narrow .bandname')].map(name => name.textContent)"
+    )
+    assert {"strong", "moderate", "limited", "too large to protect"} <= set(names)
+    boxes = page.value(
+        "[...document.querySelectorAll('#privacy svg.narrow .bandname')].map(name => "
+        "(b => [b.left, b.right, Math.round(b.top)])(name.getBoundingClientRect()))"
+    )
+    for line in {top for _, _, top in boxes}:
+        row = sorted(box for box in boxes if box[2] == line)
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(row)), "names overlap"
+
+
+@pytest.mark.usefixtures("report")
+def test_accuracy_ends_at_100_percent(page: Page) -> None:
+    ticks = page.value(
+        "[...document.querySelectorAll('#learning svg.wide .tick[text-anchor=end]')].map(t => Number(t.textContent))"
+    )
+    assert max(ticks) <= 100
+
+
+@pytest.mark.usefixtures("report")
+def test_the_banner_is_the_first_thing_one_sees(page: Page) -> None:
+    assert page.value("document.querySelector('.banner').getBoundingClientRect().top") < 120
+    assert "INTERNAL" in page.value("document.querySelector('.banner').textContent")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -37,6 +40,36 @@ def test_code_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     exec(compile(code, "<docs>", "exec"), {"__name__": "docs"})
 
 
+TITLED = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+WALKED = [page for page in PAGES if 'title="Terminal"' in page.read_text()]
+
+
+@pytest.mark.parametrize("page", WALKED, ids=lambda page: page.name)
+def test_the_commands_of_a_page_run_as_a_user_types_them(page: Path, tmp_path: Path) -> None:
+    """Blocks with a file's name are saved under it; Python without one is run; so are those titled Terminal."""
+    shim = tmp_path / "bin" / "fedveil"
+    shim.parent.mkdir()
+    shim.write_text(f'#!/bin/sh\nexec {sys.executable} -m fedveil "$@"\n')
+    shim.chmod(0o755)
+    work = tmp_path / "work"
+    work.mkdir()
+    path = os.pathsep.join((str(shim.parent), os.environ["PATH"]))
+    source = os.pathsep.join((str(ROOT / "src"), os.environ.get("PYTHONPATH", "")))
+    where = os.environ | {"PATH": path, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    for language, title, code in TITLED.findall(page.read_text()):
+        if title and title != "Terminal":
+            (work / title).write_text(code)
+            continue
+        command = ["bash", "-euo", "pipefail", "-c", code] if title else [sys.executable, "-c", code]
+        if title or language == "python":
+            done = subprocess.run(command, cwd=work, env=where, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{code}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+
+
+def test_no_page_drives_the_commands_from_python() -> None:
+    assert [page.name for page in PAGES if "CliRunner" in page.read_text()] == []
+
+
 @pytest.mark.parametrize(("page", "link"), LINKS, ids=lambda value: str(value)[-40:])
 def test_links_lead_somewhere(page: Path, link: str) -> None:
     assert (page.parent / link).exists()
@@ -45,7 +78,7 @@ def test_links_lead_somewhere(page: Path, link: str) -> None:
 def test_the_tutorials_method_can_move_into_the_package() -> None:
     """Methods are imported while `fedveil` is: what they import from it is not there yet."""
     text = (ROOT / "docs" / "tutorials" / "own-method.md").read_text()
-    code = re.search(r"write_text\(\'\'\'\n(.*?)\'\'\'\)", text, re.DOTALL)
+    code = re.search(r"```python title=\"noisy_sign.py\"\n(.*?)```", text, re.DOTALL)
     assert code is not None
     modules = {node.module for node in ast.walk(ast.parse(code[1])) if isinstance(node, ast.ImportFrom)}
     assert "fedveil.methods.method" in modules
@@ -84,7 +117,7 @@ def test_the_names_of_a_module_are_there(module: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages_import_only_public_names(page: Path) -> None:
-    for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+    for code in re.findall(r"```python[^\n]*\n(.*?)```", page.read_text(), re.DOTALL):
         for module, names in re.findall(r"^from (fedveil[\w.]*) import ([\w, ]+)$", code, re.MULTILINE):
             known = set(fedveil.__all__) if module == "fedveil" else MODULES[module]
             assert {name.strip() for name in names.split(",")} <= known

@@ -46,6 +46,10 @@ _MODULES: dict[str, tuple[str, str]] = {
         "Run the rows of a published table and judge them beside the paper's numbers; finished runs are not run "
         "again.",
     ),
+    "verify": (
+        "verify",
+        "Recompute every epsilon from the ledger; check the hashes of statement, model and records.",
+    ),
     "report": ("report", "Write one self-contained page about these runs."),
     "deploy": (
         "deploy",

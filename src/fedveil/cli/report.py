@@ -233,6 +233,12 @@ def report_command(
     pdf: Annotated[
         Path | None, typer.Option(help="Also write its figures to this folder, as PDF for papers.")
     ] = None,
+    public: Annotated[
+        bool,
+        typer.Option(
+            "--public", help="Leave out what carries no noise: attacks, clients' scores and counts."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write one self-contained page about these runs.
@@ -243,7 +249,7 @@ def report_command(
     from fedveil.report.reading import read_runs
 
     runs = read_runs(results)
-    path = write_page(runs, output, empty_folders(results))
+    path = write_page(runs, output, empty_folders(results), public=public)
     figures: list[Path] = []
     if pdf is not None:
         from fedveil.report.figures import save_figures

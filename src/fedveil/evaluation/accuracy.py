@@ -168,3 +168,14 @@ def evaluate_personal(
         sum(on_test) / len(on_test) if on_test else None,
         sum(on_own) / len(on_own) if on_own else None,
     )
+
+
+def majority_rate(test: tuple[Tensor, Tensor] | None) -> dict[str, float] | None:
+    """How often the most frequent class is right on the test examples, and of how many labels that is."""
+    if test is None:
+        return None
+    labels = test[1].flatten()
+    labels = labels[labels >= 0]
+    if not len(labels):
+        return None
+    return {"rate": int(torch.bincount(labels).max()) / len(labels), "labels": len(labels)}

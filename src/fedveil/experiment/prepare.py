@@ -341,6 +341,7 @@ def facts_of(config: Config, experiment: str, prepared: Prepared) -> dict[str, A
         "model": config.task.model,
         "classes": list(dataset.classes),
         "partition": prepared.partition.counts(dataset.labels, len(dataset.label_names)).tolist(),
+        "client_names": client_names(config, dataset),
         "paper": None if config.paper is None else config.paper.model_dump(),
         "prediction": recipe_of(config, dataset).to_json(),
     }

@@ -219,10 +219,15 @@ def run_selection(selection: Selection, results: Path) -> Path | None:
     return folder.path
 
 
+def _ledger_of(selection: Selection, folder: ResultFolder) -> Path:
+    shared = selection.candidates[0][0].privacy.ledger
+    return Path(shared) if shared else folder.path / "ledger.jsonl"
+
+
 def _charge(selection: Selection, folder: ResultFolder, name: str) -> tuple[Guarantee, ...]:
     """Write the whole price to the ledger; what all attempts at this selection guarantee."""
     section = selection.candidates[0][0].privacy
-    ledger = Ledger(Path(section.ledger) if section.ledger else folder.path / "ledger.jsonl")
+    ledger = Ledger(_ledger_of(selection, folder))
     pairs: list[tuple[Unit, Adversary]] = [(selection.unit, "observer")]
     with ledger.held():
         ledger.refresh()
@@ -312,7 +317,7 @@ def _write(
     rounds = "".join(json.dumps(line) + "\n" for line in lines)
     write_atomically(folder.path / "config.toml", config.to_toml().encode())
     write_atomically(folder.path / "rounds.jsonl", rounds.encode())
-    folder.finish(result.model, summary)
+    folder.finish(result.model, summary, _ledger_of(selection, folder))
 
 
 def _in_words(selection: Selection) -> str:

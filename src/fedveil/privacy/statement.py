@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from fedveil.privacy.accounting import Guarantee
+from fedveil.privacy.meaning import exposes_one, grade, guess_accuracy, plain, rounded_up, sampler_in_words
 from fedveil.privacy.releases import ADVERSARIES, Adversary, Plan, PostProcessing, Release, Unprotected
 from fedveil.streams import NoiseSource
 
@@ -139,9 +140,9 @@ def _against(
             continue
         lines.append(
             f"  For {whom}, against {who} epsilon is {show(row.epsilon)} at delta {row.delta:g} "
-            f"({_NEIGHBOUR[row.adjacency]}; sampler: {row.sampler}). {_meaning(row, row.epsilon, plan)}"
+            f"({_NEIGHBOUR[row.adjacency]}; {sampler_in_words(row.sampler)}). {_meaning(row, row.epsilon, plan)}"
         )
-        lines.append(f"  Proof: {row.theorem}.")
+        lines.append(f"  Proof: {plain(row.theorem)}.")
     lines += dict.fromkeys(f"  Assumption, {text}." for row in rows for text in row.assumptions)
     return lines
 
@@ -152,23 +153,40 @@ def _who_took_part(release: Release) -> str:
     return ", and who took part" if release.participation == "seen" else ", but not who took part"
 
 
-def betrays_somebody(delta: float, units: int) -> bool:
-    """Whether such a delta would allow to publish one of so many units whole: then no epsilon is protection."""
-    return delta * units >= 1
+_GUESS = {
+    ("client", "add-remove"): "whether a given client's data was used",
+    ("client", "zero-out"): "whether a given client contributed its own data or nothing",
+    ("client", "replace-one"): "which of two given clients took part",
+    ("record", "add-remove"): "whether a given record was used",
+    ("record", "zero-out"): "whether a given record was used",
+    ("record", "replace-one"): "which of two given records was used",
+}
+SEES = {
+    "server": "Whoever runs the server",
+    "observer": "Whoever sees the published model",
+    "client": "Another participant",
+}
+
+
+def odds_in_words(adversary: str, unit: str, adjacency: str, epsilon: float, delta: float) -> str:
+    """One sentence with odds: what the best attack of this adversary can achieve."""
+    question = _GUESS.get((unit, adjacency), f"whether a given {unit} took part")
+    return (
+        f"{SEES.get(adversary, adversary)} can raise a 50 % guess {question} to at most "
+        f"{rounded_up(guess_accuracy(epsilon, delta))} of right guesses."
+    )
 
 
 def _meaning(row: Guarantee, epsilon: float, plan: Plan | None) -> str:
     units = 1 if plan is None else plan.clients * (1 if row.unit == "client" else plan.records_per_client)
-    if epsilon <= 10 and betrays_somebody(row.delta, units):
+    said = grade(epsilon, row.delta, units).word
+    if epsilon <= 10 and exposes_one(row.delta, units):
         return (
             f"Delta is too large for this to be called protection: with {units} {row.unit}s it would allow to "
-            "publish one of them whole."
+            "publish one of them completely."
         )
-    if epsilon <= 1:
-        return "This is strong protection."
-    if epsilon <= 10:
-        return "This is a meaningful limit on what can be learnt."
-    return "This number is too large to be called protection."
+    odds = odds_in_words(row.adversary, row.unit, row.adjacency, epsilon, row.delta)
+    return f"This is {said}. {odds}"
 
 
 def _not_covered(rows: Sequence[Guarantee], plan: Plan | None, *, told: bool) -> list[str]:
@@ -185,13 +203,11 @@ def _not_covered(rows: Sequence[Guarantee], plan: Plan | None, *, told: bool) ->
         )
     if "client" in units and any(row.adjacency == "zero-out" for row in rows):
         lines.append("  Where who took part is visible, that fact itself is not hidden.")
-    others = [row for row in rows if row.adversary != "server" and row.epsilon is not None]
-    if any(not row.assumptions for row in others):
+    if needs_trust([row for row in rows if row.adversary == "server" or not row.assumptions]):
         lines.append(
-            "  The rows for others than the server need a server that is trusted not to share what it sees, "
-            "or secure aggregation."
+            "  The rows for others than the server hold only if the server is trusted not to share what it sees."
         )
-    if others:
+    if any(row.adversary != "server" and row.epsilon is not None for row in rows):
         lines.append(
             "  These rows are about the models. The run's other files (scores of single clients, also on training "
             "examples, label counts, cohort sizes, transcripts, attacks) and the report made of them are not covered: "
@@ -208,6 +224,26 @@ def _not_covered(rows: Sequence[Guarantee], plan: Plan | None, *, told: bool) ->
             f"  The number of clients, the plan ({sizes}), the model's shape{prepared} count as public."
         )
     return lines
+
+
+class _Row(Protocol):
+    @property
+    def unit(self) -> str: ...
+    @property
+    def adversary(self) -> str: ...
+    @property
+    def epsilon(self) -> float | None: ...
+
+
+def needs_trust(rows: Sequence[_Row]) -> bool:
+    """Whether a row depends on a trusted server: the row against the server does not prove as much for its unit."""
+    server = {row.unit: row.epsilon for row in rows if row.adversary == "server"}
+
+    def weaker(row: _Row) -> bool:
+        known = server.get(row.unit)
+        return row.epsilon is not None and (known is None or known > row.epsilon)
+
+    return any(row.adversary != "server" and weaker(row) for row in rows)
 
 
 def _audited(audit: Mapping[str, Any] | None) -> str:

@@ -88,7 +88,7 @@ def _attack(setting: Setting, run: Run, attack: Attack) -> str:
         for item in ordered
     )
     shown = f"<div class=tiles>{shown}</div>" if shown else _texts(attack.texts)
-    where = f", {_in_words(attack.target)}" if attack.target else ""
+    where = f", {_by_name(_in_words(attack.target), run)}" if attack.target else ""
     said = "" if attack.verdict is None else f"<p>{escape(attack.verdict.text)}</p>"
     more = f"<details><summary>All facts</summary>{_facts(rest)}</details>" if rest else ""
     return (
@@ -138,7 +138,20 @@ def _marked(pair: TextPair) -> str:
 def _in_words(name: str) -> str:
     """`dlg-round-1-client-46-50890df4` as `dlg, round 1, client 46`: no hash of the attack's settings."""
     plain = re.sub(r"-[0-9a-f]{8}$", "", name)
-    return re.sub(r"(^|-)(round|exchange|client)-(\d+)", r", \2 \3", plain).removeprefix(", ")
+    plain = re.sub(
+        r"-exchange-(\d+)", lambda found: f"-batch-{int(found[1]) + 1}" if int(found[1]) else "", plain
+    )
+    return re.sub(r"(^|-)(round|batch|client)-(\d+)", r", \2 \3", plain).removeprefix(", ")
+
+
+def _by_name(text: str, run: Run) -> str:
+    """Clients by the names that the data has for them."""
+
+    def name(found: re.Match[str]) -> str:
+        number = int(found[1])
+        return f"client {run.clients[number]}" if number < len(run.clients) else found[0]
+
+    return re.sub(r"client (\d+)", name, text)
 
 
 def _facts(facts: Sequence[tuple[str, str]]) -> str:

@@ -17,6 +17,7 @@ from fedveil.report.scales import Scale, exact, linear, logarithmic
 from fedveil.report.svg import HALF, WIDE, both_sizes, dash_of, frame, marker, path, place_of
 
 _MOST_POINTS = 400
+_SHARES = (0.0, 100.0)  # accuracies, in per cent
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,10 @@ def line_chart(
             xs = [value for curve in scaled for value in curve.x]
             ys = [value for curve in scaled for value in (*curve.low, *curve.high)]
             ticks = 8 if width == WIDE else 4
-            x, y = exact(min(xs), max(xs), left, right, count=ticks, whole=whole), linear(ys, bottom, top)
+            x, y = (
+                exact(min(xs), max(xs), left, right, count=ticks, whole=whole),
+                linear(ys, bottom, top, _SHARES),
+            )
         parts = [frame(x, y, x_label, y_label, height)]
         if rates:
             parts.append(f'<path class="guess" d="M{left} {bottom}L{right} {top}"/>')
@@ -137,7 +141,7 @@ def plane_chart(
         unproven = any(dot.x is None for dot in dots)
         known = [dot.x for dot in dots if dot.x is not None]
         ys = [100 * (dot.y + sign * (dot.spread or 0)) for dot in dots for sign in (-1, 1)]
-        y = linear(ys, bottom, top)
+        y = linear(ys, bottom, top, _SHARES)
         edge = right - (86 if unproven else 0)
         x = logarithmic([*known, 1.0, 10.0], left, edge, most=6 if width == HALF else 4)
         parts = [frame(x, y, x_label, y_label, height)]

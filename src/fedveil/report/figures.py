@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
@@ -66,7 +67,7 @@ def accuracy_figure(settings: Sequence[Setting], *, against: str = "round") -> F
     if against != "bytes":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("MB sent, up and down, all clients" if against == "bytes" else "round")
-    axes.set_ylabel("test accuracy, %")
+    _accuracy_axis(axes)
     _legend(figure)
     return figure
 
@@ -104,7 +105,7 @@ def tradeoff_figure(settings: Sequence[Setting], adversary: Adversary) -> Figure
     axes.set_xticks(decades.ticks, [short(tick) for tick in decades.ticks])
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(f"proven ε against {WHO[adversary]}")
-    axes.set_ylabel("test accuracy, %")
+    _accuracy_axis(axes)
     _legend(figure)
     return figure
 
@@ -129,6 +130,13 @@ def save_figures(settings: Sequence[Setting], folder: Path) -> list[Path]:
         paths.append(folder / f"{name}.pdf")
         save_figure(figure, paths[-1])
     return paths
+
+
+def _accuracy_axis(axes: Axes) -> None:
+    """Named, and ending where accuracies end."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(0.0, low), min(100.0, high))
+    axes.set_ylabel("test accuracy, %")
 
 
 def _with_seeds(setting: Setting) -> str:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
+from zlib import crc32
+
+from scipy.stats import t as student_t
 
 from fedveil.experiment.config import WITHOUT_EFFECT, Metric, distinguishing
+from fedveil.methods import METHODS
 from fedveil.report.reading import Proof, Run
 
 ADVERSARIES = ("observer", "server", "client")
@@ -54,6 +59,17 @@ class Setting:
         """Of the finished runs: an unfinished run's last round is not its result."""
         return Spread.of([run.accuracy for run in self.runs if run.finished])
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """A 95 % interval of the accuracy: over seeds where there are several, else over the test examples."""
+        spread, majority = self.accuracy, self.first.majority
+        if spread is None:
+            return None
+        if spread.deviation is not None:
+            half = float(student_t.ppf(0.975, spread.count - 1)) * spread.deviation / math.sqrt(spread.count)
+            return max(0.0, spread.mean - half), min(1.0, spread.mean + half)
+        return None if majority is None else wilson(spread.mean, majority.labels)
+
     def measured(self, metric: str) -> Spread | None:
         """Of the finished runs: accuracy, that of the clients' own models (personal), or what texts are measured by
         (mcc, perplexity); None for anything else."""
@@ -96,6 +112,25 @@ class Setting:
         return xs, [statistics.fmean(v) for v in values], [min(v) for v in values], [max(v) for v in values]
 
 
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """The 95 % interval of a share that was measured on so many examples (Wilson 1927)."""
+    z, share = 1.959964, min(1.0, max(0.0, share))
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def best_of(settings: Sequence[Setting]) -> Setting | None:
+    """The setting whose accuracy is the best of several for sure: its interval overlaps with no other."""
+    known = [(setting, setting.interval) for setting in settings if setting.accuracy is not None]
+    if len(known) < 2 or any(interval is None for _, interval in known):
+        return None
+    ranked = sorted(known, key=lambda item: item[0].accuracy.mean if item[0].accuracy else 0.0)
+    best, interval = ranked[-1]
+    others = [other[1] for _, other in ranked[:-1] if other is not None]
+    return best if interval is not None and all(interval[0] > high for high in others) else None
+
+
 def _weaker(row: Proof, than: Proof) -> bool:
     if than.epsilon is None:
         return False
@@ -108,10 +143,29 @@ def group(runs: Sequence[Run]) -> list[Setting]:
     for run in runs:
         together.setdefault(_identity(run), []).append(run)
     members = list(together.values())
+    looks = _looks([runs[0].method for runs in members])
     return [
         Setting(name, look, tuple(runs))
-        for look, (name, runs) in enumerate(zip(_names(members), members, strict=True))
+        for look, name, runs in zip(looks, _names(members), members, strict=True)
     ]
+
+
+def _looks(methods: Sequence[str]) -> list[int]:
+    """A look per setting: a method has the same in every report; its further settings take those that are free."""
+    order = list(METHODS)
+    own = {
+        name: order.index(name) if name in order else len(order) + crc32(name.encode()) % 20
+        for name in methods
+    }
+    taken: set[int] = set()
+    looks = []
+    for name in methods:
+        look = own[name]
+        while look in taken or (look in own.values() and look != own[name]):
+            look += 1
+        taken.add(look)
+        looks.append(look)
+    return looks
 
 
 def mixed(settings: Sequence[Setting]) -> list[str]:

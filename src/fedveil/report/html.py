@@ -18,27 +18,41 @@ from fedveil.atomic_files import write_atomically
 from fedveil.errors import InputError
 from fedveil.figures import style
 from fedveil.report import attack_sections, sections
+from fedveil.report.first_page import first_page
 from fedveil.report.groups import Setting, group, mixed
-from fedveil.report.reading import Run, read_runs, run_folders
+from fedveil.report.reading import Run, published, read_runs, run_folders
 from fedveil.session.results import Result
 
+_DRAWN = {"fixed": "drawn, fixed number", "poisson": "drawn one by one", "all": "all"}
 _TITLES = re.compile(r'<section id="([a-z-]+)"[^>]*><h2[^>]*>(.*?)</h2>')
 
 
-def write_report(results: Sequence[Path | str | Result], path: Path | str, notes: Sequence[str] = ()) -> Path:
-    """Write the report on these runs (result folders, or folders of them), with these notes, and return its path.
+def write_report(
+    results: Sequence[Path | str | Result],
+    path: Path | str,
+    notes: Sequence[str] = (),
+    *,
+    public: bool = False,
+) -> Path:
+    """Write the report on these runs and return its path.
 
     Unfinished and damaged runs are shown as far as they can be read; the report says what is missing.
+
+    Args:
+        results: Result folders, or folders of them.
+        path: The HTML file.
+        notes: Shown at the top.
+        public: Leave out everything that carries no noise; without it the report has an INTERNAL banner.
     """
     target = Path(path)
-    return write_page(read_runs(results), target, [*notes, *empty_folders(results)])
+    return write_page(read_runs(results), target, [*notes, *empty_folders(results)], public=public)
 
 
-def write_page(runs: Sequence[Run], target: Path, notes: Sequence[str] = ()) -> Path:
+def write_page(runs: Sequence[Run], target: Path, notes: Sequence[str] = (), *, public: bool = False) -> Path:
     """Write the report on runs that are read already."""
     if target.is_dir():
         raise InputError("-o", str(target), "is a folder", "Give the path of a file, such as report.html.")
-    body = render(runs, notes)
+    body = render(runs, notes, public=public)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, body.encode("utf-8", "replace"))  # a folder's name may be no text
@@ -55,12 +69,13 @@ def empty_folders(results: Sequence[Path | str | Result]) -> list[str]:
     return [f"There is no run in {place}." for place in places if not run_folders(place)]
 
 
-def render(runs: Sequence[Run], notes: Sequence[str] = ()) -> str:
-    """The page."""
-    settings = group(runs)
+def render(runs: Sequence[Run], notes: Sequence[str] = (), *, public: bool = False) -> str:
+    """The page; `public` without anything that carries no noise."""
+    shown = [published(run) for run in runs] if public else runs
+    settings = group(shown)
     body = "".join(
         (
-            sections.problems(runs, [*notes, *mixed(settings)]),
+            sections.problems(shown, [*notes, *mixed(settings)]),
             sections.results(settings),
             sections.privacy(settings),
             sections.learning(settings),
@@ -73,17 +88,28 @@ def render(runs: Sequence[Run], notes: Sequence[str] = ()) -> str:
             attack_sections.reproduce(settings),
         )
     )
+    signed = first_page(settings, public=public)
     links = "".join(f'<li><a href="#{anchor}">{title}</a></li>' for anchor, title in _TITLES.findall(body))
     title = " and ".join(dict.fromkeys(run.experiment for run in runs if run.experiment)) or "Report"
     content = (
         '<a class="skip" href="#main">Skip to the report</a>'
+        f"{_banner(public)}"
         f'<header><p class="kicker">fedveil report</p><h1>{escape(title)}</h1>{_outline(settings)}</header>'
-        f'<main id="main">{sections.verdict(settings)}'
+        f'<main id="main">{sections.verdict(settings)}{signed}'
         f'<nav aria-label="Contents"><ul>{links}</ul></nav>{body}</main>'
         f"<footer><p>Made by fedveil {escape(metadata.version('fedveil'))} from the result folders alone.</p></footer>"
         '<div class="tip" role="status" aria-live="polite" hidden></div>'
     )
     return document(f"{title}: fedveil report", content, asset("page.js"))
+
+
+def _banner(public: bool) -> str:
+    if public:
+        return '<p class="banner">PUBLIC: without anything that carries no noise.</p>'
+    return (
+        '<p class="banner internal" role="note"><strong>INTERNAL</strong> This report shows what carries no noise '
+        "(label counts and scores of clients, attacks). Do not publish it; use <code>--public</code>.</p>"
+    )
 
 
 def document(title: str, content: str, script: str, *, connect: str = "'none'") -> str:
@@ -124,7 +150,7 @@ def _outline(settings: Sequence[Setting]) -> str:
             ("clients", plan.get("clients", "")),
             ("in a round", plan.get("cohort", "")),
             ("rounds", plan.get("rounds", "")),
-            ("sampler", plan.get("sampler", "")),
+            ("clients of a round", _DRAWN.get(plan.get("sampler", ""), plan.get("sampler", ""))),
         ]
     cells = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in facts if value)
     return f'<dl class="outline">{cells}</dl>' if cells else ""

@@ -101,8 +101,4 @@
   }
 
   for (const chart of document.querySelectorAll("[data-chart]")) readable(chart);
-
-  window.addEventListener("beforeprint", () => {
-    for (const part of document.querySelectorAll("details")) part.open = true;
-  });
 })();

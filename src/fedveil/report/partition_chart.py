@@ -29,9 +29,12 @@ class _Grid:
         return _TOP + (label + 0.5) * self.tall
 
 
-def partition_chart(counts: Sequence[Sequence[int]], classes: Sequence[str], *, label: str) -> str:
-    """Classes by clients: dots whose area is the count, or shades where the clients are many."""
+def partition_chart(
+    counts: Sequence[Sequence[int]], classes: Sequence[str], who: Sequence[str] = (), *, label: str
+) -> str:
+    """Classes by clients, named if `who` names them: dots whose area is the count, or shades where they are many."""
     clients, number = len(counts), len(counts[0])
+    who = [*who, *(str(client) for client in range(len(who), clients))]
     names = [*classes, *(str(i) for i in range(len(classes), number))][:number]
 
     def draw(width: int) -> tuple[int, str]:
@@ -39,12 +42,13 @@ def partition_chart(counts: Sequence[Sequence[int]], classes: Sequence[str], *, 
         cell = (width - left - 8) / clients
         grid = _Grid(left, cell, min(26.0, max(14.0, cell)) if number <= 40 else 7.0)
         height = round(_TOP + number * grid.tall + 40)
-        parts = _size_bars([sum(row) for row in counts], grid)
-        parts += _cells(counts, names, grid, width)
-        every = next(s for s in (1, 2, 5, 10, 20, 50, 100, 1000) if cell * s >= 24 or s == 1000)
+        parts = _size_bars([sum(row) for row in counts], who, grid)
+        parts += _cells(counts, names, who, grid, width)
+        longest = max(24.0, 6.5 * max(len(_clip(name, 14)) for name in who[:clients]) + 6)
+        every = next(s for s in (1, 2, 5, 10, 20, 50, 100, 1000) if cell * s >= longest or s == 1000)
         parts += [
             f'<text class="tick" text-anchor="middle" x="{grid.across(client):.1f}" '
-            f'y="{height - 24}">{client}</text>'
+            f'y="{height - 24}">{escape(_clip(who[client], 14))}</text>'
             for client in range(0, clients, every)
         ]
         parts.append(
@@ -55,7 +59,7 @@ def partition_chart(counts: Sequence[Sequence[int]], classes: Sequence[str], *, 
     return both_sizes(draw, label)
 
 
-def _size_bars(sizes: Sequence[int], grid: _Grid) -> list[str]:
+def _size_bars(sizes: Sequence[int], who: Sequence[str], grid: _Grid) -> list[str]:
     """A bar per client, as high as its number of examples."""
     parts = []
     most = max(1, *sizes)
@@ -64,7 +68,8 @@ def _size_bars(sizes: Sequence[int], grid: _Grid) -> list[str]:
         parts.append(
             f'<rect class="f0" x="{grid.left + client * grid.cell + grid.cell * 0.14:.1f}" '
             f'y="{10 + _BARS - bar:.1f}" '
-            f'width="{grid.cell * 0.72:.1f}" height="{bar:.1f}"><title>client {client}: {size} examples</title></rect>'
+            f'width="{grid.cell * 0.72:.1f}" height="{bar:.1f}">'
+            f"<title>client {escape(who[client])}: {size} examples</title></rect>"
         )
     parts.append(
         f'<text class="tick" x="0" y="20">{max(sizes)}</text><text class="tick" x="0" y="54">0</text>'
@@ -72,7 +77,9 @@ def _size_bars(sizes: Sequence[int], grid: _Grid) -> list[str]:
     return parts
 
 
-def _cells(counts: Sequence[Sequence[int]], names: Sequence[str], grid: _Grid, width: int) -> list[str]:
+def _cells(
+    counts: Sequence[Sequence[int]], names: Sequence[str], who: Sequence[str], grid: _Grid, width: int
+) -> list[str]:
     """Every class's row: its name, and a dot or a shade for each client that holds it."""
     bubbles = len(counts) <= MOST_BUBBLES
     most = max(1, max(max(row) for row in counts))
@@ -85,7 +92,7 @@ def _cells(counts: Sequence[Sequence[int]], names: Sequence[str], grid: _Grid, w
             parts.append(f'<path class="grid" d="M{grid.left:.0f} {middle:.1f}H{width - 8}"/>')
         for client, row in enumerate(counts):
             if count := row[label]:
-                title = f"<title>client {client}, class {escape(name)}: {count} examples</title>"
+                title = f"<title>client {escape(who[client])}, class {escape(name)}: {count} examples</title>"
                 draw = _dot if bubbles else _shade
                 parts.append(draw(count / most, client, label, grid, title))
     return parts

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from fedveil.privacy.meaning import SCALE
 from fedveil.report.scales import Scale, logarithmic, short
 from fedveil.report.svg import WIDE, both_sizes, place_of
 
-_BANDS = ((1.0, "strong"), (10.0, "meaningful"), (float("inf"), "too large to protect"))
 _HEAD, _STEP, _LINE = 24, 26, 16  # heights of a heading, of a row and of each further line of a heading
 
 
@@ -56,13 +56,16 @@ def privacy_chart(rows: Sequence[Row], *, label: str) -> str:
     def draw(width: int) -> tuple[int, str]:
         left = 168 if width == WIDE else max(84, 14 + 6 * max(len(row.short) for row in rows))
         headings = [_lines(row.heading, width // 8) for row in rows]
-        top = 30
+        top = 30 if width == WIDE else 44
         height = top + sum(_tall(heading) for heading in headings) + len(rows) * _STEP + 46
         right, bottom = width - 12, height - 40
         edge = right - (96 if width == WIDE else 56)
         x = logarithmic([*values, 0.1, 10.0, 100.0], left, edge, most=8 if width == WIDE else 4)
         place = _Place(width, left, edge, right, x)
-        parts = [*_privacy_bands(x, top, bottom), *_background(place, top, height)]
+        parts = [
+            *_privacy_bands(x, top, bottom, rows=1 if width == WIDE else 2),
+            *_background(place, top, height),
+        ]
         at = float(top)
         for row, heading in zip(rows, headings, strict=True):
             at += _tall(heading)
@@ -132,20 +135,22 @@ def _row(row: Row, at: float, place: _Place) -> list[str]:
     return parts
 
 
-def _privacy_bands(x: Scale, top: float, bottom: float) -> list[str]:
+def _privacy_bands(x: Scale, top: float, bottom: float, rows: int) -> list[str]:
+    """The grades behind the marks, each with its name; on a phone the names take turns on two lines."""
     parts = []
     start = x.start
-    for place, (limit, name) in enumerate(_BANDS):
-        end = x(min(limit, x.high))
+    for place, step in enumerate(SCALE):
+        end, name = x(min(step.limit, x.high)), step.band
         if end <= start:
             continue
         parts.append(
             f'<rect class="zone z{place}" x="{start:.1f}" y="{top}" width="{end - start:.1f}" '
             f'height="{bottom - top:.1f}"/>'
         )
-        if end - start > 6.2 * len(name):
+        if (place == 0 or rows > 1 or end - start > 6.2 * len(name)) and end - start > 12:
+            line = top - 9 - 14 * (place % rows)
             parts.append(
-                f'<text class="bandname" text-anchor="middle" x="{(start + end) / 2:.1f}" y="{top - 9}">{name}</text>'
+                f'<text class="bandname" text-anchor="middle" x="{(start + end) / 2:.1f}" y="{line}">{name}</text>'
             )
         start = end
     return parts

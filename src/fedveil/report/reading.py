@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fedveil.report.attack_files import Attack, Picture, read_attacks, read_pict
 from fedveil.report.files import Problems, natural, number, parse_json, parse_toml, read_json, read_text
 from fedveil.session.model_file import model_problems
 from fedveil.session.results import Result
+from fedveil.session.statement_file import STATEMENT
 
 MARKS = ("summary.json", "rounds.jsonl", "config.toml")
 
@@ -47,6 +48,14 @@ class Point:
     loss: float | None
     epsilon: float | None
     bytes: float
+
+
+@dataclass(frozen=True)
+class Majority:
+    """How often the most frequent class of the test set is right, and of how many labels."""
+
+    rate: float
+    labels: int
 
 
 @dataclass(frozen=True)
@@ -108,6 +117,11 @@ class Run:
     environment: Mapping[str, str] = field(default_factory=dict)
     numerics: int | None = NUMERICS  # None where nothing tells
     parameters: int | None = None
+    majority: Majority | None = None
+    clients: tuple[str, ...] = ()
+    """Names of the clients, where the data has any."""
+    statement: Mapping[str, Any] = field(default_factory=dict)
+    """What statement.json holds."""
     paper: Paper | None = None
     history: tuple[Point, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -124,6 +138,34 @@ class Run:
     def budget(self) -> float | None:
         section = self.config.get("privacy")
         return number(section.get("budget")) if isinstance(section, Mapping) else None
+
+
+def published(run: Run) -> Run:
+    """The run without what carries no noise: what is left may be shown to those who may see the model.
+
+    Left out are scores and label counts of clients, attacks and pictures, traffic and time (they show the size of
+    hidden cohorts), the configuration with its seed and paths, and the names of clients and folders.
+    """
+    return replace(
+        run,
+        name=f"{run.method}{'' if run.seed is None else f', seed {run.seed}'}",
+        personal=None,
+        seconds=None,
+        bytes_up=None,
+        bytes_down=None,
+        per_client=(),
+        partition=(),
+        clients=(),
+        attacks=(),
+        synthetic=(),
+        figures=(),
+        config_text="",
+        environment={},
+        history=tuple(replace(point, bytes=0.0) for point in run.history),
+        problems=(),
+        notes=(),
+        folder=None,
+    )
 
 
 def read_runs(results: Sequence[Path | str | Result]) -> list[Run]:
@@ -216,10 +258,17 @@ def read_folder(folder: Path) -> Run:
         problems,
         folder=folder,
         numerics=numerics_of(folder),
+        statement=_object(folder / STATEMENT, problems),
         attacks=attacks,
         synthetic=read_pictures(folder / "synthetic", problems),
         figures=read_pictures(folder / "figures", problems),
     )
+
+
+def _object(path: Path, problems: Problems) -> Mapping[str, Any]:
+    """The object in a JSON file that need not be there."""
+    loaded = read_json(path, problems) if path.exists() else {}
+    return loaded if isinstance(loaded, Mapping) else {}
 
 
 def _from_memory(result: Result) -> Run:
@@ -291,6 +340,8 @@ def _measured(told: _Fields) -> dict[str, Any]:
         "per_client_on": told.text("per_client_on", required=False),
         "partition": _counts(told),
         "parameters": _whole(told.values.get("parameters")),
+        "majority": _majority(told.mapping("majority", required=False)),
+        "clients": tuple(str(item) for item in told.items("client_names", required=False)),
     }
 
 
@@ -350,6 +401,11 @@ def _proofs(privacy: _Fields, plan: Mapping[str, Any]) -> tuple[Proof, ...]:
             )
         )
     return tuple(rows)
+
+
+def _majority(found: Mapping[str, Any]) -> Majority | None:
+    rate, labels = number(found.get("rate")), _whole(found.get("labels"))
+    return None if rate is None or not labels else Majority(rate, labels)
 
 
 def _counts(told: _Fields) -> tuple[tuple[int, ...], ...]:

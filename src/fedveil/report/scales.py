@@ -26,17 +26,20 @@ class Scale:
         return self.start + min(1.0, max(0.0, share)) * (self.end - self.start)
 
 
-def linear(values: Sequence[float], start: float, end: float) -> Scale:
-    """A scale that holds the values and begins and ends at round numbers."""
-    low = min(values, default=0.0)
-    high = max(values, default=1.0)
+def linear(
+    values: Sequence[float], start: float, end: float, bounds: tuple[float, float] = (-math.inf, math.inf)
+) -> Scale:
+    """A scale that holds the values, begins and ends at round numbers and stays within what values can be."""
+    inside = [min(max(value, bounds[0]), bounds[1]) for value in values]
+    low, high = min(inside, default=0.0), max(inside, default=1.0)
     if high - low < 1e-9 * max(1.0, abs(high)):
         pad = abs(high) * 0.1 if abs(high) > 1e-9 else 0.5
         low, high = low - pad, high + pad
     step = _round_step((high - low) / 5)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    ticks = tuple(round(i * step, 12) for i in range(first, last + 1))
-    return Scale(ticks[0], ticks[-1], start, end, ticks)
+    every = [round(i * step, 12) for i in range(first, last + 1)]
+    ticks = tuple(tick for tick in every if bounds[0] <= tick <= bounds[1])
+    return Scale(max(every[0], bounds[0]), min(every[-1], bounds[1]), start, end, ticks)
 
 
 def exact(low: float, high: float, start: float, end: float, *, count: int, whole: bool = False) -> Scale:

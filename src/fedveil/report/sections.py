@@ -6,14 +6,16 @@ Text from result folders enters the page through `escape` only.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from typing import Any, TypeVar
 
+from fedveil.privacy.meaning import plain
 from fedveil.privacy.statement import NO_AUDIT, show
 from fedveil.report import charts
 from fedveil.report.charts import Curve, Dot
 from fedveil.report.files import number
-from fedveil.report.groups import ADVERSARIES, WHO, WHOM, Setting, Spread
+from fedveil.report.groups import ADVERSARIES, WHO, WHOM, Setting, Spread, best_of
 from fedveil.report.markup import NOTHING, Cell, legend, named, section, table
 from fedveil.report.partition_chart import MOST_BUBBLES, partition_chart
 from fedveil.report.privacy_chart import Mark, Row, privacy_chart
@@ -56,19 +58,20 @@ def problems(runs: Sequence[Run], notes: Sequence[str]) -> str:
 def results(settings: Sequence[Setting]) -> str:
     with_paper = any(s.first.paper is not None and s.first.paper.expected is not None for s in settings)
     with_audit = any(s.audited() for s in settings)
-    heads = ["method", "seeds", "accuracy", "ε published", "ε server"]
-    heads += ["audit: ε ≥"] * with_audit + ["sent up", "sent down", "seconds"] + ["paper"] * with_paper
-    best = max((s.accuracy.mean for s in settings if s.accuracy), default=None) if len(settings) > 1 else None
+    with_cost = any(run.seconds is not None or run.bytes_up is not None for s in settings for run in s.runs)
+    heads = ["method", "ε published", "ε server", "accuracy", "seeds"]
+    heads += ["audit, one participation"] * with_audit
+    heads += ["sent up", "sent down", "seconds"] * with_cost + ["paper"] * with_paper
+    best = best_of(settings)
     rows = []
     for s in settings:
-        row: list[Cell] = [named(s), (str(len(s.runs)), float(len(s.runs))), _accuracy(s, best)]
-        row += [_epsilon(s, adversary) for adversary in ("observer", "server")]
+        row: list[Cell] = [named(s), *(_epsilon(s, adversary) for adversary in ("observer", "server"))]
+        row += [_accuracy(s, s is best), (str(len(s.runs)), float(len(s.runs)))]
         if with_audit:
-            bounds = [number(audit.get("lower_bound")) for audit in s.audited()]
-            bound = max((b for b in bounds if b is not None), default=None)
-            row.append((NOTHING if bound is None else show(bound), bound))
-        row += [_mean([r.bytes_up for r in s.runs], size), _mean([r.bytes_down for r in s.runs], size)]
-        row.append(_mean([r.seconds for r in s.runs], "{:.1f}".format))
+            row.append(_strongest_audit(s))
+        if with_cost:
+            row += [_mean([r.bytes_up for r in s.runs], size), _mean([r.bytes_down for r in s.runs], size)]
+            row.append(_mean([r.seconds for r in s.runs], "{:.1f}".format))
         if with_paper:
             paper = s.first.paper
             published = None if paper is None else paper.published
@@ -77,21 +80,36 @@ def results(settings: Sequence[Setting]) -> str:
             )
         rows.append(row)
     note = (
-        "Accuracy on the test set: mean and sample deviation over seeds. ε: proven, for the unit named; "
-        "bytes and seconds: mean of a run."
+        "Accuracy on the test set: mean and sample deviation over seeds; bold if its 95 % interval overlaps with no "
+        "other. ε: proven over all rounds, for the unit named; traffic and seconds: mean of a run."
     )
     if with_audit:
-        note += " Audit: the most that was shown against anybody, for one participation."
+        note += " Audit: the most that was shown, beside what is proven for the same: one participation."
     return section("results", "Results", table("Results by method", heads, rows), lead=note)
 
 
-def _accuracy(setting: Setting, best: float | None) -> Cell:
-    """Bold where it is the best of several."""
+def _strongest_audit(setting: Setting) -> Cell:
+    """The largest bound beside the epsilon that is proven for the same disclosure."""
+    found = [
+        (bound, audit)
+        for audit in setting.audited()
+        if (bound := number(audit.get("lower_bound"))) is not None
+    ]
+    if not found:
+        return NOTHING, None
+    bound, audit = max(found, key=lambda item: item[0])
+    proven = number(audit.get("proven"))
+    beside = "" if proven is None else f" <small>of {show(proven)} proven</small>"
+    return f"≥ {show(bound)}{beside}", bound
+
+
+def _accuracy(setting: Setting, best: bool) -> Cell:
+    """Bold where it is the best of several for sure."""
     spread = setting.accuracy
     told = percent(spread)
     if spread is None:
         return told, None
-    return f"<strong>{told}</strong>" if spread.mean == best else told, spread.mean
+    return f"<strong>{told}</strong>" if best else told, spread.mean
 
 
 def _epsilon(setting: Setting, adversary: str) -> Cell:
@@ -128,8 +146,9 @@ def privacy(settings: Sequence[Setting]) -> str:
         chart = key + privacy_chart(rows, label=label)
     words = "".join(_words(setting, opened=len(settings) == 1) for setting in settings)
     lead = (
-        "Three things that never stand in for one another: what a paper claims, what is proven for these very runs, "
-        "and what an audit measured. Epsilon bounds how much anything that is seen can tell about one person's data."
+        "Three separate things: what a paper claims, what is proven for these runs, and what an audit measured. "
+        "Epsilon bounds how much an adversary can learn about one person's data. Rows named audit are about one "
+        "participation, the others about all rounds."
     )
     return section("privacy", "Privacy statement", chart, words, lead=lead)
 
@@ -155,7 +174,14 @@ def _privacy_rows(setting: Setting) -> list[Row]:
             said = (
                 f"{setting.name}: an audit{of}{whom} showed epsilon of at least {show(bound)}{_scope(audit)}"
             )
-            audits.setdefault(who, []).append(Mark("audit", bound, said))
+            marks = audits.setdefault(who, [])
+            marks.append(Mark("audit", bound, said))
+            proven = number(audit.get("proven"))
+            kind = "record" if audit.get("unit") == "record" else "client"
+            if proven is not None and not any(mark.kind == kind for mark in marks):
+                marks.append(
+                    Mark(kind, proven, f"{setting.name}: epsilon {show(proven)} proven{_scope(audit)}")
+                )
     for who, marks in audits.items():
         if who in WHO:
             rows.append((f"audit: {WHO[who].removeprefix('the ')}", f"audit: {_SHORT[who]}", marks))
@@ -193,7 +219,7 @@ def _words(setting: Setting, *, opened: bool) -> str:
             ),
             NOTHING if proof.delta is None else small(proof.delta),
             escape(strength(proof)),
-            escape(proof.theorem if proof.epsilon is not None else proof.reason),
+            escape(plain(proof.theorem) if proof.epsilon is not None else proof.reason),
         ]
         for proof in setting.proofs()
     ]
@@ -285,7 +311,7 @@ def tradeoff(settings: Sequence[Setting]) -> str:
     done = [s for s in settings if s.accuracy is not None]
     if not done:
         return ""
-    planes = [_plane(done, adversary) for adversary in ("observer", "server")]
+    planes = [_plane(done, adversary) for adversary in ("observer", "server")] if len(done) > 1 else []
     pair = f'<div class="pair">{"".join(planes)}</div>' if any(planes) else ""
     traffic = _traffic(settings)
     if not pair and not traffic:
@@ -296,7 +322,9 @@ def tradeoff(settings: Sequence[Setting]) -> str:
             " Where a name ends in (record), epsilon is for single records, else for whole clients: "
             "the two cannot be compared."
         )
-    return section("trade-off", "What privacy and traffic buy", legend(settings), pair, traffic, lead=lead)
+    return section(
+        "trade-off", "Accuracy against privacy and traffic", legend(settings), pair, traffic, lead=lead
+    )
 
 
 def _units(settings: Sequence[Setting], adversary: str) -> set[str]:
@@ -339,24 +367,19 @@ def _dot(setting: Setting, proof: Proof | None, *, mixed: bool) -> Dot:
 
 
 def _traffic(settings: Sequence[Setting]) -> str:
-    sent = [Curve(s.name, s.look, *_in_megabytes(s.curve("bytes", "accuracy"))) for s in settings]
-    sent = [curve for curve in sent if curve.x]
-    if not sent:
+    curves = [Curve(s.name, s.look, *s.curve("bytes", "accuracy")) for s in settings]
+    known = [curve for curve in curves if curve.x and curve.x[-1] > 0]
+    if not known:
         return ""
+    factor, unit = (1e3, "kB") if max(curve.x[-1] for curve in known) < 1e6 else (1e6, "MB")
+    sent = [replace(curve, x=[x / factor for x in curve.x]) for curve in known]
     chart = charts.line_chart(
         sent,
-        label="Accuracy against megabytes sent. "
-        + ". ".join(f"{c.name}: {c.x[-1]:.2f} megabytes" for c in sent),
-        x_label="megabytes sent, up and down, all clients",
+        label=f"Accuracy against {unit} sent. " + ". ".join(f"{c.name}: {c.x[-1]:.2f} {unit}" for c in sent),
+        x_label=f"{unit} sent, up and down, all clients",
         y_label="test accuracy, %",
     )
     return f"<figure><figcaption>Accuracy and traffic</figcaption>{chart}</figure>"
-
-
-def _in_megabytes(
-    curve: tuple[list[float], list[float], list[float], list[float]],
-) -> tuple[list[float], list[float], list[float], list[float]]:
-    return [x / 1e6 for x in curve[0]], *curve[1:]
 
 
 def per_class(settings: Sequence[Setting]) -> str:
@@ -393,7 +416,7 @@ def per_client(settings: Sequence[Setting]) -> str:
         for client in range(min(count, _MOST_CLIENTS)):
             held = sizes[client] if client < len(sizes) else None
             cells: list[Cell] = [
-                (str(client), float(client)),
+                (escape(_client_name(known[0].first, client)), float(client)),
                 (NOTHING if held is None else str(held), held),
             ]
             for s in some:
@@ -410,6 +433,11 @@ def per_client(settings: Sequence[Setting]) -> str:
     lead = f"From the worst-served client to the best. {'; '.join(extremes)}.{cut}"
     body = f"<details><summary>All clients</summary>{''.join(tables)}</details>"
     return section("clients", "Per client", body, lead=lead)
+
+
+def _client_name(run: Run, client: int) -> str:
+    """What the data calls a client; its number where it has no name."""
+    return run.clients[client] if client < len(run.clients) else str(client)
 
 
 def _side_by_side(items: Sequence[Shown]) -> list[Sequence[Shown]]:
@@ -441,7 +469,7 @@ def partition(settings: Sequence[Setting]) -> str:
         f"{len(sizes)} clients share {sum(sizes):,} examples of {len(counts[0])} classes; "
         f"the smallest has {min(sizes)}, the largest {max(sizes)} (seed {known.seed}).{cut}"
     )
-    chart = partition_chart(counts, known.classes, label=f"Who holds what. {said}")
+    chart = partition_chart(counts, known.classes, known.clients, label=f"Who holds what. {said}")
     how = "dots: their area" if len(counts) <= MOST_BUBBLES else "shades: their depth"
     note = f"Bars are the examples of a client. Below are those of each class as {how} is the count."
     return section("partition", "Who holds what", chart, f'<p class="note">{note}</p>', lead=said)

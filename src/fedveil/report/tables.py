@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from fedveil.report.groups import Setting, Spread
+from fedveil.report.groups import Setting, Spread, best_of
 from fedveil.session.tables import AGAINST, epsilon_cells
 
 
@@ -34,12 +34,12 @@ class Compared:
 
 
 def compared(settings: Sequence[Setting]) -> list[Compared]:
-    """Mean and sample deviation per setting; the best mean accuracy (to two digits) is marked, ties alike.
+    """Mean and sample deviation per setting; the best accuracy is marked if its interval overlaps with no other.
 
     Epsilons name their unit where the settings do not share one: a record's and a client's are no rivals.
     """
     shown = {s.name: f"{100 * s.accuracy.mean:.2f}" for s in settings if s.accuracy is not None}
-    best = max(shown.values(), key=float, default=None)
+    best = best_of(settings)
     rows = []
     for s, (observer, server) in zip(settings, epsilon_cells(_proofs(settings))[1], strict=True):
         spread = s.accuracy
@@ -51,7 +51,7 @@ def compared(settings: Sequence[Setting]) -> list[Compared]:
                 s.name,
                 str(len(s.runs)),
                 "-" if spread is None else f"{shown[s.name]}{deviation}",
-                len(settings) > 1 and shown.get(s.name) == best,
+                s is best,
                 observer,
                 server,
                 "-" if sent is None else megabytes(sent.mean),

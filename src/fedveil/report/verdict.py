@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from fedveil.privacy.statement import betrays_somebody, show
+from fedveil.privacy.meaning import Level, grade
+from fedveil.privacy.statement import show
 from fedveil.report.files import number
 from fedveil.report.groups import WHO, WHOM, Setting, Spread
 from fedveil.report.reading import Paper, Proof
 
-Level = Literal["good", "fair", "weak", "bad"]
 _AGAINST = WHO | {"observer": "those who see only what is published"}
 
 
@@ -39,27 +38,12 @@ def small(value: float) -> str:
 
 
 def level(row: Proof | None) -> Level:
-    """The same limits as the privacy statement's words."""
-    if row is None or row.epsilon is None:
-        return "bad"
-    if row.epsilon > 10 or _large_delta(row):
-        return "weak"
-    return "good" if row.epsilon <= 1 else "fair"
+    """The same scale as the privacy statement's words."""
+    return "bad" if row is None else grade(row.epsilon, row.delta, row.units).level
 
 
 def strength(row: Proof) -> str:
-    if row.epsilon is not None and row.epsilon <= 10 and _large_delta(row):
-        return "delta is too large for this to be called protection"
-    return {
-        "good": "strong protection",
-        "fair": "a meaningful limit",
-        "weak": "too large to be called protection",
-        "bad": "nothing proven",
-    }[level(row)]
-
-
-def _large_delta(row: Proof) -> bool:
-    return row.delta is not None and betrays_somebody(row.delta, row.units)
+    return grade(row.epsilon, row.delta, row.units).word
 
 
 def headline(settings: Sequence[Setting]) -> Verdict:
@@ -91,7 +75,7 @@ def _headline(settings: Sequence[Setting]) -> Verdict:
     if protected and not _useless(pick := max(protected, key=_accuracy)):
         return _protected(pick, best)
     proven = [setting for setting in done if setting.proof("observer") is not None]
-    limited = [setting for setting in proven if _level(setting) in ("good", "fair")]
+    limited = [setting for setting in proven if _level(setting) != "bad"]
     if limited:
         pick = max(limited, key=_accuracy)
         row = _published(pick)
@@ -104,10 +88,10 @@ def _headline(settings: Sequence[Setting]) -> Verdict:
         pick = min(proven, key=_epsilon)
         row = _published(pick)
         text = (
-            f"No run here proves a meaningful limit. The smallest epsilon is {show(_epsilon(pick))}, "
+            f"No run here proves protection. The smallest epsilon is {show(_epsilon(pick))}, "
             f"of {pick.name} at {percent(pick.accuracy)}: {strength(row)}."
         )
-        return Verdict("weak", text + _useless(pick) + _gap(best, pick))
+        return Verdict("bad", text + _useless(pick) + _gap(best, pick))
     other = [s for s in done if s.proof("server") or s.proof("client")]
     if other:
         return Verdict(
@@ -122,7 +106,7 @@ def _same_for_the_server(setting: Setting) -> bool:
     row, public = setting.proof("server"), setting.proof("observer")
     if row is None or public is None or row.unit != public.unit:
         return False
-    return level(row) in ("good", "fair")
+    return level(row) != "bad"
 
 
 def _protected(pick: Setting, best: Setting) -> Verdict:
@@ -266,11 +250,14 @@ def _other_unit(unit: str, than: str) -> str:
 
 
 def _useless(setting: Setting) -> str:
-    """Privacy is easy for a model that knows nothing, so say so."""
-    classes = len(setting.first.classes) or len(setting.first.per_class)
-    if not classes or setting.accuracy is None or setting.accuracy.mean >= 2 / classes:
+    """Privacy is easy for a model that knows nothing, so say so: it must beat the most frequent class for sure."""
+    majority, interval = setting.first.majority, setting.interval
+    if majority is None or interval is None or interval[0] > majority.rate:
         return ""
-    return f" But that is little better than guessing among {classes} classes."
+    return (
+        f" But that is no better than always answering the most frequent class ({100 * majority.rate:.1f} %; "
+        f"95 % interval of the accuracy: {100 * interval[0]:.1f} to {100 * interval[1]:.1f} %)."
+    )
 
 
 def _gap(best: Setting, pick: Setting) -> str:

@@ -127,6 +127,10 @@ class PrivacyGuard(Callback):
         budget = Budget(settings.budget, settings.delta, adversary, unit)
         self._keeper = BudgetKeeper(budget, self._ledger, run, self._releases, plan)
 
+    @property
+    def ledger_path(self) -> Path | None:
+        return None if self._ledger is None else self._ledger.path
+
     def require_charged(self, rounds: int) -> None:
         """Refuse to resume after so many rounds if one of them is not on the ledger: it would show too little."""
         if self._ledger is None:

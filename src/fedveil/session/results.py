@@ -1,7 +1,7 @@
 """A run's folder: written so that nothing is lost, and readable without the program that wrote it.
 
-`config.toml`, `rounds.jsonl`, `ledger.jsonl`, `model.safetensors`, `checkpoint/`, `transcript/`, and last of all
-`summary.json`, whose presence marks the run as finished. A finished folder's files are never overwritten.
+`config.toml`, `rounds.jsonl`, `ledger.jsonl`, `model.safetensors`, `checkpoint/`, `transcript/`, `statement.json`, and
+last of all `summary.json`, whose presence marks the run as finished. A finished folder's files are never overwritten.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from fedveil.numerics import MARK, NUMERICS, numerics_of, require_numerics
 from fedveil.session.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedveil.session.loop import Callback, RoundEnd
 from fedveil.session.model_file import CHECKSUM, MODEL, model_problems, write_model
+from fedveil.session.statement_file import summary_bytes, write_statement
 from fedveil.tree import Params
 
 _ALWAYS = {"method", "seed", "rounds", "seconds", "bytes_up", "bytes_down", "stopped", "privacy"}
@@ -192,10 +193,11 @@ class ResultFolder:
             lines.append(line)
         return lines
 
-    def finish(self, model: Params, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """Write the model and then the summary, which is returned with the model's checksum."""
+    def finish(self, model: Params, summary: Mapping[str, Any], ledger: Path | None) -> dict[str, Any]:
+        """Write the model, the statement and then the summary, which is returned with the model's checksum."""
         whole = dict(summary) | {CHECKSUM: write_model(self.path, model)}
-        write_atomically(self.path / "summary.json", (json.dumps(whole, indent=2) + "\n").encode())
+        write_statement(self.path, self.run(), whole, ledger)
+        write_atomically(self.path / "summary.json", summary_bytes(whole))
         return whole
 
     def read(self) -> Result:

@@ -15,7 +15,13 @@ from torch import Tensor
 from fedveil.data.client_data import digest_of
 from fedveil.engines.engine import Engine
 from fedveil.errors import NobodyAnsweredError
-from fedveil.evaluation.accuracy import EXTRA_METRICS, evaluate_clients, evaluate_personal, outputs_of
+from fedveil.evaluation.accuracy import (
+    EXTRA_METRICS,
+    evaluate_clients,
+    evaluate_personal,
+    majority_rate,
+    outputs_of,
+)
 from fedveil.evaluation.metrics import metrics_of
 from fedveil.messages import Record
 from fedveil.methods.method import AnyMethod
@@ -207,7 +213,7 @@ class Session:
         summary = self._summary(outcome, history, model) | self._client_scores(engine, outcome, model)
         summary |= self._metrics(model) | dict(self.options.facts)
         if self.folder is not None:
-            summary = self.folder.finish(model, summary)
+            summary = self.folder.finish(model, summary, self.guard.ledger_path)
         return Result(summary, history, model, None if self.folder is None else self.folder.path)
 
     def _client_scores(self, engine: Engine, outcome: Outcome, model: Params) -> dict[str, Any]:
@@ -275,6 +281,7 @@ class Session:
                 "largest_client": plan.largest_client,
             },
             "parameters": task.parameter_count,
+            "majority": majority_rate(self.test),
             "numerics": NUMERICS,
             "environment": environment(),
         } | {name: scored[name] for name in EXTRA_METRICS if name in scored}

@@ -15,6 +15,7 @@ from fedveil.experiment.selection import Selection, SelectionSettings, plan_sele
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.selection import NegativeBinomialTrials, PoissonTrials
 from fedveil.session.results import ResultFolder
+from fedveil.session.statement_file import verify
 
 CONFIG = """
 [partition]
@@ -54,8 +55,9 @@ def test_only_the_winner_is_written_with_the_price_of_the_selection(
     planned = _plan(tmp_path)
     folder = run_selection(planned, tmp_path / "results")
     assert folder is not None
+    assert all(check.passed for check in verify(folder))
     files = sorted(path.name for path in (tmp_path / "results").rglob("*") if path.is_file())
-    marks = [".data", ".lock", ".run", "ledger.jsonl", "ledger.jsonl.head"]
+    marks = [".data", ".lock", ".run", ".salt", "ledger.jsonl", "ledger.jsonl.head", "statement.json"]
     assert files == sorted([*marks, "config.toml", "model.safetensors", "rounds.jsonl", "summary.json"])
     summary = ResultFolder(folder).read().summary
     rows = {row["adversary"]: row["epsilon"] for row in summary["privacy"]["proven"]}

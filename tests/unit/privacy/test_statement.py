@@ -5,9 +5,9 @@ import json
 import pytest
 
 from fedveil.methods.method import unprotected
-from fedveil.privacy.accounting import account
-from fedveil.privacy.releases import Plan, Release
-from fedveil.privacy.statement import PrivacyStatement, show
+from fedveil.privacy.accounting import Guarantee, account
+from fedveil.privacy.releases import Adversary, Plan, Release
+from fedveil.privacy.statement import PrivacyStatement, needs_trust, show
 from tests.unit.privacy import declarations as declared
 
 PLAN = Plan(100, 10, "poisson", 300)
@@ -38,7 +38,19 @@ def test_words_say_what_is_seen_and_what_it_costs() -> None:
     assert "epsilon is 12.4 at delta 1e-05" in text
     assert "too large to be called protection" in text
     assert "No audit has tested this run." in text
-    assert "secure aggregation" in text
+    assert "trusted not to share" in text
+
+
+def test_a_trusted_server_is_asked_for_only_where_the_row_against_it_proves_less() -> None:
+    def row(adversary: Adversary, epsilon: float | None) -> Guarantee:
+        return Guarantee("client", adversary, "zero-out", "fixed", epsilon, 1e-5, "composition")
+
+    assert needs_trust([row("server", 20.0), row("observer", 4.0)])
+    assert needs_trust([row("server", None), row("observer", 4.0)])
+    assert not needs_trust([row("server", 4.0), row("observer", 4.0), row("client", 4.0)])
+    assert not needs_trust([row("server", None), row("observer", None)])
+    alike = PrivacyStatement("none", (row("server", 4.0), row("observer", 4.0))).in_words()
+    assert "trusted" not in alike
 
 
 def test_words_name_what_of_a_run_is_not_covered_by_its_epsilon() -> None:
@@ -92,7 +104,7 @@ def test_no_epsilon_is_called_protection_at_a_delta_that_betrays_somebody(delta:
     releases = declared.udp_fedavg(10.0)
     text = PrivacyStatement("none", account(releases, PLAN, delta), None, tuple(releases), PLAN).in_words()
     assert ("strong protection" in text) is praise
-    assert ("with 100 clients it would allow to publish one of them whole" in text) is not praise
+    assert ("with 100 clients it would allow to publish one of them completely" in text) is not praise
 
 
 def test_an_audit_is_reported_as_what_it_is() -> None:

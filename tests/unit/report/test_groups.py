@@ -107,7 +107,7 @@ def test_other_data_is_called_hard_to_compare(tmp_path: Path) -> None:
 
 def test_the_headline_picks_the_best_run_with_a_meaningful_proof(tmp_path: Path) -> None:
     said = headline(group(read_runs([write_everything(tmp_path)])))
-    assert said.level == "fair"
+    assert said.level == "weak"
     assert "udp-fedavg, noise multiplier 1 reaches 80.50" in said.text
     assert (
         "epsilon 4 proven for one client's whole data against those who see only what is published"
@@ -135,14 +135,14 @@ def test_a_delta_that_betrays_somebody_is_no_protection(tmp_path: Path) -> None:
     assert headline(group(read_runs([tmp_path / "small"]))).level == "good"  # of four clients
     write_run(tmp_path / "large", "udp-fedavg", proven=[row | {"delta": 0.25}])
     settings = group(read_runs([tmp_path / "large"]))
-    assert headline(settings).level == "weak"
+    assert headline(settings).level == "bad"
     assert "delta is too large for this to be called protection" in headline(settings).text
-    assert lines(settings[0])[0].level == "weak"
+    assert lines(settings[0])[0].level == "bad"
 
 
 def test_the_headline_never_calls_a_large_epsilon_or_no_proof_private(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "udp-fedavg", proven=[proof("observer", 97.0)])
-    assert headline(group(read_runs([tmp_path / "a"]))).level == "weak"
+    assert headline(group(read_runs([tmp_path / "a"]))).level == "bad"
     write_run(tmp_path / "b", "fedavg")
     said = headline(group(read_runs([tmp_path / "b"])))
     assert said.level == "bad"
@@ -156,7 +156,7 @@ def test_what_is_proven_for_another_unit_or_not_at_all_is_said_so(tmp_path: Path
     write_run(tmp_path / "a", "udp-fedavg", proven=rows)
     (setting,) = group(read_runs([tmp_path / "a"]))
     assert (
-        "Against the server: epsilon 2 for a single record, a meaningful limit." in headline([setting]).text
+        "Against the server: epsilon 2 for a single record, moderate protection." in headline([setting]).text
     )
     assert "epsilon 2 for a single record against the server" in lines(setting)[0].text
     write_run(tmp_path / "b", "udp-fedavg", proven=[proof("observer", 4.0), proof("server", None)])
@@ -169,7 +169,7 @@ def test_a_finished_run_without_test_data_is_not_called_unfinished(tmp_path: Pat
     )
     (setting,) = group(read_runs([tmp_path / "a"]))
     said = headline([setting])
-    assert said.level == "fair"
+    assert said.level == "weak"
     assert said.text.startswith(
         "No accuracy was measured. udp-fedavg proves epsilon 4 for one client's whole"
     )
@@ -180,8 +180,32 @@ def test_a_finished_run_without_test_data_is_not_called_unfinished(tmp_path: Pat
 
 
 def test_private_because_it_knows_nothing_is_said(tmp_path: Path) -> None:
-    write_run(tmp_path, "udp-fedavg", accuracy=0.35, proven=[proof("observer", 0.5)])
-    assert "little better than guessing among 3 classes" in headline(group(read_runs([tmp_path]))).text
+    write_run(
+        tmp_path, "udp-fedavg", accuracy=0.35, proven=[proof("observer", 0.5)], majority=majority(0.34, 500)
+    )
+    assert "no better than always answering" in headline(group(read_runs([tmp_path]))).text
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "rate", "labels", "useless"),
+    [
+        (0.90, 0.50, 400, False),  # two classes: far better than a coin
+        (0.90, 0.88, 100, True),  # not better than the most frequent class for sure
+        (0.90, 0.88, 10_000, False),
+        (0.60, 0.65, 10_000, True),
+    ],
+)
+def test_a_model_is_held_against_the_most_frequent_class(
+    tmp_path: Path, accuracy: float, rate: float, labels: int, useless: bool
+) -> None:
+    rows, known = [proof("observer", 0.5)], majority(rate, labels)
+    write_run(tmp_path, "udp-fedavg", accuracy=accuracy, proven=rows, classes=["no", "yes"], majority=known)
+    said = headline(group(read_runs([tmp_path]))).text
+    assert ("most frequent class" in said) is useless
+
+
+def majority(rate: float, labels: int) -> dict[str, float]:
+    return {"rate": rate, "labels": labels}
 
 
 def test_an_audit_above_the_proof_is_broken(tmp_path: Path) -> None:
@@ -195,7 +219,7 @@ def test_an_audit_above_the_proof_is_broken(tmp_path: Path) -> None:
     write_run(tmp_path / "b", privacy=privacy | {"audit": undeclared})
     assert headline(group(read_runs([tmp_path / "b"]))).level == "bad"
     write_run(tmp_path / "c", privacy=privacy | {"audit": audit | {"lower_bound": 1.0}})
-    assert headline(group(read_runs([tmp_path / "c"]))).level == "fair"
+    assert headline(group(read_runs([tmp_path / "c"]))).level == "weak"
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,11 @@ from fedveil.session.tables import size
 from tests.unit.report.makers import proof, write_everything, write_run
 
 
-def test_markdown_has_mean_deviation_and_the_best_in_bold(tmp_path: Path) -> None:
+def test_markdown_has_mean_and_deviation(tmp_path: Path) -> None:
     text = markdown_table(group(read_runs([write_everything(tmp_path)])))
     lines = text.splitlines()
     assert len(lines) == 5
-    assert "| fedavg | 2 | **91.00 ± 1.41** | none | none |" in lines[2]
+    assert "| fedavg | 2 | 91.00 ± 1.41 | none | none |" in lines[2]  # two seeds tell little
     assert "| 80.50 ± 0.71 | 4 | 20 |" in lines[3]
     assert "paper" not in lines[0]
 
@@ -107,10 +107,25 @@ def test_a_published_number_of_another_kind_is_no_per_cent(
     assert f">{shown}" in results(settings)
 
 
-def test_ties_are_both_best(tmp_path: Path) -> None:
-    write_run(tmp_path, "fedavg", accuracy=0.9)
-    write_run(tmp_path, "scaffold", accuracy=0.900001)
-    assert [row.best for row in compared(group(read_runs([tmp_path])))] == [True, True]
+@pytest.mark.parametrize(
+    ("accuracy", "labels", "best"),
+    [(0.90, 1000, [False, False]), (0.93, 1000, [False, False]), (0.93, 10_000, [False, True])],
+)
+def test_the_best_is_marked_only_if_intervals_do_not_overlap(
+    tmp_path: Path, accuracy: float, labels: int, best: list[bool]
+) -> None:
+    write_run(tmp_path, "fedavg", accuracy=0.9, majority={"rate": 0.1, "labels": labels})
+    write_run(tmp_path, "scaffold", accuracy=accuracy, majority={"rate": 0.1, "labels": labels})
+    settings = group(read_runs([tmp_path]))
+    assert [row.best for row in compared(settings)] == best
+    assert ("**" in markdown_table(settings)) is any(best)
+
+
+def test_the_best_of_several_seeds_is_marked_by_their_interval(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path, "fedavg", seed=seed, accuracy=0.80 + 0.001 * seed)
+        write_run(tmp_path, "scaffold", seed=seed, accuracy=0.90 + 0.001 * seed)
+    assert [row.best for row in compared(group(read_runs([tmp_path])))] == [False, True]
 
 
 def test_markup_in_names_is_escaped(tmp_path: Path) -> None:
@@ -122,7 +137,7 @@ def test_markup_in_names_is_escaped(tmp_path: Path) -> None:
 
 def test_latex_is_a_booktabs_table(tmp_path: Path) -> None:
     text = latex_table(group(read_runs([write_everything(tmp_path)])))
-    assert r"\textbf{91.00 $\pm$ 1.41}" in text
+    assert r"91.00 $\pm$ 1.41" in text
     assert text.count(r"\\") == 4
     assert text.index(r"\toprule") < text.index(r"\midrule") < text.index(r"\bottomrule")
 

@@ -1,0 +1,101 @@
+"""What an epsilon means: the grades of the privacy statement and of the report, and the odds of a guess.
+
+For an (epsilon, delta)-DP mechanism and a person who took part with probability 1/2, no test of its output is right
+more often than (e^epsilon + delta) / (1 + e^epsilon) (Kairouz, Oh, Viswanath 2015, Theorem 2.1).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Level = Literal["good", "fair", "weak", "bad"]
+
+
+@dataclass(frozen=True)
+class Grade:
+    """A step of the scale: epsilon up to `limit` has this word."""
+
+    limit: float
+    word: str
+    band: str
+    level: Level
+
+
+SCALE = (
+    Grade(1.0, "strong protection", "strong", "good"),
+    Grade(3.0, "moderate protection", "moderate", "fair"),
+    Grade(10.0, "limited protection", "limited", "weak"),
+    Grade(math.inf, "too large to be called protection", "too large to protect", "bad"),
+)
+_NOTHING = Grade(math.inf, "nothing proven", "nothing proven", "bad")
+_DELTA = Grade(math.inf, "delta is too large for this to be called protection", "delta too large", "bad")
+
+
+def grade(epsilon: float | None, delta: float | None = None, units: int = 1) -> Grade:
+    """The word for an epsilon, given how many units the statement is about.
+
+    Args:
+        epsilon: None where nothing is proven.
+        delta: Of the same guarantee.
+        units: Number of clients or records that take part.
+    """
+    if epsilon is None:
+        return _NOTHING
+    found = next(step for step in SCALE if epsilon <= step.limit)
+    if found is not SCALE[-1] and delta is not None and exposes_one(delta, units):
+        return _DELTA
+    return found
+
+
+def exposes_one(delta: float, units: int) -> bool:
+    """Whether such a delta would allow to publish one of so many units completely: then no epsilon is protection."""
+    return delta * units >= 1
+
+
+def guess_accuracy(epsilon: float, delta: float) -> float:
+    """How often the best guess whether a unit took part can be right, if half of them did.
+
+    Guarantees:
+        Never below the accuracy of any test (`tests/unit/privacy/test_meaning.py`).
+    """
+    if epsilon > 700:  # e^epsilon is beyond floating point
+        return 1.0
+    grown = math.exp(epsilon)
+    return min(1.0, (grown + delta) / (1 + grown))
+
+
+def rounded_up(share: float) -> str:
+    """A per cent that never understates: 95.26 % is "95.3 %", and only 1 is "100 %"."""
+    for digits in (0, 1, 2, 3):
+        step = 10.0**-digits
+        value = math.ceil(100 * share / step - 1e-9) * step
+        if value < 100 - step / 2 or share >= 1:
+            if digits == 0 and value > 90 and share < 1:
+                continue  # one digit more where it matters
+            return f"{value:.{digits}f} %"
+    return "more than 99.999 %" if share < 1 else "100 %"
+
+
+def plain(theorem: str) -> str:
+    """The name of a proof in plain words."""
+    return theorem.replace(
+        "mixture over seen participation", "composition over rounds whose participants are visible"
+    )
+
+
+def sampler_in_words(sampler: str) -> str:
+    """How clients and records are drawn, as `Guarantee.sampler` has it, in plain words."""
+    clients, _, records = sampler.partition(", ")
+    kinds = [_DRAWN.get(kind, kind) for kind in clients.removesuffix(" clients").split(" + ")]
+    drawn = [" or ".join(kinds), *(["records drawn one by one"] if "poisson" in records else [])]
+    return "; ".join(drawn)
+
+
+_DRAWN = {
+    "fixed": "clients drawn, a fixed number in each round",
+    "poisson": "clients drawn one by one",
+    "all": "all clients in every round",
+    "none": "no rounds",
+}

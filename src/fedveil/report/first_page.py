@@ -1,0 +1,188 @@
+"""The first page of a report on one setting: what an officer signs, in words and with odds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from fedveil.privacy.meaning import SCALE, grade, guess_accuracy, rounded_up
+from fedveil.privacy.statement import SEES, needs_trust, odds_in_words, show
+from fedveil.report.groups import ADVERSARIES, WHOM, Setting
+from fedveil.report.markup import Cell, section, table
+from fedveil.report.reading import Proof, Run
+from fedveil.report.verdict import percent, small
+
+_REFERENCES = (
+    ("Regulation (EU) 2016/679 (GDPR), recital 26 and articles 5, 25, 32 and 35", "eur-lex.europa.eu"),
+    ("EDPB, Opinion 28/2024 on AI models, section 3.2: when a model is anonymous", "edpb.europa.eu"),
+    ("NIST SP 800-226, Guidelines for Evaluating Differential Privacy Guarantees", "csrc.nist.gov"),
+)
+_SAMPLERS = {
+    "fixed": "a cohort of fixed size, drawn at random in each round",
+    "poisson": "each client by its own coin in each round",
+    "all": "all clients in every round",
+}
+
+
+def first_page(settings: Sequence[Setting], *, public: bool) -> str:
+    """The statement to sign; nothing where several settings are compared or no run is finished."""
+    if len(settings) != 1 or not settings[0].first.finished:
+        return ""
+    (setting,) = settings
+    parts = [
+        _outline(setting, public=public),
+        _proven(setting),
+        '<div class="pair">',
+        _list("Not covered", _not_covered(setting)),
+        _list("What the operator must do", _duties(setting)),
+        "</div>",
+        _identity(setting, public=public),
+        _signature(),
+        _references(),
+    ]
+    return section("statement", "Statement", *parts)
+
+
+def _outline(setting: Setting, *, public: bool) -> str:
+    run = setting.first
+    plan = run.plan
+    made = run.statement.get("made")
+    version = run.statement.get("version") or run.environment.get("fedveil", "")
+    facts = [
+        ("trained", f"{run.model or 'a model'} by {setting.name}, {run.rounds} rounds"),
+        ("on", _whose(run, public=public)),
+        ("participation", _SAMPLERS.get(plan.get("sampler", ""), "")),
+        ("result", f"{percent(setting.accuracy)} accuracy on the test set" if setting.accuracy else ""),
+        ("finished", str(made)[:16].replace("T", " ") + " UTC" if made else ""),
+        ("by", f"fedveil {version}" if version else ""),
+    ]
+    items = "".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in facts if value)
+    return f'<dl class="facts">{items}</dl>'
+
+
+def _whose(run: Run, *, public: bool) -> str:
+    """The data and the clients who hold it, by name where they have names."""
+    count = run.plan.get("clients", "?")
+    told = f"{run.dataset or 'data of the caller'}, held by {count} clients"
+    if run.clients and not public:
+        shown = ", ".join(run.clients[:8])
+        told += f" ({shown}{', ...' if len(run.clients) > 8 else ''})"
+    return told
+
+
+def _proven(setting: Setting) -> str:
+    proofs = sorted(setting.proofs(), key=lambda row: [*ADVERSARIES, row.adversary].index(row.adversary))
+    rows = [_row(proof) for proof in proofs]
+    if not rows:
+        return "<p>Nothing is stated about privacy.</p>"
+    told = table(
+        "What is proven",
+        ["against", "protects", "ε", "δ", "grade", "in words"],
+        rows,
+        sortable=False,
+        numeric_from=9,
+    )
+    scale = "; ".join(_step(place) for place in range(len(SCALE)))
+    note = (
+        f"Grades by epsilon: {scale}. Odds: the best guess of anybody, if half of the clients (records) in question "
+        "took part, is right in at most (e^ε + δ) / (1 + e^ε) of all cases (Kairouz, Oh, Viswanath 2015). "
+        "Assumptions: docs/concepts/assumptions.md."
+    )
+    return f'<div class="wordy">{told}</div><p class="note">{escape(note)}</p>'
+
+
+def _step(place: int) -> str:
+    step = SCALE[place]
+    if place == len(SCALE) - 1:
+        return f"above {SCALE[place - 1].limit:g} {step.word}"
+    return f"up to {step.limit:g} {step.word} (odds of at most {rounded_up(guess_accuracy(step.limit, 0))})"
+
+
+def _row(proof: Proof) -> list[Cell]:
+    whom = escape(WHOM.get(proof.unit, proof.unit))
+    who = escape(SEES.get(proof.adversary, proof.adversary))
+    if proof.epsilon is None or proof.delta is None:
+        reason = escape(f"Nothing is proven: {proof.reason}.")
+        return [who, whom, ("none", float("inf")), "", "nothing proven", reason]
+    words = odds_in_words(proof.adversary, proof.unit, proof.adjacency, proof.epsilon, proof.delta)
+    given = grade(proof.epsilon, proof.delta, proof.units)
+    return [
+        who,
+        whom,
+        (show(proof.epsilon), proof.epsilon),
+        small(proof.delta),
+        f'<span class="grade {given.level}">{escape(given.word)}</span>',
+        escape(words),
+    ]
+
+
+def _not_covered(setting: Setting) -> list[str]:
+    units = {row.unit for row in setting.proofs() if row.epsilon is not None}
+    told = []
+    if units == {"record"}:
+        told.append("A person with several records: the statement is about one record.")
+    told += [
+        "Conclusions about people who did not take part, drawn from what the model learnt about everybody.",
+        "The number of clients and records, the plan, the shape of the model and how data is prepared: public.",
+        "Other files of the run, and other runs on the same data: their epsilons add up.",
+    ]
+    if setting.audited():
+        told.append("Audits: a low bound does not prove privacy.")
+    else:
+        told.append("No audit has tested this run.")
+    return told
+
+
+def _duties(setting: Setting) -> list[str]:
+    duties = []
+    if any(run.removable for run in setting.runs):
+        duties.append(
+            "Do not publish this model: its noise comes from a seed, and whoever knows it can remove it."
+        )
+    duties.append(
+        "Keep seeds and result folders private; publish the model, statement.json and a --public report."
+    )
+    if needs_trust(setting.proofs()):
+        duties.append(
+            "Trust the server, or make it trustworthy: the rows for others hold only if it does not share what it sees."
+        )
+    else:
+        duties.append("No row depends on a trusted server.")
+    duties += [
+        "Keep the ledger: every further run on the same data must be charged to it.",
+        "Trust the clients to follow the protocol: one that adds no noise weakens noise that clients share.",
+    ]
+    return duties
+
+
+def _identity(setting: Setting, *, public: bool) -> str:
+    items = ""
+    for run in setting.runs:
+        stated = run.statement
+        if not stated:
+            continue
+        files, ledger = stated.get("files"), stated.get("ledger")
+        head = ledger.get("head") if isinstance(ledger, dict) else None
+        config = files.get("config.toml") if isinstance(files, dict) else None
+        facts = [("run", stated.get("run")), ("configuration, sha256", None if public else config)]
+        facts += [("data, commitment", stated.get("data_commitment")), ("ledger head", head)]
+        items += "".join(f"<dt>{n}</dt><dd><code>{escape(str(v))}</code></dd>" for n, v in facts if v)
+    if not items:
+        return '<p class="note">statement.json is missing: this run cannot be verified.</p>'
+    check = "<p>Check it with <code>fedveil verify RESULT</code>: it recomputes ε from the ledger.</p>"
+    return f'<h3>Identity</h3><dl class="facts hashes">{items}</dl>{check}'
+
+
+def _signature() -> str:
+    lines = "".join(f"<div><span></span>{name}</div>" for name in ("name", "date", "signature"))
+    return f'<div class="signature">{lines}</div>'
+
+
+def _references() -> str:
+    items = "".join(f"<li>{escape(title)} ({where})</li>" for title, where in _REFERENCES)
+    return f'<h3>References for the officer</h3><ul class="plain">{items}</ul>'
+
+
+def _list(title: str, items: Sequence[str]) -> str:
+    listed = "".join(f"<li>{escape(item)}</li>" for item in items)
+    return f'<div><h3>{title}</h3><ul class="plain">{listed}</ul></div>'

@@ -1,0 +1,82 @@
+"""The page to sign says what is proven and by whom, and the public report holds nothing without noise."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+
+import fedveil
+from fedveil.report.html import render
+from fedveil.report.reading import read_runs
+from tests.unit.report.makers import proof, write_everything, write_run
+
+
+def section_of(page: str, anchor: str) -> str:
+    found = re.search(rf'<section id="{anchor}".*?</section>', page, re.DOTALL)
+    return "" if found is None else found[0]
+
+
+def test_the_first_page_has_odds_grade_duties_and_lines_to_sign(tmp_path: Path) -> None:
+    rows = [proof("server", 20.0), proof("observer", 3.0), proof("client", None)]
+    write_run(tmp_path, "udp-fedavg", proven=rows)
+    first = section_of(render(read_runs([tmp_path])), "statement")
+    assert "to at most 95.3 % of right guesses" in first
+    assert "moderate protection" in first
+    assert "too large to be called protection" in first
+    assert "Nothing is proven: no noise is added" in first
+    assert "Trust the server" in first
+    for word in ("GDPR", "28/2024", "800-226", "signature", "date"):
+        assert word in first
+
+
+def test_a_run_on_disk_has_its_identity_on_the_first_page(tmp_path: Path) -> None:
+    data = [(torch.randn(15, 5), torch.randint(0, 2, (15,))) for _ in range(4)]
+    task = fedveil.Task(lambda: torch.nn.Linear(5, 2))
+    method = fedveil.METHODS["udp-fedavg"]()
+    result = fedveil.run(task, data, method, rounds=1, test=data[0], results=tmp_path / "run")
+    assert result.folder is not None
+    first = section_of(render(read_runs([result.folder])), "statement")
+    assert "ledger head" in first
+    assert "data, commitment" in first
+    assert (result.folder / ".run").read_text() in first
+
+
+def test_a_trusted_server_is_no_duty_where_it_learns_no_more(tmp_path: Path) -> None:
+    write_run(
+        tmp_path, "dp-fedprox", proven=[proof("server", 3.0, "record"), proof("observer", 3.0, "record")]
+    )
+    assert "No row depends on a trusted server" in section_of(render(read_runs([tmp_path])), "statement")
+
+
+def test_several_settings_have_no_page_to_sign(tmp_path: Path) -> None:
+    assert section_of(render(read_runs([write_everything(tmp_path)])), "statement") == ""
+
+
+def test_the_full_report_is_called_internal(tmp_path: Path) -> None:
+    runs = read_runs([write_everything(tmp_path)])
+    assert "INTERNAL" in render(runs)
+    assert "INTERNAL" not in render(runs, public=True)
+
+
+def test_the_public_report_holds_nothing_without_noise(tmp_path: Path) -> None:
+    runs = read_runs([write_everything(tmp_path)])
+    full, public = render(runs), render(runs, public=True)
+    for anchor in ("clients", "partition", "attacks", "synthetic", "figures"):
+        assert section_of(full, anchor), anchor
+        assert section_of(public, anchor) == "", anchor
+    assert "<img" in full
+    assert "<img" not in public
+    assert "sent up" in full
+    assert "sent up" not in public
+    assert "configuration and command" not in public
+    assert "seconds" not in re.sub(
+        r"<style.*?</style>|<script.*?</script>", "", public, flags=re.DOTALL
+    ).replace("traffic and seconds", "")
+
+
+def test_an_audit_is_shown_beside_what_is_proven_for_the_same(tmp_path: Path) -> None:
+    results = section_of(render(read_runs([write_everything(tmp_path)])), "results")
+    assert "audit, one participation" in results
+    assert "≥ 0.7 <small>of 20 proven</small>" in results

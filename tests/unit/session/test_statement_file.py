@@ -1,0 +1,155 @@
+"""A statement that holds is verified; a change of any file of the run is found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedveil
+from fedveil.privacy.ledger import Ledger
+from fedveil.session.statement_file import SCHEMA, STATEMENT, Check, verify
+
+
+def train(
+    folder: Path, *, ledger: Path | None = None, noise: str = "entropy", method: str = "udp-fedavg"
+) -> Path:
+    data = [(torch.randn(15, 5), torch.randint(0, 2, (15,))) for _ in range(4)]
+    task = fedveil.Task(lambda: torch.nn.Linear(5, 2))
+    fedveil.run(
+        task,
+        data,
+        fedveil.METHODS[method](),
+        rounds=2,
+        cohort=2,
+        noise=noise,  # type: ignore[arg-type]
+        test=data[0],
+        results=folder,
+        privacy=fedveil.PrivacySettings(ledger=ledger),
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("made") / "run")
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "run"))
+
+
+def failed(checks: list[Check]) -> set[str]:
+    return {check.name for check in checks if not check.passed}
+
+
+def test_an_untouched_run_is_verified(run: Path) -> None:
+    checks = verify(run)
+    assert failed(checks) == set()
+    assert {"ledger", "data", "summary.json", "epsilon, client against observer"} <= {c.name for c in checks}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "udp-fedavg"])
+@pytest.mark.parametrize("noise", ["seeded", "entropy"])
+def test_runs_of_every_noise_are_verified(tmp_path: Path, noise: str, method: str) -> None:
+    assert failed(verify(train(tmp_path / "run", noise=noise, method=method))) == set()
+
+
+@pytest.mark.parametrize("name", ["config.toml", "rounds.jsonl", "model.safetensors", "summary.json"])
+@pytest.mark.parametrize("how", ["changed", "removed", "longer"])
+def test_a_change_of_a_file_is_found(run: Path, name: str, how: str) -> None:
+    path = run / name
+    data = path.read_bytes()
+    if how == "removed":
+        path.unlink()
+    else:
+        path.write_bytes(data + b" " if how == "longer" else data[:-2] + bytes([data[-2] ^ 1]) + data[-1:])
+    assert name in failed(verify(run))
+
+
+@pytest.mark.parametrize("name", [".data", ".salt"])
+@pytest.mark.parametrize("removed", [True, False])
+def test_other_data_is_found(run: Path, name: str, removed: bool) -> None:
+    if removed:
+        (run / name).unlink()
+    else:
+        (run / name).write_text("0" * 32)
+    assert failed(verify(run)) == {"data"}
+
+
+def test_a_smaller_epsilon_in_the_statement_is_found(run: Path) -> None:
+    stated = json.loads((run / STATEMENT).read_text())
+    stated["proven"][0]["epsilon"] = 0.1
+    (run / STATEMENT).write_text(json.dumps(stated))
+    assert failed(verify(run)) == {STATEMENT}
+
+
+def test_a_forged_statement_with_a_right_hash_is_found_by_the_ledger(run: Path) -> None:
+    from fedveil.privacy.ledger import Entry
+
+    stated = json.loads((run / STATEMENT).read_text())
+    del stated["hash"]
+    stated["proven"][0]["epsilon"] = 0.1
+    (run / STATEMENT).write_text(json.dumps(stated | {"hash": Entry.digest(stated)}))
+    row = stated["proven"][0]
+    assert failed(verify(run)) >= {"claims", f"epsilon, {row['unit']} against {row['adversary']}"}
+
+
+@pytest.mark.parametrize(
+    "how", ["line removed", "changed", "removed", "head removed", "head changed", "longer"]
+)
+def test_a_change_of_the_ledger_is_found(run: Path, how: str) -> None:
+    path, head = run / "ledger.jsonl", run / "ledger.jsonl.head"
+    lines = path.read_bytes().splitlines(keepends=True)
+    if how == "line removed":
+        path.write_bytes(b"".join(lines[:-1]))
+    elif how == "changed":
+        path.write_bytes(b"".join(lines).replace(b'"cohort": 2', b'"cohort": 1'))
+    elif how == "removed":
+        path.unlink()
+    elif how == "head removed":
+        head.unlink()
+    elif how == "head changed":
+        head.write_text('{"entries": 1, "hash": "0"}')
+    else:
+        ledger = Ledger(path)
+        entry = ledger.entries[0]
+        plan = fedveil.Plan(clients=4, cohort=2, sampler="fixed", rounds=3)
+        ledger.charge(entry.run, 3, [entry.release], plan, replay_safe=True)
+    assert "ledger" in failed(verify(run))
+
+
+def test_both_ledger_files_cut_alike_are_found_by_the_statement(run: Path) -> None:
+    path = run / "ledger.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)[:-1]
+    path.write_bytes(b"".join(lines))
+    last = json.loads(lines[-1])["hash"]
+    (run / "ledger.jsonl.head").write_text(json.dumps({"entries": len(lines), "hash": last}))
+    assert "ledger" in failed(verify(run))
+
+
+def test_a_shared_ledger_may_grow(tmp_path: Path) -> None:
+    shared = tmp_path / "shared.jsonl"
+    first = train(tmp_path / "first", ledger=shared)
+    second = train(tmp_path / "second", ledger=shared)
+    assert failed(verify(first, shared)) == set()
+    assert failed(verify(second, shared)) == set()
+    assert failed(verify(first)) == {"ledger"}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", "{"])
+def test_no_statement_is_not_verified(run: Path, text: str) -> None:
+    (run / STATEMENT).write_text(text)
+    assert failed(verify(run)) == {STATEMENT}
+
+
+def test_the_statement_holds_no_digest_of_the_data_and_no_seed(run: Path) -> None:
+    text = (run / STATEMENT).read_text()
+    assert (run / ".data").read_text() not in text
+    assert (run / ".salt").read_text() not in text
+    assert "seed" not in json.loads(text)
+    assert json.loads(text)["schema"] == SCHEMA
