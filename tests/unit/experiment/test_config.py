@@ -117,7 +117,7 @@ def test_newer_keys_at_their_default_leave_the_hash_as_it_was() -> None:
         ("method", "block"),
     ):
         del before[section][key]
-    for key in ("seeds", "workers", "max_memory", "checkpoint_every", "federation"):
+    for key in ("seeds", "workers", "max_memory", "checkpoint_every", "federation", "address"):
         del before["run"][key]
     del before["paper"]
     expected = hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()[:12]
