@@ -20,7 +20,8 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    epilog="Exit codes: 0 done; 1 `audit` or `verify` refuted something; 2 input to fix or a failed run; 130 interrupted.",
+    epilog="Exit codes: 0 done; 1 `audit` or `verify` refuted something; 2 input to fix, or a failed run; "
+    "130 interrupted.",
 )
 # What is printed is data, in which brackets and numbers mean nothing to the console.
 notes = TerminalConsole(stderr=True, markup=False, highlight=False)
