@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -133,6 +132,7 @@ def _fields(what: str, name: str) -> list[dict[str, Any]]:
     """The keys that this one takes in a configuration, with what they are if not given."""
     from fedveil.data.registry import dataset_options
     from fedveil.methods import METHODS
+    from fedveil.methods.describe import describe_fields
     from fedveil.methods.wrappers import WRAPPERS
     from fedveil.models.registry import model_options
 
@@ -150,7 +150,15 @@ def _fields(what: str, name: str) -> list[dict[str, Any]]:
             _attacks()  # registers them
             known = ATTACKS | MEMBERSHIP_ATTACKS
         known_name("name", what.removesuffix("s"), name, known)
-        given = {field.name: field.default for field in fields(known[name])}
+        return [
+            {
+                "name": field.name,
+                "default": str(field.default) if field.default == float("inf") else field.default,
+                "values": field.values,
+                "meaning": field.meaning,
+            }
+            for field in describe_fields(known[name])
+        ]
     return [
         {"name": key, "default": str(value) if value == float("inf") else value}  # JSON has no infinity
         for key, value in given.items()

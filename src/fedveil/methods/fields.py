@@ -69,8 +69,11 @@ class LocalTraining:
     epochs: Epochs = 1
     batch_size: BatchSize = 64
     momentum: Fraction = 0.0
+    """Momentum of local SGD."""
     weight_decay: NonNegative = 0.0
+    """L2 penalty of local SGD."""
     lr_schedule: Schedule = "constant"
+    """How `lr` changes over the rounds."""
     local_steps: LocalStepCount | None = None
     last_batch: LastBatch = "merge"
 

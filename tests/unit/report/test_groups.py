@@ -123,10 +123,11 @@ def test_the_headline_prefers_a_useful_model_that_is_protected_against_the_serve
     write_run(tmp_path, "dp-fedavg", accuracy=0.9, proven=[proof("observer", 4.0), proof("server", 4.0)])
     said = headline(group(read_runs([tmp_path])))
     assert said.text.startswith("dp-fedavg reaches 90.00 % with epsilon 4 proven for one client's whole data")
-    assert "against the server: a meaningful limit. udp-fedavg reaches 95.00 % with epsilon 1." in said.text
+    assert "against the server: limited protection. udp-fedavg reaches 95.00 % with epsilon 1." in said.text
     (tmp_path / "b").mkdir()
-    write_run(tmp_path / "b", accuracy=0.34, proven=[proof("observer", 4.0), proof("server", 4.0)])
-    assert "little better than guessing" in headline(group(read_runs([tmp_path / "b"]))).text
+    rows = [proof("observer", 4.0), proof("server", 4.0)]
+    write_run(tmp_path / "b", accuracy=0.34, proven=rows, majority=majority(0.34, 500))
+    assert "most frequent class" in headline(group(read_runs([tmp_path / "b"]))).text
 
 
 def test_a_delta_that_betrays_somebody_is_no_protection(tmp_path: Path) -> None:
