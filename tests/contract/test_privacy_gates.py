@@ -110,7 +110,7 @@ def quick(name: str) -> dict[str, Any]:
 
 def test_the_gate_sees_every_private_method() -> None:
     assert {str(sorted(fields.items())) for name, fields in FORMS if name == "fedceo"} == {
-        "[]", "[('noise_scope', 'local')]", "[('personal', False)]", "[('unit', 'record')]"
+        "[]", "[('noise_scope', 'local')]", "[('restart', 'mean')]", "[('restart', 'own')]", "[('unit', 'record')]"
     }  # fmt: skip
     assert ("dp-fedags-proven", {"variant": "sparse-vector", "upload_epsilon": 2.0}) in FORMS
     assert ("dp-fedavg", {"unit": "record"}) in FORMS

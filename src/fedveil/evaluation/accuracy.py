@@ -172,7 +172,7 @@ def evaluate_personal(
 
 def majority_rate(test: tuple[Tensor, Tensor] | None) -> dict[str, float] | None:
     """How often the most frequent class is right on the test examples, and of how many labels that is."""
-    if test is None:
+    if test is None or test[1].is_floating_point():  # numbers and survival times have no classes
         return None
     labels = test[1].flatten()
     labels = labels[labels >= 0]

@@ -124,7 +124,7 @@ def test_examples_of_clients_that_never_took_part_are_no_members(tmp_path: Path)
 def test_shadows_train_as_the_method_inside_its_wrappers_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In batches of all clients whose models are averaged: 4 of 16."""
+    """In batches of all clients whose models are averaged: 4 of 20, which 16 and a short remainder make."""
     recipes: list[Recipe] = []
 
     def seen(_self: LossThreshold, view: MembershipView, _rng: np.random.Generator) -> Tensor:
@@ -139,8 +139,8 @@ def test_shadows_train_as_the_method_inside_its_wrappers_does(
         attack_result(folder, "loss-threshold", examples=36, target="upload")
     model, upload = recipes[:2]
     assert recipes[2:] == [model, upload]
-    assert (model.lr, model.batch_size, model.epochs, model.momentum) == (0.5, 64, 3, 0.5)
-    assert (upload.batch_size, upload.epochs) == (16, 3)
+    assert (model.lr, model.batch_size, model.epochs, model.momentum) == (0.5, 80, 3, 0.5)
+    assert (upload.batch_size, upload.epochs) == (20, 3)
 
 
 def test_an_upload_that_is_no_whole_model_is_refused(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_post_processing_goes_around_the_secure_sum() -> None:
         ({"aggregation": {"kind": "secure"}, "method": {"name": "scaffold"}}, "aggregation.kind"),
         ({"aggregation": {"kind": "secure"}, "method": {"name": "fedlap-dp"}}, "aggregation.kind"),
         ({"aggregation": {"kind": "secure"}, "method": {"name": "ppsgd"}}, "aggregation.kind"),
-        ({"aggregation": {"kind": "secure"}, "method": {"name": "fedceo"}}, "method.personal"),
+        ({"aggregation": {"kind": "secure"}, "method": {"name": "fedceo"}}, "method.restart"),
         ({"aggregation": {"kind": "secure"}, "run": {"engine": "flower-simulation"}}, "aggregation.kind"),
     ],
 )
