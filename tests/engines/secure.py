@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
-import tomli_w
 from flwr.app import Context, RecordDict
 
 from fedveil.experiment.config import Config, make_config
-from fedveil.experiment.prepare import prepare
 from fedveil.federation.client_app import app as client_app
 from fedveil.federation.config import ROSTER
 from fedveil.federation.identity_files import PUBLIC_FILE, ROSTER_FILE, change_roster, join, trust
@@ -22,6 +19,7 @@ from fedveil.methods import METHODS
 from fedveil.session.results import Result, ResultFolder
 from tests.engines.configs import quick_config
 from tests.engines.grid import Fault, InMemoryNodes
+from tests.engines.test_deployed_nodes import write_nodes
 
 NODES = 5
 
@@ -43,24 +41,10 @@ def write_secure_nodes(
     place: Path, *, seeded: bool = True, colluders: int = 1, count: int = NODES
 ) -> list[Path]:
     """A folder for each node with the simulator's examples, an identity of its own and the roster of all."""
-    clients = prepare(quick_config("fedavg", clients=count), 0).clients
-    folders = []
-    for client in range(count):
-        folder = place / f"node-{client}"
-        folder.mkdir(parents=True)
-        data = clients.load([client])
-        np.savez(folder / "data.npz", x=data.x[0].numpy(), y=data.y[0].numpy())
-        node = {
-            "name": f"node-{client}",
-            "client": client,
-            "data": {"reader": "npz", "path": "data.npz"},
-            "testing": {"seeded_noise": seeded},
-        }
-        (folder / "node.toml").write_text(tomli_w.dumps(node))
-        policy = {"methods": sorted(METHODS), "minimum_cohort": 1, "colluders": colluders}
-        (folder / "policy.toml").write_text(tomli_w.dumps(policy))
+    policy = {"methods": sorted(METHODS), "minimum_cohort": 1, "colluders": colluders}
+    folders = write_nodes(place, seeded=seeded, policies=dict.fromkeys(range(count), policy), count=count)
+    for folder in folders:
         join(folder)
-        folders.append(folder)
     listed = change_roster(place / ROSTER_FILE, [folder / PUBLIC_FILE for folder in folders])
     for folder in folders:
         trust(folder, place / ROSTER_FILE, listed.digest)

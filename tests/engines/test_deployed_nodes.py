@@ -55,12 +55,12 @@ NODES = 3
 
 
 def write_nodes(
-    place: Path, *, seeded: bool = True, policies: Mapping[int, object] | None = None
+    place: Path, *, seeded: bool = True, policies: Mapping[int, object] | None = None, count: int = NODES
 ) -> list[Path]:
     """A folder for each client, with the examples that the simulator would give to it."""
-    clients = prepare(quick_config("fedavg", clients=NODES), 0).clients
+    clients = prepare(quick_config("fedavg", clients=count), 0).clients
     folders = []
-    for client in range(NODES):
+    for client in range(count):
         folder = place / f"node-{client}"
         folder.mkdir(parents=True)
         data = clients.load([client])

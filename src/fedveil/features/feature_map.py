@@ -7,6 +7,7 @@ network does under the same noise.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -32,7 +33,7 @@ OPTIONS = ConfigDict(extra="forbid")
 _IMAGES_AT_A_TIME = 16
 
 
-class FeatureMap:
+class FeatureMap(ABC):
     """What turns images `[n, C, H, W]` of brightness 0 to 1 into vectors, each image on its own."""
 
     name: ClassVar[str]
@@ -40,13 +41,13 @@ class FeatureMap:
     note: ClassVar[str | None] = None
     """What a reader of results has to know of the map."""
 
+    @abstractmethod
     def shape(self, image_shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of the features of images of this shape. Raises `InputError` for anything else."""
-        raise NotImplementedError
 
+    @abstractmethod
     def transform(self, image_shape: Sequence[int]) -> tuple[Callable[[Tensor], Tensor], int]:
         """The map of a block of images, and how many are best worked on at a time."""
-        raise NotImplementedError
 
     def digest(self) -> str:
         """What tells this map from all others."""
