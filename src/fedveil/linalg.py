@@ -15,19 +15,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, TypeVar
 
 from fedveil.errors import InputError
+from fedveil.lazy_torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _Piece = TypeVar("_Piece")
 _CHUNK = 32_768  # numbers of one client that are transformed at a time: a fixed size keeps the bits fixed
 _SINGLE_LIMIT = 1 / 16  # threshold / Frobenius norm above which float32 Gram matrices are exact to about 1e-5
 _SINGLE_ERROR = 1e-4  # below that ratio: the error allowed in what is removed, relative to it
 _ROUNDING = 2.0**-21  # what a float32 eigendecomposition loses, relative to the trace: a few roundings
-_DOUBLE_LIMIT = {torch.float32: 1e-6, torch.float64: 1e-5}  # below it a slice takes the plain SVD
+_DOUBLE_LIMIT = {"torch.float32": 1e-6, "torch.float64": 1e-5}  # below it a slice takes the plain SVD
 
 
 def t_tsvd(stack: Tensor, threshold: float) -> Tensor:
@@ -79,7 +80,7 @@ def _check_stack(stack: Tensor) -> float:
         raise InputError(
             "stack", shape, "is not the shape of a stack of matrices", "Give [K, d, h] with K, d, h >= 1."
         )
-    if stack.dtype not in _DOUBLE_LIMIT:
+    if str(stack.dtype) not in _DOUBLE_LIMIT:
         raise InputError("stack", stack.dtype, "is not a real floating type", "Use float32 or float64.")
     low, high = torch.aminmax(stack.detach())  # not a number wins over every number; one cheap pass
     largest = max(-float(low), float(high))
@@ -157,7 +158,7 @@ def _shrink(matrix: Tensor, threshold: float) -> Tensor | None:
     if norm <= threshold:  # no singular value is larger than the Frobenius norm
         return None
     ratio = threshold / norm
-    if ratio < _DOUBLE_LIMIT[matrix.real.dtype]:
+    if ratio < _DOUBLE_LIMIT[str(matrix.real.dtype)]:
         return _shrink_by_svd(matrix, threshold)
     tall = matrix.shape[0] >= matrix.shape[1]
     gram = _gram(matrix if tall else matrix.mH)

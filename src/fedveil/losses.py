@@ -9,11 +9,13 @@ records and therefore cannot bound what one of them does.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
-import torch
-from torch import Tensor
-from torch.nn import functional
+from fedveil.lazy_torch import functional, torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 Target = Literal["classes", "number", "survival"]
 

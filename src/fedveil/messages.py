@@ -12,16 +12,15 @@ import struct
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Self, Union, get_args, get_origin, get_type_hints
-
-import safetensors.torch
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Self, Union, get_args, get_origin, get_type_hints
 
 from fedveil.errors import FedveilError
+from fedveil.lazy_torch import safetensors_torch, torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _SCALARS = (bool, int, float, str, type(None))
-_EXACT: tuple[type, ...] = (bool, int, float, str, type(None), Tensor, dict)
 
 
 class MessageError(FedveilError):
@@ -37,7 +36,7 @@ class Record:
         out: dict[str, Tensor] = {}
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, Tensor):
+            if isinstance(value, torch.Tensor):
                 out[field.name] = value
             elif isinstance(value, dict):
                 out.update({f"{field.name}/{key}": leaf for key, leaf in value.items()})
@@ -51,7 +50,7 @@ class Record:
         values: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, Tensor):
+            if isinstance(value, torch.Tensor):
                 values[field.name] = change(field.name, value)
             elif isinstance(value, dict):
                 values[field.name] = {key: change(f"{field.name}/{key}", leaf) for key, leaf in value.items()}
@@ -93,14 +92,16 @@ class Record:
         # 3.9 clients would be taken for 3 by one reader and for 3.9 by another; a number is no tensor.
         for name, allowed in _kinds(cls).items():
             value = values[name]
-            if type(value) not in allowed and not (Tensor in allowed and isinstance(value, Tensor)):
+            if type(value) not in allowed and not (
+                torch.Tensor in allowed and isinstance(value, torch.Tensor)
+            ):
                 raise MessageError(f"{name!r} of a {cls.__name__} is not of type {allowed[0].__name__}")
         return cls(**values)
 
     def to_bytes(self) -> bytes:
         """A self-contained encoding: length, JSON header, safetensors."""
         text = json.dumps(self.head()).encode()
-        body = safetensors.torch.save(_apart(self.tensors()))
+        body = safetensors_torch.save(_apart(self.tensors()))
         return struct.pack("<I", len(text)) + text + body
 
     @classmethod
@@ -109,7 +110,7 @@ class Record:
         try:
             (length,) = struct.unpack_from("<I", data)
             head = json.loads(data[4 : 4 + length])
-            tensors = safetensors.torch.load(data[4 + length :])
+            tensors = safetensors_torch.load(data[4 + length :])
         except Exception as error:  # whatever a stranger's bytes provoke
             raise MessageError(f"not a {cls.__name__}: {type(error).__name__}: {error}") from error
         return cls.assemble(head, tensors)
@@ -156,15 +157,16 @@ def _kinds(record: type[Record]) -> dict[str, tuple[type, ...]]:
 
 def _read_kinds(record: type[Record]) -> dict[str, tuple[type, ...]]:
     found = {}
+    exact = (*_SCALARS, torch.Tensor, dict)
     try:
-        hints = get_type_hints(record)
+        hints = get_type_hints(record, localns={"Tensor": torch.Tensor})  # a type checker's name elsewhere
     except NameError:  # a name that only a type checker sees
         return {}
     for field in fields(record):
         hint = hints[field.name]
         union = get_origin(hint) in (Union, types.UnionType)
         kinds = [get_origin(kind) or kind for kind in (get_args(hint) if union else (hint,))]
-        if all(kind in _EXACT for kind in kinds):
+        if all(kind in exact for kind in kinds):
             found[field.name] = (*kinds, *((int,) if float in kinds else ()))
     return found
 

@@ -12,13 +12,16 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from numpy.random.bit_generator import ISeedSequence
-from torch import Tensor
+
+from fedveil.lazy_torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NoiseSource = Literal["seeded", "entropy"]
 

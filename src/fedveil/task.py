@@ -15,21 +15,20 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-from torch.nn import functional
 
 from fedveil.errors import InputError
+from fedveil.lazy_torch import functional, nn, torch
 from fedveil.linear_network import LinearNetwork, cross_entropy_gradient, mean_gradient
-from fedveil.text_model import TextModel
 from fedveil.tree import Params, concatenate, own_memory, with_axis
 
-ExampleLoss = Callable[[Tensor, Tensor], Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ExampleLoss = Callable[["Tensor", "Tensor"], "Tensor"]
 
 _STEPS_DRAWN_AT_ONCE = 16  # of dropout: few enough to stay in the cache
 
@@ -71,16 +70,6 @@ def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, y, reduction="none")
 
 
-class _StreamDropout(nn.Dropout):
-    """Dropout whose masks are handed in, so that they come from the client's own stream."""
-
-    masks: Sequence[Tensor] | None = None
-    index: int = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x if self.masks is None else x * self.masks[self.index]
-
-
 class Task:
     """One learning problem: a model, its loss, and how to differentiate both for many clients."""
 
@@ -93,6 +82,9 @@ class Task:
         frozen_statistics: bool = False,
     ) -> None:
         """`frozen_statistics` accepts batch norm with its running statistics as constants: to attack, not to train."""
+        from fedveil.stream_dropout import own_dropouts
+        from fedveil.text_model import TextModel
+
         self._make = None if isinstance(model, nn.Module) else model
         template = copy.deepcopy(model) if isinstance(model, nn.Module) else _build(model, seed=0)
         _require_trainable(template)
@@ -107,7 +99,7 @@ class Task:
         self.stacks = self.text is None or self.text.stacks
         self.memory: Callable[[Params, int], Params] = own_memory
         """Where training puts the parameters of K clients, unwritten; an engine may lend what it will read later."""
-        self._dropouts = _own_dropouts(self.module)
+        self._dropouts = own_dropouts(self.module)
         self._dropout_shapes: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
 
     def init(self, seed: int) -> Params:
@@ -134,7 +126,7 @@ class Task:
             ]
             return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows)
         in_dims = (0, 0, None if drop is None else 0, None if offset is None else 0)
-        return vmap(self._call, in_dims=in_dims)(w, x, drop, offset)
+        return torch.func.vmap(self._call, in_dims=in_dims)(w, x, drop, offset)
 
     def losses(self, w: Params, batch: Batch, drop: Sequence[Tensor] | None = None) -> Tensor:
         """The loss of every example, `[K, B]`."""
@@ -163,7 +155,7 @@ class Task:
             ]
             return parts[0] if len(parts) == 1 else concatenate(parts)
         in_dims = (0, 0, 0, 0, None if drop is None else 0, None if batch.offset is None else 0)
-        stacked: Params = vmap(grad(self._weighted_loss), in_dims=in_dims)(
+        stacked: Params = torch.func.vmap(torch.func.grad(self._weighted_loss), in_dims=in_dims)(
             w, batch.x, batch.y, weights, drop, batch.offset
         )
         return stacked
@@ -234,9 +226,9 @@ class Task:
                 found.append(torch.autograd.grad(total, inputs[argument])[0])
             return torch.stack(found)
         in_dims = (0, 0, 0, 0, None, None if batch.offset is None else 0)
-        stacked: Tensor = vmap(grad(self._weighted_loss, argnums=argument), in_dims=in_dims)(
-            w, batch.x, batch.y, weights, None, batch.offset
-        )
+        stacked: Tensor = torch.func.vmap(
+            torch.func.grad(self._weighted_loss, argnums=argument), in_dims=in_dims
+        )(w, batch.x, batch.y, weights, None, batch.offset)
         return stacked
 
     @property
@@ -348,7 +340,7 @@ class Task:
         for layer in self._dropouts:
             layer.masks = drop
         try:
-            out: Tensor = functional_call(self.module, w, (x,) if offset is None else (x, offset))
+            out: Tensor = torch.func.functional_call(self.module, w, (x,) if offset is None else (x, offset))
         finally:
             for layer in self._dropouts:
                 layer.masks = None
@@ -410,16 +402,3 @@ def _refuse_batch_statistics(model: nn.Module) -> None:
                 "its statistics mix the examples of a batch, so one example's influence cannot be bounded",
                 "Replace it by torch.nn.GroupNorm.",
             )
-
-
-def _own_dropouts(module: nn.Module) -> list[_StreamDropout]:
-    """Every dropout layer replaced in place by one that takes its masks from us, in order of definition."""
-    found: list[_StreamDropout] = []
-    for parent in module.modules():
-        for name, child in parent.named_children():
-            if isinstance(child, (nn.modules.dropout._DropoutNd)):
-                layer = _StreamDropout(child.p)
-                layer.index = len(found)
-                found.append(layer)
-                setattr(parent, name, layer)
-    return found

@@ -1,4 +1,4 @@
-"""What a model of texts is, and the loss of a language model.
+"""What a model of texts is.
 
 Tokens are ids: `x` is `[K, B, L]` int64 (on one model `[B, L]`), padded on the right with the model's `pad`. No mask is
 handed around: a model reads it off the ids, `ids != pad`. The *input space* of a text, where perturbations and attacks
@@ -12,11 +12,8 @@ from abc import ABC, abstractmethod
 from operator import attrgetter
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-IGNORED = -100  # a target that counts nothing: padding, or the end of a text
 
 
 class TextModel(nn.Module, ABC):
@@ -59,20 +56,3 @@ class TextModel(nn.Module, ABC):
         if offset is not None:
             embedded = embedded + offset
         return self.from_embeddings(embedded, ids)
-
-
-def next_token_loss(outputs: Tensor, y: Tensor) -> Tensor:
-    """The cross-entropy of each text `[B]`: the mean over its targets `y [B, L]` that are not `IGNORED`.
-
-    A text without any target counts as 0.
-    """
-    each = token_losses(outputs, y)
-    counted = (y != IGNORED).to(each.dtype)
-    return each.sum(-1) / counted.sum(-1).clamp(min=1)
-
-
-def token_losses(outputs: Tensor, y: Tensor) -> Tensor:
-    """The cross-entropy of each target `[B, L]`, 0 where it is ignored."""
-    wanted = y.clamp(min=0).unsqueeze(-1)
-    logged = torch.log_softmax(outputs, dim=-1).gather(-1, wanted).squeeze(-1)
-    return torch.where(y == IGNORED, torch.zeros_like(logged), -logged)

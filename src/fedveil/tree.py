@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from fedveil.lazy_torch import torch
 
-Params = dict[str, Tensor]
-State = dict[str, Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+Params = dict[str, "Tensor"]
+State = dict[str, "Tensor"]
 
 
 def tree_map(f: Callable[..., Tensor], *trees: Params) -> Params:

@@ -20,7 +20,7 @@ from fedveil.models.registry import make_model
 from fedveil.privacy.releases import Plan
 from fedveil.streams import ClientStreams
 from fedveil.task import cross_entropy
-from fedveil.text_model import IGNORED, next_token_loss
+from fedveil.token_losses import IGNORED, next_token_loss
 from fedveil.tree import with_axis
 
 WORDS, LENGTH = 20, 5

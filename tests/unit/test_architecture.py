@@ -17,6 +17,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "fedveil"
 LAYERS = [
     [
         "errors",
+        "lazy_torch",
         "validation",
         "plugins",
         "numerics",
@@ -27,6 +28,8 @@ LAYERS = [
         "linalg",
         "linear_network",
         "text_model",
+        "token_losses",
+        "stream_dropout",
         "losses",
         "task",
     ],

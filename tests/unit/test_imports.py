@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-DEMO = Path(__file__).parents[2] / "experiments" / "demo.toml"
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "experiments" / "demo.toml"
 
 ON_DEMAND = ("dp_accounting", "flwr", "matplotlib", "mlxtend", "pandas", "scipy.optimize", "scipy.stats", "sklearn",
              "tokenizers", "transformers")  # fmt: skip
@@ -45,3 +46,54 @@ fedveil.cli.main()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "LOADED []" in done.stdout, done.stdout[-300:]
+
+
+WITHOUT_TORCH = (
+    ["--help"],
+    ["list", "methods"],
+    ["list", "methods", "fedceo"],
+    ["list", "wrappers"],
+    ["list", "wrappers", "model-average"],
+    ["list", "datasets"],
+    ["list", "datasets", "table"],
+    ["list", "models"],
+    ["list", "models", "mlp-2"],
+    ["list", "attacks"],
+    ["list", "attacks", "lira"],
+    ["list", "experiments", str(ROOT / "experiments")],
+    ["list", "results"],
+    ["account", str(DEMO), "--records-per-client", "100"],
+    ["new", "study"],
+)
+
+
+@pytest.mark.parametrize("arguments", WITHOUT_TORCH, ids=" ".join)
+def test_commands_that_compute_with_no_tensor_load_no_torch(arguments: list[str], tmp_path: Path) -> None:
+    code = f"""
+import atexit, sys
+atexit.register(lambda: print("LOADED", [name for name in ("torch", "pandas", "flwr") if name in sys.modules]))
+sys.argv = ["fedveil", *{arguments!r}]
+import fedveil.cli
+fedveil.cli.main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "LOADED []" in done.stdout, done.stdout[-200:]
+
+
+def test_shell_completion_loads_no_torch(tmp_path: Path) -> None:
+    code = """
+import atexit, os, sys
+os.environ |= {"_FEDVEIL_COMPLETE": "complete_bash", "COMP_WORDS": "fedveil ac", "COMP_CWORD": "1"}
+atexit.register(lambda: print("LOADED", "torch" in sys.modules))
+sys.argv = ["fedveil"]
+import fedveil.cli
+fedveil.cli.main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path
+    )
+    assert "account" in done.stdout.split(), done.stdout + done.stderr
+    assert "LOADED False" in done.stdout

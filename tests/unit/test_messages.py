@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedveil import messages
 from fedveil.messages import Message, MessageError
+from fedveil.methods import METHODS
 from fedveil.tree import Params
 
 
@@ -84,3 +86,10 @@ def test_a_changed_byte_gives_a_letter_or_a_message_error(place: int, value: int
     data[place % len(data)] = value
     with contextlib.suppress(MessageError):
         assert isinstance(Letter.from_bytes(bytes(data)), Letter)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_field_of_a_methods_messages_has_a_type_that_is_checked(name: str) -> None:
+    kind = METHODS[name]
+    for record in (kind.server_type, kind.down_type, kind.up_type):
+        assert set(messages._kinds(record)) == {field.name for field in fields(record)}, record

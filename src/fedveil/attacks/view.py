@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedveil.attacks.text.leak import TokenLeak
 from fedveil.errors import InputError
+from fedveil.lazy_torch import torch
 from fedveil.methods.disclosure import Adaptation, LocalSteps
 from fedveil.task import Task
 from fedveil.tree import Params
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 StepCallback = Callable[[int, int, float], None]
 """Called with the step, the number of steps, and the smallest loss so far."""

@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from fedveil.errors import DataError, InputError
+from fedveil.lazy_torch import torch
 from fedveil.task import Batch
 
-Array = Tensor | npt.NDArray[Any]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Array: TypeAlias = "Tensor | npt.NDArray[Any]"
 
 
 @dataclass(frozen=True)
@@ -208,7 +210,7 @@ def _not_finite(example: int, parts: Sequence[Tensor], numbers: Sequence[int]) -
 
 def tensor_of(values: Array) -> Tensor:
     """The values as a tensor; fractions that come from NumPy take torch's default type."""
-    if isinstance(values, Tensor):
+    if isinstance(values, torch.Tensor):
         return values
     array = np.asarray(values)
     if array.dtype.kind not in "fiub":

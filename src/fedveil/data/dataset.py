@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedveil.data.schema import TableSchema
 from fedveil.data.vocabulary import Vocabulary
 from fedveil.errors import DataError, InputError
+from fedveil.lazy_torch import torch
 from fedveil.losses import Target
 from fedveil.streams import named_stream
-from fedveil.text_model import IGNORED
+from fedveil.token_losses import IGNORED
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Normalise = Literal["dataset", "unit", "none"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from fedveil.data.dataset import (
     Dataset,
@@ -19,6 +19,9 @@ from fedveil.data.dataset import (
 from fedveil.data.files import locate, read_bytes
 from fedveil.data.idx import read_idx_pair
 from fedveil.errors import DataError, install
+
+if TYPE_CHECKING:
+    import torch
 
 MNIST_MEAN, MNIST_STD = (0.1307,), (0.3081,)
 DIGITS = tuple("0123456789")

@@ -17,7 +17,6 @@ from typing import Literal, get_args
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from fedveil.data.dataset import Dataset
 from fedveil.data.files import find_together, not_found, text_lines
@@ -26,6 +25,7 @@ from fedveil.data.raw_table import RawTable, joined
 from fedveil.data.schema import Column, TableSchema
 from fedveil.data.table import complete_rows, table_examples
 from fedveil.errors import DataError, InputError
+from fedveil.lazy_torch import torch
 
 Scaling = Literal["public", "none"]
 HOSPITALS = {

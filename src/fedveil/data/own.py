@@ -12,11 +12,9 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedveil.data.client_data import ArrayClients
 from fedveil.data.dataset import (
@@ -35,8 +33,12 @@ from fedveil.data.raw_table import joined, read_table
 from fedveil.data.schema import Decimal, Missing, TableSchema, read_schema
 from fedveil.data.table import ColumnOptions, class_names, fit_schema, table_examples
 from fedveil.errors import DataError, InputError
+from fedveil.lazy_torch import torch
 
-Array = np.ndarray | Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Array: TypeAlias = "np.ndarray | Tensor"
 _TEST = "test"
 _FILES = (".csv", ".parquet", ".npz")
 _BOMB_RATIO = 1100  # deflate's most is 1032
@@ -320,7 +322,7 @@ def _own(
 
 
 def _tensor(value: object, field: str) -> Tensor:
-    if isinstance(value, Tensor):
+    if isinstance(value, torch.Tensor):
         return value.detach().cpu()
     array = np.asarray(value)
     if array.dtype.kind not in "fiub":

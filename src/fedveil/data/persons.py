@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from fedveil.data.dataset import stratified_split
 from fedveil.data.raw_table import RawTable, require_present
 from fedveil.errors import InputError, whole_number
+from fedveil.lazy_torch import torch
 from fedveil.streams import named_stream
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def check_persons(person: str | None, rows_per_person: int | None) -> int | None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
-from torch import Tensor
 
 from fedveil.data.files import read_bytes
 from fedveil.data.missing import MISSING_MARKS, require_labels
 from fedveil.data.schema import Decimal
 from fedveil.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _MOST_BYTES = 1 << 31
 _HEADER_BYTES = 1 << 20

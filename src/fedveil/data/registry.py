@@ -6,26 +6,11 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
-from fedveil.data.cifar import load_cifar10, load_cifar100
 from fedveil.data.dataset import Dataset, TextDataset, check_count
-from fedveil.data.digits import load_digits, load_fashion_mnist, load_mnist, load_mnist5k
-from fedveil.data.emnist import load_emnist
-from fedveil.data.heart import load_heart_disease
-from fedveil.data.own import load_client_folder
-from fedveil.data.pictures import load_image_folder
-from fedveil.data.table import load_table
-from fedveil.data.text import (
-    load_cola,
-    load_labelled_text,
-    load_sentiment140,
-    load_sst2,
-    load_text,
-    load_tiny_shakespeare,
-    load_wikitext2,
-)
 from fedveil.errors import InputError, install, known_name
 
 Kind = Literal["image", "table", "text"]
@@ -33,13 +18,17 @@ Kind = Literal["image", "table", "text"]
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What a named dataset is and where it comes from. `options` are what `load_dataset` takes for it."""
+    """What a named dataset is and where it comes from."""
 
     name: str
     summary: str
     kind: Kind
     how_to_get: str
-    options: tuple[str, ...]
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What `load_dataset` takes for it."""
+        return _ENTRIES[self.name].options()
 
 
 _NO_OPTIONS = ("data_dir", "variant")
@@ -51,7 +40,17 @@ class _Entry:
     summary: str
     kind: Kind
     how_to_get: str
-    load: Callable[..., Dataset | TextDataset]
+    place: str
+    """Where its loader is below `fedveil.data`: loaded when the data set is asked for."""
+    own: bool = False
+    """Whether these are files of the user's own, not a public benchmark."""
+    variant: str | None = None
+
+    @property
+    def load(self) -> Callable[..., Dataset | TextDataset]:
+        module, _, name = self.place.partition(":")
+        load: Callable[..., Dataset | TextDataset] = getattr(import_module(f"fedveil.data.{module}"), name)
+        return load if self.variant is None else functools.partial(load, variant=self.variant)
 
     def options(self) -> tuple[str, ...]:
         named = tuple(name for name in inspect.signature(self.load).parameters if name not in _NO_OPTIONS)
@@ -63,107 +62,131 @@ class _Entry:
 
 
 _ENTRIES: dict[str, _Entry] = {
-    "digits": _Entry("1797 digits, 1x8x8, 10 classes", "image", "Comes with fedveil.", load_digits),
-    "mnist5k": _Entry("5000 MNIST digits, 1x28x28, 10 classes", "image", install("mnist"), load_mnist5k),
-    "mnist": _Entry("70000 digits, 1x28x28, 10 classes", "image", "Four IDX files in mnist/.", load_mnist),
+    "digits": _Entry("1797 digits, 1x8x8, 10 classes", "image", "Comes with fedveil.", "digits:load_digits"),
+    "mnist5k": _Entry(
+        "5000 MNIST digits, 1x28x28, 10 classes", "image", install("mnist"), "digits:load_mnist5k"
+    ),
+    "mnist": _Entry(
+        "70000 digits, 1x28x28, 10 classes", "image", "Four IDX files in mnist/.", "digits:load_mnist"
+    ),
     "fashion-mnist": _Entry(
         "70000 pieces of clothing, 1x28x28, 10 classes",
         "image",
         "Four IDX files in fashion-mnist/.",
-        load_fashion_mnist,
+        "digits:load_fashion_mnist",
     ),
     "emnist-byclass": _Entry(
         "digits, capitals and small letters, 1x28x28, 62 classes",
         "image",
         _EMNIST_FILES,
-        functools.partial(load_emnist, variant="byclass"),
+        "emnist:load_emnist",
+        variant="byclass",
     ),
     "emnist-balanced": _Entry(
         "the same with 15 look-alikes merged and classes of one size, 1x28x28, 47 classes",
         "image",
         _EMNIST_FILES,
-        functools.partial(load_emnist, variant="balanced"),
+        "emnist:load_emnist",
+        variant="balanced",
     ),
     "emnist-letters": _Entry(
         "letters, capital and small together, 1x28x28, 26 classes",
         "image",
         _EMNIST_FILES,
-        functools.partial(load_emnist, variant="letters"),
+        "emnist:load_emnist",
+        variant="letters",
     ),
     "emnist-digits": _Entry(
         "digits, 1x28x28, 10 classes",
         "image",
         _EMNIST_FILES,
-        functools.partial(load_emnist, variant="digits"),
+        "emnist:load_emnist",
+        variant="digits",
     ),
     "cifar10": _Entry(
         "up to 60000 photographs, 3x32x32, 10 classes",
         "image",
         "The binary version in cifar-10-batches-bin/ (.bin or .bin.xz).",
-        load_cifar10,
+        "cifar:load_cifar10",
     ),
     "cifar100": _Entry(
         "60000 photographs, 3x32x32, 100 classes",
         "image",
         "The binary version in cifar-100-binary/.",
-        load_cifar100,
+        "cifar:load_cifar100",
     ),
     "image-folder": _Entry(
         "your pictures, one folder per class (Tiny-ImageNet's layout too)",
         "image",
         "Give path.",
-        load_image_folder,
+        "pictures:load_image_folder",
+        own=True,
     ),
     "client-folder": _Entry(
         "your clients, one folder of pictures or one file (.csv, .parquet, .npz) each",
         "table",
         'Give path, and label for tables; keep clients apart with partition.kind = "user".',
-        load_client_folder,
+        "own:load_client_folder",
+        own=True,
     ),
     "table": _Entry(
         "your CSV or Parquet table",
         "table",
         "Give path and label.",
-        load_table,
+        "table:load_table",
+        own=True,
     ),
     "heart-disease": _Entry(
         "740 patients of four hospitals, 13 features, 2 classes (FLamby's Fed-Heart-Disease)",
         "table",
         'The four processed UCI files in heart-disease/; partition.kind = "user" keeps hospitals apart.',
-        load_heart_disease,
+        "heart:load_heart_disease",
     ),
-    "cola": _Entry("9594 sentences, acceptable or not", "text", "CoLA 1.0's raw files in cola/.", load_cola),
-    "sst2": _Entry("9613 sentences about films, 2 classes", "text", "Three TSV files in sst2/.", load_sst2),
+    "cola": _Entry(
+        "9594 sentences, acceptable or not", "text", "CoLA 1.0's raw files in cola/.", "text:load_cola"
+    ),
+    "sst2": _Entry(
+        "9613 sentences about films, 2 classes", "text", "Three TSV files in sst2/.", "text:load_sst2"
+    ),
     "sentiment140": _Entry(
         "100000 tweets, 2 classes",
         "text",
         "positive.txt and negative.txt in sentiment140/.",
-        load_sentiment140,
+        "text:load_sentiment140",
     ),
     "wikitext-2": _Entry(
-        "articles of Wikipedia, no labels", "text", "valid.txt and test.txt in wikitext-2/.", load_wikitext2
+        "articles of Wikipedia, no labels",
+        "text",
+        "valid.txt and test.txt in wikitext-2/.",
+        "text:load_wikitext2",
     ),
     "tiny-shakespeare": _Entry(
-        "plays of Shakespeare, no labels", "text", "input.txt in tiny-shakespeare/.", load_tiny_shakespeare
+        "plays of Shakespeare, no labels",
+        "text",
+        "input.txt in tiny-shakespeare/.",
+        "text:load_tiny_shakespeare",
     ),
     "labelled-text": _Entry(
-        "your texts with labels", "text", "Give path: lines of text, tab, label.", load_labelled_text
+        "your texts with labels",
+        "text",
+        "Give path: lines of text, tab, label.",
+        "text:load_labelled_text",
+        own=True,
     ),
-    "text": _Entry("your text file, no labels", "text", "Give path.", load_text),
+    "text": _Entry("your text file, no labels", "text", "Give path.", "text:load_text", own=True),
 }
 
 
 def list_datasets() -> list[DatasetInfo]:
     """Every dataset that has a name."""
     return [
-        DatasetInfo(name, entry.summary, entry.kind, entry.how_to_get, entry.options())
-        for name, entry in _ENTRIES.items()
+        DatasetInfo(name, entry.summary, entry.kind, entry.how_to_get) for name, entry in _ENTRIES.items()
     ]
 
 
 def is_own_data(name: str) -> bool:
     """Whether this name stands for files of the user's own, not for a public benchmark."""
-    return name in _ENTRIES and "path" in _ENTRIES[name].needed()
+    return name in _ENTRIES and _ENTRIES[name].own
 
 
 def dataset_options(name: str) -> dict[str, object]:

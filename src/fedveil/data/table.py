@@ -11,13 +11,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
-import torch
-from torch import Tensor
 
 from fedveil.data.dataset import Dataset, Examples, check_fraction, stratified_split
 from fedveil.data.files import given_file
@@ -37,14 +35,17 @@ from fedveil.data.schema import (
     Column,
     Decimal,
     Missing,
-    TableFeatures,
     TableSchema,
     check_target,
     read_schema,
 )
 from fedveil.data.targets import survival_labels, target_numbers
 from fedveil.errors import DataError, InputError
+from fedveil.lazy_torch import torch
 from fedveil.losses import Target
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _MOST_CATEGORIES = 1000
 _ROWS_AT_ONCE = 1 << 14
@@ -106,6 +107,8 @@ def table_examples(schema: TableSchema, table: RawTable, users: dict[str, int] |
 
     `users` gives the users seen so far their ids, and is extended by new ones.
     """
+    from fedveil.data.table_features import TableFeatures
+
     if schema.missing == "drop":
         table = complete_rows(table, [column.name for column in schema.columns])
     cells = torch.from_numpy(encode_cells(schema, table))

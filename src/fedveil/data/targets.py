@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from fedveil.data.raw_table import RawTable, numbers, require_present
 from fedveil.data.schema import Decimal, TableSchema
 from fedveil.errors import DataError
+from fedveil.lazy_torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def target_numbers(label: str, table: RawTable, decimal: Decimal) -> npt.NDArray[np.float64]:

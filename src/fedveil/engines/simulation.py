@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol, TypeVar
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from fedveil.data.client_data import Clients
 from fedveil.engines.engine import Answers
 from fedveil.engines.pool import Pool, can_fork
 from fedveil.engines.worker import ClientWorker, Computed, one_thread
+from fedveil.lazy_torch import nn
 from fedveil.messages import Message, Record
 from fedveil.methods.method import AnyMethod, At
 from fedveil.privacy.releases import Plan
@@ -24,6 +23,9 @@ from fedveil.streams import NoiseSource
 from fedveil.task import Task
 from fedveil.tree import State, concatenate
 from fedveil.tree import rows as rows_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Execution = Literal["auto", "stacked", "one-by-one"]
 R = TypeVar("R", bound=Record)

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
-
 from fedveil.data.client_data import ClientData, Clients
 from fedveil.errors import DivergedError
+from fedveil.lazy_torch import torch
 from fedveil.messages import Message
 from fedveil.methods.method import AnyMethod, At
 from fedveil.privacy.clipping import hidden_divergence

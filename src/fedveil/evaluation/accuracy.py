@@ -8,18 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from fedveil.data.client_data import Clients
 from fedveil.evaluation.targets import concordance, r_squared, root_mean_square
 from fedveil.evaluation.text_overlap import matthews, perplexity
+from fedveil.lazy_torch import torch
 from fedveil.losses import risk_of, target_of, times_of
 from fedveil.task import Task
-from fedveil.text_model import IGNORED, token_losses
+from fedveil.token_losses import IGNORED, token_losses
 from fedveil.tree import Params, State, with_axis, without_axis
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EXTRA_METRICS = ("mcc", "perplexity", "rmse", "r2", "concordance")
 """Fields of a score that only some kinds of models have."""

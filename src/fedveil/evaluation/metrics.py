@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from fedveil.evaluation.targets import concordance, r_squared, root_mean_square
+from fedveil.lazy_torch import torch
 from fedveil.losses import risk_of, target_of, times_of
 from fedveil.streams import named_stream
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Floats = npt.NDArray[np.float64]
 _RESAMPLES = 200

@@ -13,10 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedveil.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _NOT_A_WORD = re.compile(r"[^a-z0-9]+")
 

@@ -7,10 +7,7 @@ import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from fedveil.data.client_data import ArrayClients, Clients, digest_of
 from fedveil.data.dataset import Dataset, TextDataset
@@ -24,6 +21,7 @@ from fedveil.errors import InputError, known_name, within
 from fedveil.experiment.config import Config, TextSection
 from fedveil.experiment.target import Calibrated, method_of
 from fedveil.features.feature_map import as_features, make_features
+from fedveil.lazy_torch import torch
 from fedveil.losses import Cox, Hazard, Huber, Squared, WeightedCrossEntropy
 from fedveil.methods.method import AnyMethod
 from fedveil.models.registry import make_model, model_entry
@@ -37,7 +35,10 @@ from fedveil.session.privacy_guard import noise_for
 from fedveil.session.run import make_plan
 from fedveil.streams import NoiseSource, named_stream
 from fedveil.task import ExampleLoss, Task, cross_entropy
-from fedveil.text_model import next_token_loss
+from fedveil.token_losses import next_token_loss
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from fedveil.lazy_torch import torch
 from fedveil.streams import named_stream
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def in_blocks(compute: Callable[[Tensor], Tensor], records: Tensor, size: int) -> Tensor:

@@ -10,13 +10,16 @@ import io
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedveil.atomic_files import write_atomically
 from fedveil.errors import ResultError
+from fedveil.lazy_torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FOLDER = "features"
 

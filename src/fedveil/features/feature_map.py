@@ -11,12 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import torch
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from fedveil.data.dataset import Dataset, Examples, FeatureFacts
 from fedveil.data.files import user_cache
@@ -27,7 +25,11 @@ from fedveil.features.normalise import constants, scatter_channels
 from fedveil.features.pretrained import Encoder, load_encoder
 from fedveil.features.scattering import Scattering
 from fedveil.features.synthetic_images import SyntheticImages
+from fedveil.lazy_torch import torch
 from fedveil.validation import refused
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 OPTIONS = ConfigDict(extra="forbid")
 _IMAGES_AT_A_TIME = 16

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedveil.features.blocks import in_blocks
 from fedveil.features.scattering import Scattering
 from fedveil.features.synthetic_images import SyntheticImages, draw
+from fedveil.lazy_torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 COUNT = 4000
 _SMALLEST = (

@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from fedveil.errors import InputError, install
+from fedveil.lazy_torch import nn, torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _SIDE = 224
 _READ = 1 << 20
@@ -62,7 +63,7 @@ class Encoder:
 def _vectors(outputs: Any) -> Tensor:
     """The pooled output; else the mean over places or tokens of the last layer."""
     pooled = getattr(outputs, "pooler_output", None)
-    if isinstance(pooled, Tensor):
+    if isinstance(pooled, torch.Tensor):
         return pooled
     last: Tensor = outputs.last_hidden_state
     return last.mean((2, 3)) if last.dim() == 4 else last.mean(1)

@@ -15,11 +15,13 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedveil.errors import InputError
+from fedveil.lazy_torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _ALIGNED = 16  # float32 numbers of a line of the processor's cache
 _COPIES = 2  # of a filter on each side of the image: what lies further away is below 1e-12

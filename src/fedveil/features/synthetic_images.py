@@ -7,13 +7,15 @@ distributed like those of photographs (Lee, Mumford, Huang: Occlusion Models for
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from fedveil.lazy_torch import torch
 from fedveil.streams import named_stream
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SyntheticImages = Literal["strokes", "leaves"]
 

@@ -16,15 +16,14 @@ Deviations:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
+from fedveil.lazy_torch import torch
 from fedveil.methods.fields import STRICT, Epochs
 from fedveil.methods.method import At, register
 from fedveil.methods.shared_model import Server
@@ -33,6 +32,9 @@ from fedveil.privacy.releases import Plan
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
 from fedveil.tree import Params, State, expand, with_axis
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register(

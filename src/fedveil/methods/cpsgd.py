@@ -25,14 +25,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass as record
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from fedveil.data.client_data import ClientData
+from fedveil.lazy_torch import torch
 from fedveil.messages import Message
 from fedveil.methods.disclosure import LocalSteps, UploadReading
 from fedveil.methods.dp_fedags import PositiveFinite
@@ -46,6 +45,9 @@ from fedveil.privacy.releases import ADVERSARIES, ApproximateDP, Plan, Release, 
 from fedveil.streams import ClientStreams, ServerStreams, named_stream
 from fedveil.task import Task
 from fedveil.tree import State, add, flatten, sub, unflatten, with_axis, without_axis
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @record(frozen=True)

@@ -9,15 +9,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any, Literal
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedveil.messages import Message
 from fedveil.privacy.mechanisms import SumMechanism
 from fedveil.privacy.releases import GaussianNoise, Protection, RandomGaussianNoise, Release
 from fedveil.training.batching import LastBatch, batch_sizes
 from fedveil.tree import Params, add, expand, norms, scale, sub
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Earlier = Callable[[], Sequence[Sequence[tuple[Any, Any]]]]
 """For each client, what it was sent and what it answered in the earlier rounds on record."""

@@ -28,15 +28,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass as record
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
+from fedveil.lazy_torch import torch
 from fedveil.messages import Message
 from fedveil.methods.disclosure import Adaptation, LocalSteps
 from fedveil.methods.fields import STRICT, LocalTraining
@@ -48,6 +47,9 @@ from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, Stream
 from fedveil.task import Task
 from fedveil.tree import Params, State, add, flatten, scale, sub, unflatten, weighted_sum
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Compare = Literal["signed", "magnitude"]
 LossWeight = Literal["proportional", "inverse", "none"]

@@ -31,15 +31,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass as record
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
+from fedveil.lazy_torch import torch
 from fedveil.messages import Message, Record
 from fedveil.methods.disclosure import Adaptation, BoundedUpload, LocalSteps, UploadReading
 from fedveil.methods.dp_fedags import Share, accumulated_gradient
@@ -52,6 +51,9 @@ from fedveil.streams import ClientStreams, ServerStreams, named_stream
 from fedveil.task import Task
 from fedveil.training.private_sgd import dropout_streams, private_gradient
 from fedveil.tree import Params, State, expand, flatten, moved, unflatten, with_axis, without_axis
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Variant = Literal["everywhere", "public-mask", "top-k", "sparse-vector"]
 _PUBLIC = ("everywhere", "public-mask")

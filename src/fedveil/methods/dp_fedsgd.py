@@ -24,12 +24,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass as record
 from typing import Annotated
 
-import torch
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
+from fedveil.lazy_torch import torch
 from fedveil.messages import Message, Record
 from fedveil.methods.disclosure import Adaptation, BoundedUpload, LocalSteps, UploadReading
 from fedveil.methods.fields import STRICT, Clip, Fraction, LearningRate, NoiseMultiplier

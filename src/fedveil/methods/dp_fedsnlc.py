@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass as record
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-import torch
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from fedveil.data.client_data import ClientData
+from fedveil.lazy_torch import torch
 from fedveil.messages import Message
 from fedveil.methods.disclosure import Adaptation, LocalSteps
 from fedveil.methods.dp_fedags import (
@@ -43,6 +43,9 @@ from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams
 from fedveil.task import Task
 from fedveil.tree import Params, State, add, expand, flatten, unflatten, weighted_sum
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @record(frozen=True)

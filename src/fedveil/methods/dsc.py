@@ -19,15 +19,14 @@ Deviations:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from fedveil.data.client_data import ClientData
+from fedveil.lazy_torch import torch
 from fedveil.methods.fields import STRICT, LearningRate, NonNegative
 from fedveil.methods.method import At, register, unprotected
 from fedveil.methods.one_shot import Nothing, OneShot, Server, train_on_sets
@@ -40,6 +39,9 @@ from fedveil.training.augmentation import CHANGES, Change, draw_view
 from fedveil.training.gradient_matching import Distance, weighted_gradient
 from fedveil.training.surrogate import class_batch, image_gradient, set_weights
 from fedveil.tree import Params, State, add
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register(

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass as record
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.messages import Message
@@ -32,6 +31,9 @@ from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams
 from fedveil.task import Task
 from fedveil.tree import Params, State, weighted_sum
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @record(frozen=True)

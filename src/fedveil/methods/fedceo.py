@@ -28,14 +28,13 @@ from dataclasses import dataclass as record
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.data.dataset import Dataset
 from fedveil.errors import InputError
+from fedveil.lazy_torch import torch
 from fedveil.messages import Message, Record
 from fedveil.methods import fedceo_own
 from fedveil.methods.disclosure import (
@@ -70,6 +69,7 @@ from fedveil.tree import (
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch import Tensor
 
 
 @record(frozen=True)

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from fedveil.lazy_torch import torch
 from fedveil.methods.disclosure import Earlier
 from fedveil.privacy.releases import Release
 from fedveil.tree import Params, State, concatenate, expand, per_row
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _KNOWN = "known"
 _LAST = "last."

@@ -16,16 +16,14 @@ Deviations:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedveil.data.client_data import ClientData, Clients
 from fedveil.errors import InputError
+from fedveil.lazy_torch import nn, torch
 from fedveil.methods.fields import STRICT, LearningRate, NonNegative
 from fedveil.methods.method import At, register, unprotected
 from fedveil.methods.shared_model import AggregatedModel, Model, Server, averaging_weights
@@ -37,6 +35,9 @@ from fedveil.training.augmentation import draw_view
 from fedveil.training.local_sgd import Schedule, scheduled_lr
 from fedveil.training.surrogate import class_batch, descend
 from fedveil.tree import Params, State, add, norms
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def last_linear(task: Task) -> nn.Linear:
@@ -58,7 +59,9 @@ def features_and_logits(task: Task, w: Params, x: Tensor) -> tuple[Tensor, Tenso
 
     hook = last_linear(task).register_forward_pre_hook(look)
     try:
-        scores: Tensor = functional_call(task.module, {name: leaf[0] for name, leaf in w.items()}, (x,))
+        scores: Tensor = torch.func.functional_call(
+            task.module, {name: leaf[0] for name, leaf in w.items()}, (x,)
+        )
     finally:
         hook.remove()
     return seen[-1].flatten(1), scores

@@ -23,15 +23,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
+from fedveil.lazy_torch import torch
 from fedveil.methods.disclosure import LocalSteps
 from fedveil.methods.fedsgd import Gradient, batch_in_step, batches_per_round
 from fedveil.methods.fields import STRICT, BatchSize, LearningRate, NonNegative
@@ -43,8 +42,11 @@ from fedveil.task import Batch, Task
 from fedveil.training.local_sgd import Schedule, scheduled_lr
 from fedveil.tree import Params, State, add, expand, weighted_sum
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Norm = Literal["l2", "linf"]
-Directions = Callable[[], Tensor]
+Directions = Callable[[], "Tensor"]
 
 
 def example_norm(delta: Tensor, norm: Norm) -> Tensor:

@@ -29,14 +29,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass as record
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from fedveil.data.client_data import ClientData
+from fedveil.lazy_torch import torch
 from fedveil.messages import Message, Record
 from fedveil.methods.fields import STRICT, LearningRate
 from fedveil.methods.method import At, Method, Up, register, unprotected
@@ -47,6 +46,9 @@ from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
 from fedveil.training.surrogate import approximate, descend, measure_path
 from fedveil.tree import Params, State, with_axis
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @record(frozen=True)

@@ -13,14 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass as record
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from fedveil.data.client_data import ClientData
+from fedveil.lazy_torch import torch
 from fedveil.messages import Message
 from fedveil.methods.disclosure import LocalSteps
 from fedveil.methods.fields import STRICT, LearningRate
@@ -31,6 +30,9 @@ from fedveil.streams import ClientStreams
 from fedveil.task import Batch, Task
 from fedveil.training.local_sgd import Schedule, scheduled_lr
 from fedveil.tree import Params, State, add, expand, weighted_sum
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @record(frozen=True)

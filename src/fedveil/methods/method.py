@@ -11,12 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
-import torch
-from torch import Tensor
-
 from fedveil.data.client_data import ClientData, Clients
 from fedveil.data.dataset import Dataset
 from fedveil.errors import InputError, require_free
+from fedveil.lazy_torch import torch
 from fedveil.messages import Message, Record
 from fedveil.methods.disclosure import (
     Adaptation,
@@ -37,6 +35,7 @@ from fedveil.tree import Params, State
 
 if TYPE_CHECKING:  # drawing is loaded when something is drawn
     from matplotlib.figure import Figure
+    from torch import Tensor
 
 S = TypeVar("S", bound=Record)
 Down = TypeVar("Down", bound=Message)
@@ -257,7 +256,7 @@ class Method(ABC, Generic[S, Down, Up]):
     def disclosed_sizes(self, up: Up) -> Tensor | None:
         """The numbers of examples `[K, ...]` in uploads, by default their `size`; None where they do not tell."""
         size = getattr(up, "size", None)
-        return size if isinstance(size, Tensor) else None
+        return size if isinstance(size, torch.Tensor) else None
 
     def read_upload(self, at: At, down: Down, up: Up) -> UploadReading | None:
         """What the uploads of K clients amount to: models and gradients.

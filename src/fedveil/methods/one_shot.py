@@ -6,8 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass as record
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedveil.messages import Message, Record
 from fedveil.methods.method import At, Method, Up
@@ -16,6 +15,9 @@ from fedveil.streams import ServerStreams
 from fedveil.task import Task
 from fedveil.training.surrogate import descend
 from fedveil.tree import Params
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @record(frozen=True)

@@ -20,11 +20,11 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
-import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from fedveil.data.client_data import ClientData
+from fedveil.lazy_torch import torch
 from fedveil.methods.fields import STRICT, Clip, LearningRate
 from fedveil.methods.method import At, register
 from fedveil.methods.one_shot import Nothing, OneShot, Server, train_on_sets

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass as record
 from typing import Annotated
 
-import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from fedveil.data.client_data import ClientData
+from fedveil.lazy_torch import torch
 from fedveil.messages import Message, Record
 from fedveil.methods.disclosure import Earlier, LocalSteps, TrainingStart, UploadReading
 from fedveil.methods.fields import STRICT, BatchSize, Epochs, LearningRate, LocalStepCount

@@ -11,14 +11,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
+from fedveil.lazy_torch import torch
 from fedveil.messages import Message, Record
 from fedveil.methods.disclosure import BoundedUpload, UploadReading
 from fedveil.methods.method import METHODS, AnyMethod, At, ClientSum, Method
@@ -31,6 +30,9 @@ from fedveil.secure_sum.settings import SecureSum
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
 from fedveil.tree import Params, State, scale
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

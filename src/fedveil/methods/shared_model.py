@@ -5,12 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass as record
-from typing import Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from fedveil.data.client_data import ClientData
+from fedveil.lazy_torch import torch
 from fedveil.messages import Message, Record
 from fedveil.methods.method import At, ClientSum, Method, Up
 from fedveil.privacy.mechanisms import Unnoised
@@ -19,6 +17,9 @@ from fedveil.privacy.releases import Plan
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
 from fedveil.tree import Params, State, per_row, sub, with_axis
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @record(frozen=True)

@@ -7,14 +7,13 @@ from dataclasses import dataclass as record
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from fedveil.data.client_data import ClientData, Clients, client_ids
 from fedveil.data.dataset import Dataset
 from fedveil.errors import InputError
+from fedveil.lazy_torch import torch
 from fedveil.losses import target_of
 from fedveil.messages import Message
 from fedveil.methods.fields import (
@@ -46,6 +45,7 @@ from fedveil.tree import Params, State, concatenate, expand, flatten, with_axis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch import Tensor
 
 Count = Annotated[int, Field(ge=1)]
 Labels = Literal["all", "own"] | tuple[tuple[int, ...], ...]

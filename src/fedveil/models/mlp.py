@@ -9,8 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from math import prod
 
-from torch import nn
-
+from fedveil.lazy_torch import nn
 from fedveil.models.shapes import check_count, check_rate, check_shape
 
 

@@ -5,25 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal, TypeVar
 
-import torch
-from torch import nn
-
 from fedveil.errors import InputError, known_name, require_free
-from fedveil.models.alexnet import alexnet
-from fedveil.models.causal_lm import causal_lm
-from fedveil.models.convnet import convnet, convnet_64
-from fedveil.models.lenet import lenet_5, lenet_zhu
-from fedveil.models.lstm import lstm
-from fedveil.models.mlp import logistic_regression, mlp_2
-from fedveil.models.pretrained import bert, gpt
+from fedveil.lazy_torch import nn, torch
 from fedveil.models.shapes import check_count, check_shape
-from fedveil.models.transformer import transformer
 
 Reads = Literal["numbers", "texts", "texts without labels"]
 
-BuildModel = TypeVar("BuildModel", bound=Callable[..., nn.Module])
+BuildModel = TypeVar("BuildModel", bound=Callable[..., "nn.Module"])
 
 
 @dataclass(frozen=True)
@@ -35,8 +26,18 @@ class ModelEntry:
 
     name: str
     summary: str
-    build: Callable[..., nn.Module]
+    place: Callable[..., nn.Module] | str
+    """The function that builds it, or where it is below `fedveil.models`: loaded when the model is built."""
     reads: Reads = "numbers"
+
+    @property
+    def build(self) -> Callable[..., nn.Module]:
+        """The function that builds it."""
+        if not isinstance(self.place, str):
+            return self.place
+        module, _, name = self.place.partition(":")
+        found: Callable[..., nn.Module] = getattr(import_module(f"fedveil.models.{module}"), name)
+        return found
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -48,20 +49,34 @@ class ModelEntry:
 _ENTRIES = {
     entry.name: entry
     for entry in (
-        ModelEntry("mlp-2", "two linear layers without bias, 64 hidden units, dropout (FedCEO)", mlp_2),
-        ModelEntry("logistic", "logistic regression: one linear layer", logistic_regression),
-        ModelEntry("lenet-5", "LeNet-5: two 5x5 convolutions, three linear layers (FedCEO)", lenet_5),
-        ModelEntry("lenet-zhu", "sigmoid LeNet of gradient-leakage work (DLG, FedEM)", lenet_zhu),
-        ModelEntry("convnet", "three convolution blocks of width 128 with group norm (FedLAP-DP)", convnet),
-        ModelEntry("convnet-64", "eight tanh convolutions of base width 64 (FedEM)", convnet_64),
-        ModelEntry("alexnet", "AlexNet for 32x32 images (FedCEO)", alexnet),
-        ModelEntry("lstm", "LSTM that classifies texts (FedCEO)", lstm, "texts"),
-        ModelEntry("transformer", "small transformer that classifies texts", transformer, "texts"),
-        ModelEntry("bert", "encoder from a transformers folder, MiniLM by default (FedEM)", bert, "texts"),
+        ModelEntry("mlp-2", "two linear layers without bias, 64 hidden units, dropout (FedCEO)", "mlp:mlp_2"),
+        ModelEntry("logistic", "logistic regression: one linear layer", "mlp:logistic_regression"),
+        ModelEntry("lenet-5", "LeNet-5: two 5x5 convolutions, three linear layers (FedCEO)", "lenet:lenet_5"),
+        ModelEntry("lenet-zhu", "sigmoid LeNet of gradient-leakage work (DLG, FedEM)", "lenet:lenet_zhu"),
         ModelEntry(
-            "causal-lm", "small language model, from scratch (FedEM)", causal_lm, "texts without labels"
+            "convnet", "three convolution blocks of width 128 with group norm (FedLAP-DP)", "convnet:convnet"
         ),
-        ModelEntry("gpt", "language model from a transformers folder", gpt, "texts without labels"),
+        ModelEntry("convnet-64", "eight tanh convolutions of base width 64 (FedEM)", "convnet:convnet_64"),
+        ModelEntry("alexnet", "AlexNet for 32x32 images (FedCEO)", "alexnet:alexnet"),
+        ModelEntry("lstm", "LSTM that classifies texts (FedCEO)", "lstm:lstm", "texts"),
+        ModelEntry(
+            "transformer", "small transformer that classifies texts", "transformer:transformer", "texts"
+        ),
+        ModelEntry(
+            "bert",
+            "encoder from a transformers folder, MiniLM by default (FedEM)",
+            "pretrained:bert",
+            "texts",
+        ),
+        ModelEntry(
+            "causal-lm",
+            "small language model, from scratch (FedEM)",
+            "causal_lm:causal_lm",
+            "texts without labels",
+        ),
+        ModelEntry(
+            "gpt", "language model from a transformers folder", "pretrained:gpt", "texts without labels"
+        ),
     )
 }
 

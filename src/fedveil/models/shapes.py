@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING
 
 from fedveil.errors import InputError
+from fedveil.lazy_torch import torch
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def check_shape(input_shape: Sequence[int]) -> tuple[int, ...]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from fedveil.errors import InputError
 from fedveil.partition.partition import (
@@ -16,6 +16,9 @@ from fedveil.partition.partition import (
     partition_of,
     refuse_empty,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def class_groups(y: Tensor, groups: Sequence[Sequence[int]], *, allow_empty: bool = False) -> Partition:

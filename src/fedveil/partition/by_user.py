@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import heapq
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from fedveil.errors import InputError
 from fedveil.partition.partition import Partition, check_clients, labels_array, partition_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def by_user(users: Tensor, clients: int | None = None) -> Partition:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from torch import Tensor
 
 from fedveil.partition.partition import Partition, check_clients, labels_array, partition_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def iid(y: Tensor, clients: int, rng: np.random.Generator, *, allow_empty: bool = False) -> Partition:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 import numpy as np
-from torch import Tensor
 
 from fedveil.errors import InputError
 from fedveil.partition.by_class import class_groups, classes_per_client, shards
@@ -14,6 +13,9 @@ from fedveil.partition.by_user import by_user
 from fedveil.partition.dirichlet import dirichlet
 from fedveil.partition.iid import iid
 from fedveil.partition.partition import Partition
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Kind = Literal["iid", "dirichlet", "classes", "shards", "user"]
 Number = TypeVar("Number", int, float)

@@ -11,7 +11,7 @@ from typing import overload
 import torch
 from torch import Tensor, nn
 
-from fedveil.data.schema import TableFeatures
+from fedveil.data.table_features import TableFeatures
 from fedveil.errors import FedveilError, InputError, ResultError
 from fedveil.features.feature_map import FeatureMap
 from fedveil.losses import Target, survival_of

@@ -6,17 +6,24 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedveil.errors import DivergedError, InputError
+from fedveil.lazy_torch import torch
 from fedveil.streams import Stream
 from fedveil.tree import Params, flat_rows
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 # Rounding the factor and the scaled row may lengthen it by less than this share, which is taken off before. What is
 # left in float32 and float64 covers the rounding errors of a float64 sum of up to 2^15 rows.
-_MARGIN = {torch.float64: 2.0**-21, torch.float32: 2.0**-21, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
+_MARGIN = {
+    "torch.float64": 2.0**-21,
+    "torch.float32": 2.0**-21,
+    "torch.float16": 2.0**-9,
+    "torch.bfloat16": 2.0**-6,
+}
 _UNIT = 2.0**-52
 _SMALLEST_FACTOR = 1e-30
 _SMALLEST_CLIP = 1e-30  # of shorter rows float32 keeps too few digits
@@ -100,7 +107,7 @@ def _shrink(leaf: Tensor, norm: Tensor, clip: float, entries: int) -> Tensor:
 
     The error of a sum of n squares or magnitudes in float64 is below n units in the last place.
     """
-    bound = check_clip(clip) * (1 - _MARGIN[leaf.dtype] - (entries + 16) * _UNIT)
+    bound = check_clip(clip) * (1 - _MARGIN[str(leaf.dtype)] - (entries + 16) * _UNIT)
     if bool((norm <= bound).all()):
         return leaf
     factor = torch.where(norm > bound, bound / norm, torch.ones_like(norm))
@@ -152,7 +159,7 @@ def normalise_rows(params: Params, norm: float) -> Params:
     nothing = length < _SMALLEST_UPDATE
     scaled = {}
     for name, leaf in params.items():
-        bound = norm * (1 - 2 * _MARGIN[leaf.dtype] - 2 * (entries + 16) * _UNIT)
+        bound = norm * (1 - 2 * _MARGIN[str(leaf.dtype)] - 2 * (entries + 16) * _UNIT)
         factor = torch.where(nothing, 0.0, bound / length.where(~nothing, 1.0))
         scaled[name] = (leaf.double() * factor.reshape(factor.shape + (1,) * (leaf.dim() - 1))).to(leaf.dtype)
     return scaled

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor
-
+from fedveil.lazy_torch import torch
 from fedveil.privacy import noise
 from fedveil.streams import Stream
 from fedveil.tree import Params
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NoiseKind = Literal["laplace", "gaussian"]
 

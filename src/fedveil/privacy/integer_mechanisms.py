@@ -6,19 +6,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedveil.errors import InputError
+from fedveil.lazy_torch import torch
 from fedveil.privacy import noise
 from fedveil.privacy.clipping import check_clip, check_level, check_streams, clip_rows
 from fedveil.privacy.noise.integers import Ints, rational_variance
 from fedveil.privacy.releases import ApproximateDP, ZeroConcentratedDP
 from fedveil.streams import Stream
 from fedveil.tree import Params, flatten, unflatten
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 

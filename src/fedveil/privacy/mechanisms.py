@@ -13,13 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedveil.errors import InputError
+from fedveil.lazy_torch import torch
 from fedveil.privacy import noise
 from fedveil.privacy.clipping import check_clip, check_level, check_streams, clip_rows, clip_rows_l1
 from fedveil.privacy.integer_mechanisms import Binomial, DiscreteGaussian, Grid
@@ -34,6 +33,9 @@ from fedveil.privacy.releases import (
 )
 from fedveil.streams import Stream
 from fedveil.tree import Params, flatten, unflatten
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = [
     "Binomial",

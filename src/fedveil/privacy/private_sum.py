@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-import torch
-
 from fedveil.errors import DivergedError, InputError
+from fedveil.lazy_torch import torch
 from fedveil.privacy.mechanisms import SumMechanism, Unnoised, gaussian
 from fedveil.privacy.releases import GaussianNoise, Plan, Protection, RandomGaussianNoise, Release
 from fedveil.privacy.sampling import cohort_sizes

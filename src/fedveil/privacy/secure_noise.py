@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-import torch
-
 from fedveil.errors import InputError
+from fedveil.lazy_torch import torch
 from fedveil.privacy.mechanisms import SumMechanism, Unnoised, gaussian
 from fedveil.privacy.releases import ADVERSARIES, UNITS, Adversary, Plan, Release, Unprotected
 from fedveil.secure_sum.settings import Group, SecureSum

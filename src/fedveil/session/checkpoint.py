@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import safetensors.torch
-
 from fedveil.atomic_files import write_atomically, writing
+from fedveil.lazy_torch import safetensors_torch
 from fedveil.messages import MessageError, Record
 from fedveil.numerics import NUMERICS, require_numerics
 from fedveil.tree import State
@@ -31,7 +30,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     with writing(folder):
         folder.mkdir(exist_ok=True)
     server = checkpoint.server.to_bytes()
-    clients = safetensors.torch.save(
+    clients = safetensors_torch.save(
         {
             f"{client}/{place:04d}/{name}": leaf.contiguous()
             for client, state in checkpoint.states.items()
@@ -77,7 +76,7 @@ def _read(path: Path, server_type: type[Record]) -> Checkpoint | None:
     facts = json.loads(head)
     require_numerics(path, facts.get("numerics", 1))
     states: dict[int, State] = {}
-    for name, leaf in sorted(safetensors.torch.load(clients).items()):
+    for name, leaf in sorted(safetensors_torch.load(clients).items()):
         client, _, key = name.split("/", maxsplit=2)
         states.setdefault(int(client), {})[key] = leaf
     try:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedveil.data.client_data import (
     Array,
@@ -16,6 +15,7 @@ from fedveil.data.client_data import (
 )
 from fedveil.data.dataset import Examples
 from fedveil.errors import DataError, InputError, within
+from fedveil.lazy_torch import torch
 from fedveil.losses import WeightedCrossEntropy, target_of
 from fedveil.messages import Record
 from fedveil.methods.method import AnyMethod
@@ -23,6 +23,9 @@ from fedveil.privacy.releases import Plan
 from fedveil.session.privacy_guard import unit_of
 from fedveil.task import Batch, Task, cross_entropy
 from fedveil.tree import with_axis
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def check_clients(task: Task, method: AnyMethod, plan: Plan, clients: Clients) -> None:

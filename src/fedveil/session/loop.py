@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
-
 from fedveil.engines.engine import Answers, Engine, require_finite, surely_finite
 from fedveil.errors import DivergedError, FedveilError, NobodyAnsweredError
+from fedveil.lazy_torch import torch
 from fedveil.messages import Message, Record
 from fedveil.methods.method import AnyMethod, At
 from fedveil.privacy.releases import Plan

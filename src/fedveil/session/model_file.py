@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
-import safetensors.torch
 
 from fedveil.atomic_files import write_atomically
+from fedveil.lazy_torch import safetensors_torch
 from fedveil.tree import Params
 
 MODEL = "model.safetensors"
@@ -19,7 +19,7 @@ CHECKSUM = "model_sha256"
 
 def write_model(folder: Path, model: Params) -> str:
     """Write the model and return its checksum."""
-    body = safetensors.torch.save({name: leaf.contiguous() for name, leaf in model.items()})
+    body = safetensors_torch.save({name: leaf.contiguous() for name, leaf in model.items()})
     write_atomically(folder / MODEL, body)
     return hashlib.sha256(body).hexdigest()
 

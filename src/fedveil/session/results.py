@@ -18,12 +18,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-import torch
+import safetensors
 
 from fedveil.atomic_files import remove_leftovers, sync, write_atomically, writing
 from fedveil.engines.engine import Engine
 from fedveil.errors import ResultError
+from fedveil.lazy_torch import safetensors_torch, torch
 from fedveil.messages import Message, Record
 from fedveil.methods.method import At
 from fedveil.numerics import MARK, NUMERICS, numerics_of, require_numerics
@@ -212,7 +212,7 @@ class ResultFolder:
                 raise ValueError("summary.json is not the summary of a run")
             if problems := model_problems(self.path, summary):
                 raise ValueError(problems[0])
-            model = safetensors.torch.load_file(self.path / MODEL)
+            model = safetensors_torch.load_file(self.path / MODEL)
         except (OSError, ValueError, RecursionError, safetensors.SafetensorError) as error:
             raise ResultError(
                 f"{self.path} is damaged: {error}. Restore it from a copy, or remove it and run it again."

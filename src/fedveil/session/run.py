@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from torch.utils.data import Dataset as TorchDataset
+from typing import TYPE_CHECKING, Any
 
 from fedveil.data.client_data import Array, ArrayClients, Clients
 from fedveil.data.dataset import Examples
-from fedveil.data.own import examples_from_torch
 from fedveil.engines.engine import Engine
 from fedveil.engines.simulation import Execution, Simulation
 from fedveil.errors import InputError, whole_number
+from fedveil.lazy_torch import torch
 from fedveil.methods.method import AnyMethod
 from fedveil.methods.secure import securely_aggregated
 from fedveil.privacy.releases import Plan, Sampler
@@ -26,6 +24,9 @@ from fedveil.session.results import Result
 from fedveil.session.session import run_session
 from fedveil.streams import NoiseSource
 from fedveil.task import Task
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset as TorchDataset
 
 
 def make_plan(
@@ -173,6 +174,8 @@ def _clients_of(clients: Clients | Sequence[tuple[Array, Array] | Examples | Tor
 
 
 def _pair(client: tuple[Array, Array] | Examples | TorchDataset[Any]) -> tuple[Array, Array]:
-    if isinstance(client, TorchDataset):
+    if isinstance(client, torch.utils.data.Dataset):
+        from fedveil.data.own import examples_from_torch  # loads readers of tables
+
         client = examples_from_torch(client)
     return (client.x, client.y) if isinstance(client, Examples) else client

@@ -8,9 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from fedveil.data.client_data import digest_of
 from fedveil.engines.engine import Engine
@@ -36,6 +34,9 @@ from fedveil.session.privacy_guard import PrivacyGuard
 from fedveil.session.results import Checkpoints, Result, ResultFolder, RoundLog, Transcript, environment
 from fedveil.task import Task, cross_entropy
 from fedveil.tree import Params
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _CLIENTS_MEASURED = 20  # so many have metrics with intervals of their own
 _CLIENTS_SCORED = 1000  # per-client scores beyond this number are a table nobody reads

@@ -11,14 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional
 
 from fedveil.errors import InputError
+from fedveil.lazy_torch import functional, torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Change = Literal["brightness", "saturation", "contrast", "crop", "cutout", "flip", "scale", "rotate"]
 CHANGES: tuple[Change, ...] = get_args(Change)

@@ -17,16 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
 
-import torch
-from torch import Tensor, nn
-
 from fedveil.errors import InputError
+from fedveil.lazy_torch import torch
 from fedveil.linear_network import cross_entropy_gradient, mean_gradient
 from fedveil.task import Batch, Task
 from fedveil.tree import Params, concatenate, rows
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 _PIECE_BYTES = 6 * 2**20  # of the largest activation of a piece: more leaves the cache and costs page faults
 _STACK_BYTES = 2**20  # of the models or images of the clients that share a product: more leaves the cache
@@ -190,7 +191,7 @@ def largest_activation(task: Task, w: Params, x: Tensor) -> int:
         sizes = [0]
 
         def look(_module: nn.Module, _inputs: tuple[Tensor, ...], out: object) -> None:
-            if isinstance(out, Tensor):
+            if isinstance(out, torch.Tensor):
                 sizes.append(out.numel() * out.element_size())
 
         hooks = [layer.register_forward_hook(look) for layer in task.module.modules()]

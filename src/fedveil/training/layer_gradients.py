@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
-
+from fedveil.lazy_torch import nn, torch
 from fedveil.tree import Params, flat_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _UNFOLDED_BYTES = 2**20  # unfolded inputs of a convolution that are held at a time: they should stay in cache
 

@@ -11,16 +11,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
+from fedveil.lazy_torch import torch
 from fedveil.linear_network import Activation, Dropout, Linear, LinearNetwork
 from fedveil.task import Batch, Task
 from fedveil.training.updates import Running, Update, adding_product, adding_sum
 from fedveil.tree import Params
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _CACHE = 1 << 23  # bytes of weights and examples that a core keeps within reach
 
@@ -205,9 +208,9 @@ def _merged(stack: Tensor) -> Tensor:
 
 
 _ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
-    "relu": partial(torch.clamp_min, min=0),
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
+    "relu": lambda h, out: torch.clamp_min(h, min=0, out=out),
+    "sigmoid": lambda h, out: torch.sigmoid(h, out=out),
+    "tanh": lambda h, out: torch.tanh(h, out=out),
 }
 
 

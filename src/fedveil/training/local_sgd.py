@@ -9,20 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from fedveil.data.client_data import ClientData
+from fedveil.lazy_torch import torch
 from fedveil.streams import ClientStreams
 from fedveil.task import Batch, Task
 from fedveil.training.batching import LastBatch, batch_sizes
 from fedveil.training.linear_sgd import LinearSteps, clients_per_block
 from fedveil.training.updates import Running, Update, adding
 from fedveil.tree import Params, rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Schedule = Literal["constant", "cosine"]
 

@@ -12,19 +12,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
-
-import torch
-from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-from torch.nn.modules.batchnorm import _BatchNorm
+from typing import TYPE_CHECKING
 
 from fedveil.errors import DivergedError, InputError
+from fedveil.lazy_torch import nn, torch
 from fedveil.privacy.clipping import hide
 from fedveil.streams import Stream
 from fedveil.training.layer_gradients import Explicit, Layer, Part, is_known, layer_parts
 from fedveil.tree import Params
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Loss = Callable[["Tensor", "Tensor"], "Tensor"]
 
 _STORED_BYTES = 96 * 2**20  # per-example gradients that are held at a time
 _ACTIVATION_BYTES = 8 * 2**20  # the largest output of a layer: above it, fresh memory costs more than work
@@ -167,7 +167,7 @@ def _check(
     dropout: Stream | None,
 ) -> None:
     for name, layer in module.named_modules():
-        if isinstance(layer, _BatchNorm):
+        if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):
             raise InputError(
                 "model",
                 name,
@@ -308,7 +308,7 @@ def _by_book_keeping(
     try:
         hooks = [layer.module.register_forward_hook(record) for layer in layers]
         with _prepared(module, dropout.of if dropout.stream is not None else None), torch.enable_grad():
-            outputs = functional_call(module, _constants(module, params), (x.detach(),))
+            outputs = torch.func.functional_call(module, _constants(module, params), (x.detach(),))
             losses = _checked_loss(loss, outputs, y)
     finally:
         for hook in hooks:
@@ -364,22 +364,26 @@ def _by_vmap(
     """Any module: the gradient function mapped over examples, or a loop where mapping is not supported."""
     if dropout.stream is not None:
         with _prepared(module, dropout.of), torch.no_grad():
-            functional_call(module, _constants(module, params), (x,))  # draws the masks that are missing
+            torch.func.functional_call(
+                module, _constants(module, params), (x,)
+            )  # draws the masks that are missing
     drops = list(dropout.whole)
     masks = [dropout.whole[layer][dropout.part] for layer in drops]
     current: dict[nn.Module, Tensor] = {}
 
     def loss_of_one(leaves: Params, one_x: Tensor, one_y: Tensor, one_masks: list[Tensor]) -> Tensor:
         current.update({layer: mask.unsqueeze(0) for layer, mask in zip(drops, one_masks, strict=True)})
-        outputs = functional_call(module, _constants(module, params) | leaves, (one_x.unsqueeze(0),))
+        outputs = torch.func.functional_call(
+            module, _constants(module, params) | leaves, (one_x.unsqueeze(0),)
+        )
         return _checked_loss(loss, outputs, one_y.unsqueeze(0)).sum()
 
-    gradient = grad(loss_of_one)
+    gradient = torch.func.grad(loss_of_one)
     leaves = {name: leaf.detach() for name, leaf in params.items()}
     x = x.detach()
     with _prepared(module, (lambda layer, _: current[layer]) if drops else None):
         try:
-            mapped = vmap(gradient, in_dims=(None, 0, 0, 0))(leaves, x, y, masks)
+            mapped = torch.func.vmap(gradient, in_dims=(None, 0, 0, 0))(leaves, x, y, masks)
         except (RuntimeError, NotImplementedError):  # an operation without a batching rule
             rows = [gradient(leaves, x[i], y[i], [mask[i] for mask in masks]) for i in range(x.shape[0])]
             mapped = {name: torch.stack([row[name] for row in rows]) for name in leaves}

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
+from fedveil.lazy_torch import torch
 from fedveil.linear_network import cross_entropy_gradient, example_norms, mean_gradient
 from fedveil.privacy.clipping import hide
 from fedveil.privacy.mechanisms import SumMechanism
@@ -24,6 +24,9 @@ from fedveil.streams import ClientStreams, Stream
 from fedveil.task import Batch, Task
 from fedveil.training.per_example import clip_factors, clipped_gradient_sum
 from fedveil.tree import Params, per_row, rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LARGEST_BATCH = 2**17
 """Expected; a Poisson batch is never twice as large (docs/noise.md, claim 4)."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
+from fedveil.lazy_torch import torch
 from fedveil.privacy.mechanisms import SumMechanism, Unnoised
 from fedveil.streams import ClientStreams, Stream, normal
 from fedveil.task import Batch, Task
@@ -28,6 +28,9 @@ from fedveil.training.gradient_matching import (
 )
 from fedveil.training.private_sgd import poisson_batch, private_gradient, sampling_streams
 from fedveil.tree import Params, add, expand, norms, per_row, rows, sub, with_axis, without_axis
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PADDING = -1  # the label of a row that holds no image
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedveil.tree import Params
 
-AddGradient = Callable[[Tensor, float, float], object]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+AddGradient = Callable[["Tensor", float, float], object]
 """`add(target, keep, scale)` makes `target` in place `keep * target + scale * gradient`."""
 
 

@@ -12,7 +12,7 @@ from fedveil.data.vocabulary import WordVocabulary
 from fedveil.models.registry import make_model
 from fedveil.streams import named_stream
 from fedveil.task import Batch, Task
-from fedveil.text_model import IGNORED, next_token_loss
+from fedveil.token_losses import IGNORED, next_token_loss
 from fedveil.tree import expand, with_axis
 
 LENGTH = 12

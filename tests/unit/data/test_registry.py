@@ -12,7 +12,7 @@ import torch
 
 from fedveil.data import digits
 from fedveil.data.dataset import Dataset, TextDataset
-from fedveil.data.registry import list_datasets, load_dataset
+from fedveil.data.registry import dataset_options, is_own_data, list_datasets, load_dataset
 from fedveil.errors import DataError, InputError
 
 from .makers import idx_bytes, tiles, write
@@ -217,3 +217,8 @@ def test_real_cifar10_uses_the_batches_that_are_there() -> None:
     assert dataset.test.y.bincount().tolist() == [1000] * 10
     assert float(dataset.train.x.min()) == -1.0
     assert float(dataset.train.x.max()) == 1.0
+
+
+def test_own_data_is_what_needs_a_path() -> None:
+    for info in list_datasets():
+        assert is_own_data(info.name) == (dataset_options(info.name).get("path") == "needed"), info.name

@@ -12,7 +12,7 @@ from fedveil.data.registry import load_dataset
 from fedveil.data.tokens import tokenise
 from fedveil.data.vocabulary import WordVocabulary
 from fedveil.errors import DataError, InputError
-from fedveil.text_model import IGNORED
+from fedveil.token_losses import IGNORED
 
 WORDS = WordVocabulary(["a", "b", "c"], "given")  # 3, 4, 5; 0 pads, 1 ends
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fedveil import ArrayClients, Task
 from fedveil.evaluation.accuracy import evaluate, evaluate_clients, evaluate_personal
 from fedveil.models.causal_lm import causal_lm
-from fedveil.text_model import IGNORED, next_token_loss
+from fedveil.token_losses import IGNORED, next_token_loss
 from fedveil.tree import Params, State
 
 

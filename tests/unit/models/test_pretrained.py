@@ -18,7 +18,7 @@ from fedveil.errors import InputError
 from fedveil.models.lstm import lstm
 from fedveil.models.pretrained import PretrainedClassifier, bert, gpt
 from fedveil.task import Batch, Task
-from fedveil.text_model import next_token_loss
+from fedveil.token_losses import next_token_loss
 from fedveil.tree import expand, with_axis
 
 transformers: Any = pytest.importorskip("transformers", reason="the text extra is not installed")

@@ -16,7 +16,8 @@ from fedveil.models.lstm import LSTMClassifier, lstm
 from fedveil.models.registry import make_model
 from fedveil.models.transformer import Attention, transformer
 from fedveil.task import Batch, Task, cross_entropy
-from fedveil.text_model import IGNORED, TextModel, next_token_loss, token_losses
+from fedveil.text_model import TextModel
+from fedveil.token_losses import IGNORED, next_token_loss, token_losses
 from fedveil.tree import with_axis
 
 WORDS, LENGTH = 30, 6

@@ -10,19 +10,22 @@ one row has lost another still holds. A pixel of which nothing is left is that o
 from __future__ import annotations
 
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from pydantic.dataclasses import dataclass
-from torch import Tensor, nn
 
 from fedveil.attacks.inversion.labels import known_or_inferred
 from fedveil.attacks.inversion.restarts import Clock, Named, best_of, make_rows
 from fedveil.attacks.registry import register_attack
 from fedveil.attacks.view import Finding, ServerView, StepCallback
 from fedveil.errors import InputError
+from fedveil.lazy_torch import nn, torch
 from fedveil.methods.disclosure import Adaptation
 from fedveil.methods.fields import STRICT
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register_attack(

@@ -11,14 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass as record
 from math import prod
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor, nn
-from torch.func import functional_call, vmap
 
 from fedveil.attacks.inversion.inverting_gradients import Weight
 from fedveil.attacks.inversion.labels import known_or_inferred
@@ -29,8 +26,12 @@ from fedveil.attacks.inversion.restarts import Clock, Named, best_of, make_rows
 from fedveil.attacks.registry import register_attack
 from fedveil.attacks.view import Finding, ServerView, StepCallback
 from fedveil.errors import InputError
+from fedveil.lazy_torch import nn, torch
 from fedveil.methods.fields import STRICT
 from fedveil.tree import Params
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @record(frozen=True)
@@ -46,9 +47,11 @@ class Decoder:
     def images(self, codes: Tensor, weights: Params | None = None) -> Tensor:
         """`[N, B, ...]` from `codes [N, B, latent]`; `weights [N, ...]` are each row's own."""
         if weights is None:
-            flat: Tensor = functional_call(self.module, self.weights, (codes.flatten(0, 1),))
+            flat: Tensor = torch.func.functional_call(self.module, self.weights, (codes.flatten(0, 1),))
             return flat.reshape(*codes.shape[:2], *flat.shape[1:])
-        made: Tensor = vmap(lambda w, z: functional_call(self.module, w, (z,)))(weights, codes)
+        made: Tensor = torch.func.vmap(lambda w, z: torch.func.functional_call(self.module, w, (z,)))(
+            weights, codes
+        )
         return made
 
 
@@ -62,6 +65,8 @@ def train_decoder(
     steps: int,
 ) -> Decoder:
     """An autoencoder's decoder on public images `[n, ...]`, the same for the same stream."""
+    from fedveil.attacks.inversion.pixel_range import PixelRange
+
     shape = tuple(public.shape[1:])
     size = prod(shape)
     with torch.random.fork_rng(devices=[]):
@@ -79,7 +84,7 @@ def train_decoder(
             nn.Linear(hidden, hidden),
             nn.ReLU(),
             nn.Linear(hidden, size),
-            _Range(shape, box),
+            PixelRange(shape, box),
         )
     optimiser = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], lr=2e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
@@ -96,22 +101,6 @@ def train_decoder(
     decoder = decoder.eval().requires_grad_(False)
     weights = {name: leaf.detach() for name, leaf in decoder.named_parameters()}
     return Decoder(decoder, weights, latent, float(loss.detach() / public.var()))
-
-
-class _Range(nn.Module):
-    """Any number to a pixel of the box, then the image's shape."""
-
-    def __init__(self, shape: tuple[int, ...], box: tuple[Tensor, Tensor] | None) -> None:
-        super().__init__()
-        self.shape = shape
-        self.box = box
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.reshape(*x.shape[:-1], *self.shape)
-        if self.box is None:
-            return x
-        low, high = self.box
-        return low + (high - low) * torch.sigmoid(x)
 
 
 @register_attack(

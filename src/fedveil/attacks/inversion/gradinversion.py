@@ -11,14 +11,11 @@ such models can be attacked (`Task(..., frozen_statistics=True)`), fedveil does 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedveil.attacks.inversion.inverting_gradients import Steps, Weight
 from fedveil.attacks.inversion.labels import known_or_inferred
@@ -28,7 +25,11 @@ from fedveil.attacks.inversion.optimise import stacked_adam
 from fedveil.attacks.inversion.restarts import Clock, Named, best_images, make_rows
 from fedveil.attacks.registry import register_attack
 from fedveil.attacks.view import Finding, ServerView, StepCallback
+from fedveil.lazy_torch import nn, torch
 from fedveil.methods.fields import STRICT
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def batch_norm_distance(view: ServerView) -> Callable[[Tensor], Tensor] | None:
@@ -49,7 +50,7 @@ def batch_norm_distance(view: ServerView) -> Callable[[Tensor], Tensor] | None:
             for layer in layers
         ]
         try:
-            functional_call(module, view.params, (x.flatten(0, 1),))
+            torch.func.functional_call(module, view.params, (x.flatten(0, 1),))
         finally:
             for hook in hooks:
                 hook.remove()

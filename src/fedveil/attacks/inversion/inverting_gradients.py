@@ -9,12 +9,11 @@ Deviations: restarts and uploads run as one stack.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from fedveil.attacks.inversion.labels import known_or_inferred
 from fedveil.attacks.inversion.leakage import Restarts
@@ -24,6 +23,9 @@ from fedveil.attacks.inversion.restarts import Clock, Named, best_images, make_r
 from fedveil.attacks.registry import register_attack
 from fedveil.attacks.view import Finding, ServerView, StepCallback
 from fedveil.methods.fields import STRICT
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Steps = Annotated[int, Field(ge=1, description="steps of Adam")]
 Weight = Annotated[float, Field(ge=0)]

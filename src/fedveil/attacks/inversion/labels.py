@@ -8,13 +8,17 @@ answers before and after.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from fedveil.attacks.view import ServerView
 from fedveil.errors import InputError
+from fedveil.lazy_torch import nn, torch
 from fedveil.tree import Params, with_axis
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def known_or_inferred(view: ServerView, rng: np.random.Generator) -> tuple[Tensor, tuple[str, ...]]:

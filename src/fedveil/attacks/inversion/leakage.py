@@ -7,13 +7,11 @@ Deviations: restarts run as one stack in double precision, and the best point on
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from fedveil.attacks.inversion.labels import known_or_inferred
 from fedveil.attacks.inversion.matching import candidate_gradients, squared_distance
@@ -21,7 +19,11 @@ from fedveil.attacks.inversion.optimise import Optimised, stacked_lbfgs
 from fedveil.attacks.inversion.restarts import Clock, Named, Rows, best_images, best_of, make_rows
 from fedveil.attacks.registry import register_attack
 from fedveil.attacks.view import Finding, ServerView, StepCallback
+from fedveil.lazy_torch import torch
 from fedveil.methods.fields import STRICT
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Restarts = Annotated[int, Field(ge=1, le=256, description="starts for each upload, run as one stack")]
 

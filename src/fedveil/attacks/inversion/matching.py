@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-
-import torch
-from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-from torch.nn import functional
+from typing import TYPE_CHECKING
 
 from fedveil.attacks.view import ServerView
+from fedveil.lazy_torch import functional, nn, torch
 from fedveil.methods.disclosure import Adaptation
 from fedveil.tree import Params, flat_rows
 
-Distance = Callable[[Params], Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Distance = Callable[[Params], "Tensor"]
 _WIDE = 20_000  # weights of convolutions above which grouped products are slower than one row after another
 
 
@@ -79,13 +79,13 @@ def _gradients(view: ServerView, w: Params, x: Tensor, y: Tensor, *, own: bool) 
     module, example_loss = view.task.module, view.task.example_loss
 
     def loss(leaves: Params, xs: Tensor, ys: Tensor) -> Tensor:
-        scores = functional_call(module, leaves, (xs,))
+        scores = torch.func.functional_call(module, leaves, (xs,))
         if ys.is_floating_point():
             return -(ys * functional.log_softmax(scores, dim=-1)).sum(-1).mean()
         return example_loss(scores, ys).mean()
 
     if x.shape[0] > 1:
-        stacked: Params = vmap(grad(loss), in_dims=(0 if own else None, 0, 0))(w, x, y)
+        stacked: Params = torch.func.vmap(torch.func.grad(loss), in_dims=(0 if own else None, 0, 0))(w, x, y)
         return stacked
     leaves = {name: leaf[0] if own else leaf for name, leaf in w.items()}
     leaves = {name: leaf if leaf.requires_grad else leaf.requires_grad_() for name, leaf in leaves.items()}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedveil.attacks.view import StepCallback
+from fedveil.lazy_torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _SNAPSHOTS = 6
 _DECAYS = (3 / 8, 5 / 8, 7 / 8)  # of the steps: there the learning rate falls to a tenth

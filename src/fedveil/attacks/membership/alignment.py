@@ -9,20 +9,22 @@ of DP-FedAGS's upload is the bare gradient.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from fedveil.attacks.membership.threat_model import Examples, MembershipView, register_membership
 from fedveil.errors import InputError
+from fedveil.lazy_torch import torch
 from fedveil.methods.fields import STRICT
 from fedveil.task import Task
 from fedveil.training.per_example import per_example_gradients
 from fedveil.tree import Params, flatten, without_axis
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _CHUNK = 64
 

@@ -7,14 +7,12 @@ all rounds seen. Deviation: both train a logistic regression, where the papers t
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from fedveil.attacks.membership.threat_model import (
     Examples,
@@ -26,10 +24,14 @@ from fedveil.attacks.membership.threat_model import (
     train_shadows,
 )
 from fedveil.errors import InputError
+from fedveil.lazy_torch import torch
 from fedveil.methods.fields import STRICT
 from fedveil.task import Task
 from fedveil.training.per_example import per_example_gradients
 from fedveil.tree import Params, flat_rows, rows, without_axis
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Floats = npt.NDArray[np.float64]
 _CHUNK = 64

@@ -10,13 +10,11 @@ recommends below 64 shadows.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from fedveil.attacks.membership.threat_model import (
     Examples,
@@ -25,9 +23,13 @@ from fedveil.attacks.membership.threat_model import (
     register_membership,
     train_shadows,
 )
+from fedveil.lazy_torch import torch
 from fedveil.methods.fields import STRICT
 from fedveil.task import Task
 from fedveil.tree import Params
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LARGEST_LOGIT = 30.0
 

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedveil.attacks.registry import register_among, with_settings
 from fedveil.data.client_data import ArrayClients
 from fedveil.errors import InputError, known_name
+from fedveil.lazy_torch import torch
 from fedveil.streams import ClientStreams
 from fedveil.task import Batch, Task
 from fedveil.training.local_sgd import local_sgd
 from fedveil.tree import Params, rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

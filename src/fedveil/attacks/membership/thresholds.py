@@ -5,11 +5,10 @@ Yeom et al. 2018 (loss); Gu, Bai, Xu 2022 (confidences over the rounds of a fede
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from fedveil.attacks.membership.threat_model import (
     MembershipView,
@@ -18,6 +17,9 @@ from fedveil.attacks.membership.threat_model import (
     register_membership,
 )
 from fedveil.methods.fields import STRICT
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register_membership("loss-threshold", "a low loss, or a high confidence, betrays a member")

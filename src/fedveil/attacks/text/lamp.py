@@ -18,13 +18,11 @@ Deviations:
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from fedveil.attacks.inversion.leakage import Restarts
 from fedveil.attacks.inversion.restarts import Clock, Named
@@ -34,7 +32,11 @@ from fedveil.attacks.text.priors import PriorName, make_prior
 from fedveil.attacks.text.search import Search, make_search
 from fedveil.attacks.view import Finding, ServerView, StepCallback
 from fedveil.errors import InputError
+from fedveil.lazy_torch import torch
 from fedveil.methods.fields import STRICT
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Count = Annotated[int, Field(ge=1)]
 Weight = Annotated[float, Field(ge=0)]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import torch
-from torch import Tensor
-from torch.func import functional_call, grad, vmap
+from typing import TYPE_CHECKING
 
 from fedveil.attacks.view import ServerView
+from fedveil.lazy_torch import torch
 from fedveil.task import Task
-from fedveil.text_model import TextModel, next_token_loss
+from fedveil.token_losses import next_token_loss
 from fedveil.tree import Params
 
-TextLoss = Callable[[Tensor, Tensor], Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedveil.text_model import TextModel
+
+TextLoss = Callable[["Tensor", "Tensor"], "Tensor"]
 _AT_ONCE = 1 << 23  # numbers in the gradients of the candidates that are held at a time
 
 
@@ -49,11 +52,13 @@ def text_gradients(view: ServerView, padding: Tensor, embedded: Tensor, targets:
     ids = torch.where(padding, model.pad, model.pad + 1 if model.pad == 0 else 0)
 
     def loss(leaves: Params, x: Tensor, b: Tensor, y: Tensor) -> Tensor:
-        scores = functional_call(model, {**table, **leaves}, (b, None, x))
+        scores = torch.func.functional_call(model, {**table, **leaves}, (b, None, x))
         return example_loss(scores, y).mean()
 
     if model.stacks and embedded.shape[0] > 1:
-        stacked: Params = vmap(grad(loss), in_dims=(None, 0, 0, 0))(rest, embedded, ids, targets)
+        stacked: Params = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0, 0))(
+            rest, embedded, ids, targets
+        )
         return stacked
     further = torch.is_grad_enabled() and (embedded.requires_grad or targets.requires_grad)
     found: list[dict[str, Tensor]] = []

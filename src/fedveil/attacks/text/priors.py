@@ -19,11 +19,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import torch
-from torch.nn import functional
-
 from fedveil.data.transformers_folder import transformers
 from fedveil.errors import InputError
+from fedveil.lazy_torch import functional, torch
 
 Tokens = Sequence[int]
 PriorName = Literal["auto", "smollm2", "n-gram", "none"]

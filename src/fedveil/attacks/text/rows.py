@@ -10,10 +10,10 @@ Found while measuring FedEM on texts; the token rows alone are known since Melis
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from fedveil.attacks.inversion.restarts import Clock, Named
 from fedveil.attacks.registry import register_attack
@@ -21,7 +21,11 @@ from fedveil.attacks.text.leak import TokenLeak, allowed_tokens, leaked_tokens
 from fedveil.attacks.text.matching import text_model
 from fedveil.attacks.view import UNKNOWN, Finding, ServerView, StepCallback
 from fedveil.errors import InputError
+from fedveil.lazy_torch import torch
 from fedveil.methods.fields import STRICT
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register_attack("embedding-rows", "texts, exactly: gradient rows of tokens matched with those of positions")

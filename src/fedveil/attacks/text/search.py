@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional
 
 from fedveil.attacks.inversion.labels import known_or_inferred
 from fedveil.attacks.inversion.matching import Distance, layer_cosine_distance
@@ -18,7 +16,11 @@ from fedveil.attacks.text.matching import predicts_tokens, rows_at_once, text_gr
 from fedveil.attacks.text.moves import Change, reorder, substitute
 from fedveil.attacks.text.priors import LanguagePrior
 from fedveil.attacks.view import UNKNOWN, ServerView
+from fedveil.lazy_torch import functional, torch
 from fedveil.tree import Params
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _SHARP = 20.0  # how sharply an embedding is taken for the tokens near it, where targets follow the candidate
 _CHOICES = 64  # a leak of more tokens than this restricts each place to the nearest few

@@ -22,16 +22,15 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass as record
 from dataclasses import fields, replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
+from fedveil.lazy_torch import torch
 from fedveil.messages import Message, Record
 from fedveil.methods.disclosure import Adaptation, BoundedUpload
 from fedveil.methods.fedem import FedEM
@@ -47,6 +46,9 @@ from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
 from fedveil.training.private_sgd import private_gradient
 from fedveil.tree import Params, State, expand, flat_rows, flatten, unflatten
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Scale = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Part = Annotated[float, Field(ge=0, lt=1)]

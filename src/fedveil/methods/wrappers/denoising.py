@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
+from fedveil.lazy_torch import torch
 from fedveil.methods.fields import STRICT
 from fedveil.methods.wrappers.wrapper import Memory, Rule, Step, wrapper
 from fedveil.tree import Params
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @wrapper(

@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
-from torch import Tensor
-
 from fedveil.data.client_data import ClientData, Clients
 from fedveil.data.dataset import Dataset
 from fedveil.errors import require_free
@@ -36,8 +34,9 @@ from fedveil.tree import Params, State
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch import Tensor
 
-Memory = dict[str, Tensor]
+Memory = dict[str, "Tensor"]
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,20 @@ noisy value: noise never exists without the value that it protects. Normal and L
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
+from fedveil.lazy_torch import torch
 from fedveil.privacy.noise import choice, grid
 from fedveil.privacy.noise.grid import grid_step
 from fedveil.privacy.noise.integers import add_binomial, add_discrete_gaussian
 from fedveil.streams import Stream, normal
 from fedveil.tree import Params
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = [
     "add_binomial",

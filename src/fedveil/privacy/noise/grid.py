@@ -20,9 +20,8 @@ from typing import Any
 
 import mpmath
 import numpy as np
-import torch
-from scipy.special import ndtri
 
+from fedveil.lazy_torch import torch
 from fedveil.streams import Stream
 
 Rows = np.ndarray[Any, np.dtype[np.floating[Any]]]
@@ -115,6 +114,8 @@ def tail(words: SignedWords) -> Floats:
 
 def normal_quantiles(words: SignedWords) -> Floats:
     """Standard normal quantiles, with an error of less than `UNCERTAIN` but for the digits not drawn yet."""
+    from scipy.special import ndtri  # takes as long to import as numpy, and only drawing needs it
+
     middle = torch.from_numpy(words.astype(np.float64)).mul_(2.0**-63)
     drawn: Floats = torch.erfinv(middle).mul_(math.sqrt(2)).numpy()
     outer = words[places := _outer(words)]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedveil.evaluation.accuracy import Score, evaluate
 from fedveil.session.loop import Callback, RoundEnd
 from fedveil.task import Task
 from fedveil.tree import Params
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class EvaluateOnTest(Callback):

@@ -1,0 +1,22 @@
+"""The last layer of a decoder of images."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class PixelRange(nn.Module):
+    """Any number to a pixel of the box, then the image's shape."""
+
+    def __init__(self, shape: tuple[int, ...], box: tuple[Tensor, Tensor] | None) -> None:
+        super().__init__()
+        self.shape = shape
+        self.box = box
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.reshape(*x.shape[:-1], *self.shape)
+        if self.box is None:
+            return x
+        low, high = self.box
+        return low + (high - low) * torch.sigmoid(x)
