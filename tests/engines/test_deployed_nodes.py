@@ -385,3 +385,23 @@ def test_a_server_that_dies_goes_on_and_every_attempt_is_charged(tmp_path: Path)
         assert set(spent) == {1, 2, 3, 4}
         twice += spent.count(3) == 2 * spent.count(1)
     assert twice == 2, "the two nodes that had answered"
+
+
+def test_nodes_charge_nothing_more_once_their_run_is_cancelled(tmp_path: Path) -> None:
+    """Flower closes the way to the nodes of a run that is cancelled: whatever the server sends fails."""
+    folders = write_nodes(tmp_path, seeded=False)
+    asked = 0
+
+    def cancelled_after_four(message: Message, answer: Callable[[], Message]) -> Message:
+        nonlocal asked
+        if message.metadata.message_type.startswith("train"):
+            asked += 1
+            if asked > 4:
+                raise ConnectionError("the run is over")
+        return answer()
+
+    faults: dict[int, Fault] = dict.fromkeys(range(1000, 1003), cancelled_after_four)
+    with pytest.raises(ConnectionError):
+        deployed(federated("udp-fedavg", rounds=4, cohort=3), folders, tmp_path, noise=None, faults=faults)
+    spent = [[entry.round for entry in open_node(folder).guard.ledger.entries] for folder in folders]
+    assert sorted(max(rounds) for rounds in spent) == [1, 1, 2], "four answers: round 1, and one of round 2"

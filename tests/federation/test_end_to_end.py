@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -287,6 +288,34 @@ def test_an_application_with_code_of_its_own_is_refused_by_every_node(federation
         wait_for(partial(federation.said, name, said), said)
     flower(federation.server, "stop", str(number), CONNECTION)
     assert federation.online() == 2, "they go on"
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_without_its_submitter_and_a_cancelled_one_costs_nothing_more(
+    federation: Federation,
+) -> None:
+    """Ctrl-C ends the waiting only; `deploy cancel` ends the run, and nodes are asked nothing more."""
+    words = ["--set", "run.rounds=400", "--set", "method.noise_multiplier=1000.0"]
+    words += ["--results", str(federation.place / "results")]
+    typed_words = typed("deploy", "submit", federation.server, federation.place / "digits.toml", *words)
+    before = status(federation.nodes[0])["releases"]
+    with (federation.place / "submit.log").open("ab") as told:
+        process = subprocess.Popen(typed_words, stdout=told, stderr=told)
+    wait_for(lambda: status(federation.nodes[0])["releases"] > before, "the first round")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(300) == 130
+    assert federation.said("submit", "the run goes on at the server")
+    assert federation.said("submit", f"fedveil deploy cancel {federation.server}")
+    left = status(federation.nodes[0])["releases"]
+    wait_for(lambda: status(federation.nodes[0])["releases"] > left, "another round without the submitter")
+    assert "is cancelled" in command("deploy", "cancel", federation.server)
+    with pytest.raises(InputError):
+        command("deploy", "cancel", federation.server)
+    time.sleep(30)  # what was under way when it was cancelled
+    spent = [status(node)["releases"] for node in federation.nodes]
+    time.sleep(60)  # several rounds would fit
+    assert [status(node)["releases"] for node in federation.nodes] == spent
+    assert federation.online() == 2, "server and nodes go on"
 
 
 @pytest.mark.slow

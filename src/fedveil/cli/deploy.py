@@ -271,6 +271,28 @@ def submit_command(
     )
 
 
+@deploy.command("cancel", epilog="Example: fedveil deploy cancel federation/server")
+def cancel_command(
+    folder: ServerFolder,
+    number: Annotated[
+        str | None,
+        typer.Argument(metavar="RUN", help="Its number in `deploy status`; else the only one going on."),
+    ] = None,
+) -> None:
+    """Cancel one run: its nodes are asked nothing more and spend nothing more. The server and the nodes go on."""
+    from fedveil.federation.processes import cancel_run, running_process
+
+    if running_process(_state(folder)) is None:
+        raise InputError(
+            "folder", str(folder), "no server is running there", "Run `fedveil deploy server` first."
+        )
+    cancelled = cancel_run(folder.absolute(), number)
+    out.print(
+        f"run {cancelled} is cancelled; what was charged stays charged. Submitting it again resumes it.",
+        soft_wrap=True,
+    )
+
+
 @deploy.command("stop")
 def stop_command(folder: EitherFolder) -> None:
     """Stop the server or node of this folder."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from functools import partial
 from pathlib import Path
@@ -106,7 +107,7 @@ def _run_all(
                     ),
                 )
         except KeyboardInterrupt as stop:
-            print("fedveil: interrupted; the same command resumes from here.", file=sys.stderr)
+            print(f"fedveil: {_after_interrupt(config)}", file=sys.stderr)
             raise typer.Exit(130) from stop
         if result.summary["stopped"]:
             notes.print(f"stopped after round {result.summary['rounds']}: {result.summary['stopped']}")
@@ -117,6 +118,17 @@ def _run_all(
             )
         summaries.append(result.summary | {"result": str(result.folder)})
     return summaries
+
+
+def _after_interrupt(config: Config) -> str:
+    """What became of an interrupted run, and what to do next."""
+    if config.run.engine != "flower":
+        return "interrupted; the same command resumes from here."
+    server = shlex.quote(str(config.run.federation))
+    return (
+        "interrupted; the run goes on at the server. Follow it with the same command, look at it with "
+        f"`fedveil deploy status {server}`, cancel it with `fedveil deploy cancel {server}`."
+    )
 
 
 def _callbacks(

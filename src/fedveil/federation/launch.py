@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 
 import tomli_w
 
+from fedveil.atomic_files import write_atomically
 from fedveil.errors import FedveilError, InputError, install
 from fedveil.experiment.config import Config, TextSection
 from fedveil.experiment.prepare import Prepared, check_method, load_examples
@@ -35,7 +37,7 @@ from fedveil.federation.processes import (
     own_program,
     write_connection,
 )
-from fedveil.federation.run_settings import PROBLEM, RunSettings, vocabulary_on_nodes
+from fedveil.federation.run_settings import PROBLEM, RUN, RunSettings, vocabulary_on_nodes
 from fedveil.messages import Record
 from fedveil.methods.method import At
 from fedveil.privacy.releases import Plan
@@ -47,6 +49,8 @@ SERVER_APP = "fedveil.federation.server_app:app"
 CLIENT_APP = "fedveil.federation.client_app:app"
 _LOOK_EVERY = 0.3
 _ASK_EVERY = 20.0
+STOPPED = "finished:stopped"
+"""Flower's status of a run that was cancelled."""
 _TRIES = 3
 _RAY_GAVE_UP = "The current node timed out during startup"
 
@@ -69,18 +73,19 @@ def simulate(settings: RunSettings, prepared: Prepared, callbacks_for: Callbacks
         with _simulating(link, home):
             nodes = f"num-supernodes={prepared.plan.clients} client-resources-num-cpus=1"
             nodes += " init-args-log-to-driver=false"
-            command = ["--federation-config", nodes]
+            start = functools.partial(_submit, settings, home, ["--federation-config", nodes])
             callbacks = callbacks_for(prepared.plan)
             for _ in range(_TRIES - 1):
                 with suppress(RayNotStartedError):
-                    return _follow(settings, home, command, callbacks, prepared.plan)
-            return _follow(settings, home, command, callbacks, prepared.plan)
+                    return _follow(settings, home, start, callbacks, prepared.plan)
+            return _follow(settings, home, start, callbacks, prepared.plan)
 
 
 def submit(settings: RunSettings, home: Path, callbacks_for: CallbacksFor = lambda _plan: ()) -> Result:
     """Submit a run to the SuperLink that `home` (a Flower home) names, and wait for its result.
 
-    The run's folder is written by the server; it must be on this machine or on a disk that both see.
+    The run's folder is written by the server; it must be on this machine or on a disk that both see. A run of the same
+    settings that is going on is followed, not submitted again.
     """
     config = with_shape(settings.config, settings.data)
     section, clients = config.run, config.partition.clients or 1
@@ -96,7 +101,11 @@ def submit(settings: RunSettings, home: Path, callbacks_for: CallbacksFor = lamb
     section = settings.config.run
     clients = settings.config.partition.clients or 1
     plan = Plan(clients, section.cohort or clients, section.sampler, section.rounds)
-    return _follow(settings, home, [], callbacks_for(plan), plan)
+
+    def start() -> str:
+        return _going_on(settings, home) or _submit(settings, home, [])
+
+    return _follow(settings, home, start, callbacks_for(plan), plan)
 
 
 def server_home(config: Config) -> Path:
@@ -249,14 +258,14 @@ def _parents() -> dict[int, int]:
 
 
 def _follow(
-    settings: RunSettings, home: Path, arguments: Sequence[str], callbacks: Sequence[Callback], plan: Plan
+    settings: RunSettings, home: Path, start: Callable[[], str], callbacks: Sequence[Callback], plan: Plan
 ) -> Result:
-    """Submit the run, call the callbacks as rounds appear in its folder, and read the result."""
+    """Start the run, call the callbacks as rounds appear in its folder, and read the result."""
     folder = ResultFolder(settings.folder)
     problem = settings.folder / PROBLEM
     problem.unlink(missing_ok=True)
     with _terminated_by_exception():
-        number = _submit(settings, home, arguments)
+        number = start()
         known = silent = 0
         asked = time.monotonic()
         while True:
@@ -264,19 +273,37 @@ def _follow(
             if folder.finished:
                 return folder.read()
             if problem.exists():
-                raise FedveilError(problem.read_text())
+                told = problem.read_text()
+                raise _cancelled(number) if _status(home, number) == STOPPED else FedveilError(told)
             if silent >= _TRIES:
                 raise FedveilError("the server does not answer any more. Submit the run again to go on.")
             if time.monotonic() - asked > _ASK_EVERY:
                 status = _status(home, number)
                 silent = 0 if status else silent + 1
                 asked = time.monotonic()
+                if status == STOPPED:
+                    raise _cancelled(number)
                 if status.startswith("finished") and not folder.finished and not problem.exists():
                     shown = _flwr(home, "log", number, CONNECTION, "--show").stdout
                     if _RAY_GAVE_UP in shown:
                         raise RayNotStartedError("Ray did not start: the machine is busy. Try again later.")
                     raise FedveilError(f"the run ended without a result ({status}):\n{_last_lines(shown)}")
             time.sleep(_LOOK_EVERY)
+
+
+def _cancelled(number: str) -> FedveilError:
+    return FedveilError(
+        f"run {number} was cancelled. What nodes were charged for its rounds stays charged; "
+        "submit it again to go on from its last checkpoint."
+    )
+
+
+def _going_on(settings: RunSettings, home: Path) -> str | None:
+    """Flower's number of the last attempt of this run, if the server is still at it."""
+    kept = settings.folder / RUN
+    number = kept.read_text().strip() if kept.exists() else ""
+    status = _status(home, number) if number else ""
+    return None if not status or status.startswith("finished") else number
 
 
 def _submit(settings: RunSettings, home: Path, arguments: Sequence[str]) -> str:
@@ -287,6 +314,8 @@ def _submit(settings: RunSettings, home: Path, arguments: Sequence[str]) -> str:
             done = _flwr(home, "run", str(app), CONNECTION, "--format", "json", *arguments)
             answer = _json(done.stdout)
             if done.returncode == 0 and answer.get("run-id"):
+                settings.folder.mkdir(parents=True, exist_ok=True)
+                write_atomically(settings.folder / RUN, str(answer["run-id"]).encode())
                 return str(answer["run-id"])
     raise FedveilError(f"the run could not be submitted:\n{_last_lines(done.stdout + done.stderr)}")
 

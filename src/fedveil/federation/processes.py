@@ -225,6 +225,29 @@ def listed_runs(folder: Path) -> list[dict[str, Any]]:
     return list(answer.get("runs", []))
 
 
+def cancel_run(folder: Path, number: str | None = None) -> str:
+    """Cancel a run that is going on, by default the only one; other runs and all nodes go on.
+
+    The server asks the nodes nothing more for it, so they charge nothing more.
+
+    Returns:
+        Flower's number of the run.
+
+    Raises:
+        InputError: No such run is going on, or several are and none is named.
+    """
+    active = [
+        str(run["run-id"]) for run in listed_runs(folder) if not str(run["status"]).startswith("finished")
+    ]
+    if number is None and len(active) > 1:
+        raise InputError("RUN", None, f"{len(active)} runs are going on", f"Name one: {', '.join(active)}.")
+    chosen = number or next(iter(active), None)
+    if chosen is None or chosen not in active:
+        raise InputError("RUN", number, "no such run is going on", "See `fedveil deploy status`.")
+    flower(folder, "stop", chosen, CONNECTION)
+    return chosen
+
+
 def end_lost_runs(folder: Path) -> list[str]:
     """End the runs of a server that died: their processes died with it, and nodes would go on waiting for them.
 

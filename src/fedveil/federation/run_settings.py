@@ -18,6 +18,7 @@ from fedveil.plugins import load_plugins
 from fedveil.streams import NoiseSource
 
 PROBLEM = ".flower-problem"  # in a run's folder: why its last attempt failed
+RUN = ".flower-run"  # in a run's folder: Flower's number of its last attempt
 LOG = "federation.log"  # in a run's folder: which nodes came, failed and were refused
 _KEYS = ("config", "seed", "experiment", "results", "data", "noise")
 
