@@ -62,6 +62,14 @@ class Reduced(_Overrides):
     scale: str
 
 
+class Claim(_Part):
+    """The epsilon that a paper states for a row, and for whom."""
+
+    epsilon: Annotated[float, Field(gt=0)]
+    unit: Literal["record", "client"]
+    adversary: Literal["server", "observer", "client"] = "server"
+
+
 class Row(_Overrides):
     """One published number."""
 
@@ -70,6 +78,7 @@ class Row(_Overrides):
     """Rows of one group are compared with each other: the published order is theirs."""
     published: float | None = None
     published_attack: dict[str, float] = Field(default_factory=dict)
+    claim: Claim | None = None
     metric: Metric | None = None
 
 

@@ -15,16 +15,31 @@ from statistics import fmean
 from fedveil.experiment.records import Entry, Records
 from fedveil.experiment.reproduce import number
 from fedveil.experiment.tables import PAPERS, PublishedTable, Row, list_tables
-from fedveil.experiment.verdicts import Measured, Order, Verdict, level_reproduced, order_of, verdicts
+from fedveil.experiment.verdicts import (
+    ATTACK_TOLERANCES,
+    Measured,
+    Order,
+    Proven,
+    Verdict,
+    level_reproduced,
+    order_of,
+    verdicts,
+)
 
 TITLES = {"fedceo": "FedCEO", "fedlap-dp": "FedLAP-DP", "dp-fedags": "DP-FedAGS", "fedem": "FedEM"}
 _MARKS = ("<!-- scoreboard -->", "<!-- end of scoreboard -->")
 _GENERATED = "<!-- Written by `fedveil reproduce --pages docs` from experiments/. Do not edit. -->"
-_RULE = """A row has the published **level** if its mean is within the larger of the table's tolerance and the
-mean's 95 % interval over seeds. A row that misses it has the **order** if it stands in the published order to every
-other row of its group. The order of a table is reproduced if Kendall's tau over all pairs in one group is at least 0.6
-and, with several seeds, its 95 % interval lies above 0. A table has the level if four fifths of its rows that were run
-have it."""
+_RULE = """\
+A row has the published **level** if its mean is within the larger of the table's tolerance and the
+mean's 95 % interval over seeds. A row that misses it has the **order** if it stands in the
+published order to every other row of its group. The order of a table is reproduced if Kendall's tau
+over all pairs in one group is at least 0.6 and, with several seeds, its 95 % interval lies above 0.
+A table has the level if four fifths of its rows that were run have it.
+
+Scores of **attacks** are judged in the same way, with these tolerances: MSE 0.25, PSNR 1 dB, SSIM
+and LPIPS 0.05, ROUGE 5 points, accuracy of membership inference 3 points. KL is not judged: its
+classifier is another one here. An **epsilon** that a paper claims is proven if the ledger of the
+run, for the claimed unit and against the server, is at most 5 % above it."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +67,31 @@ class _Judged:
 
     def level(self) -> bool:
         return level_reproduced(list(self._verdicts().values()))
+
+    def attacked(self) -> dict[str, list[Measured]]:
+        """The rows' attacks by score, of those that were carried out."""
+        found = {
+            score: [self.records.attacked(row, score) for row in self.table.rows]
+            for score in ATTACK_TOLERANCES
+        }
+        return {
+            score: rows
+            for score, rows in found.items()
+            if any(row.values and row.published is not None for row in rows)
+        }
+
+    def attack_verdicts(self) -> list[Verdict]:
+        return [
+            verdict
+            for score, rows in self.attacked().items()
+            for verdict in verdicts(rows, ATTACK_TOLERANCES[score]).values()
+            if verdict != "not run"
+        ]
+
+    def claims(self) -> list[Proven]:
+        """Of the rows that were run and whose epsilon is claimed."""
+        found = [self.records.proven(row) for row in self.table.rows]
+        return [verdict for verdict in found if verdict != "not run"]
 
     def verdict(self, row: Row) -> str:
         return self._verdicts().get(row.name, "")
@@ -102,8 +142,9 @@ def _findings(folder: Path, paper: str) -> str:
 
 def _scoreboard(papers: dict[str, list[_Judged]], folder: Path) -> str:
     lines = [
-        "| paper | rows | run at full scale | level reproduced | order reproduced | in one sentence |",
-        "|---|---|---|---|---|---|",
+        "| paper | rows | run at full scale | level reproduced | order reproduced | attacks: level, order "
+        "| claimed epsilon proven | in one sentence |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for paper, tables in papers.items():
         judged = [row for one in tables for row in one.judged]
@@ -113,9 +154,26 @@ def _scoreboard(papers: dict[str, list[_Judged]], folder: Path) -> str:
         lines.append(
             f"| [{TITLES[paper]}]({paper}.md) | {sum(len(one.rows) for one in tables)} | "
             f"{sum(len(one.run) for one in tables)} | {sum(one.levels for one in tables)} of {len(judged)} rows | "
-            f"{right} of {len(ordered)} tables | {sentence} |"
+            f"{right} of {len(ordered)} tables | {_attack_score(tables)} | {_claim_score(tables)} | {sentence} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _attack_score(tables: Sequence[_Judged]) -> str:
+    if not any(row.published_attack for one in tables for row in one.table.rows):
+        return "none published"
+    judged = [verdict for one in tables for verdict in one.attack_verdicts()]
+    orders = [order for one in tables for rows in one.attacked().values() if (order := order_of(rows)).pairs]
+    level = sum(verdict == "level" for verdict in judged)
+    right = sum(order.reproduced for order in orders)
+    return f"{level} of {len(judged)} scores, {right} of {len(orders)} orders"
+
+
+def _claim_score(tables: Sequence[_Judged]) -> str:
+    if all(row.claim is None for one in tables for row in one.table.rows):
+        return "no number claimed"
+    found = [verdict for one in tables for verdict in one.claims()]
+    return f"{sum(verdict == 'proven' for verdict in found)} of {len(found)} rows"
 
 
 def _index(board: str) -> str:
@@ -182,17 +240,39 @@ def _section(one: _Judged) -> str:
     if head.note:
         lines += [head.note, ""]
     lines += [
-        "| row | paper | here | verdict | seeds | last round | best | before last | own models | proven epsilon |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| row | paper | here | verdict | seeds | last round | best | before last | own models "
+        "| proven epsilon | claimed |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row, measured in zip(one.table.rows, one.rows, strict=True):
         entry = one.records.entry(row)
         if measured.values and entry is not None:
             lines.append(_line(one, row, measured, entry))
+    lines += _attack_lines(one)
     missing = len(one.rows) - len(one.run)
     if missing:
         lines += ["", f"{missing} rows were not run."]
     return "\n".join(lines)
+
+
+def _attack_lines(one: _Judged) -> list[str]:
+    """Published scores of attacks beside those here, and how far their orders agree."""
+    attacked = one.attacked()
+    if not attacked:
+        return []
+    heads = " | ".join(f"{score}, paper | here | verdict" for score in attacked)
+    lines = ["", f"| attacked row | {heads} |", "|---|" + "---|---|---|" * len(attacked)]
+    found = {score: verdicts(rows, ATTACK_TOLERANCES[score]) for score, rows in attacked.items()}
+    for at, row in enumerate(one.table.rows):
+        if any(rows[at].values for rows in attacked.values()):
+            cells = [
+                f"{number(rows[at].published, score)} | {number(rows[at].mean, score)} | "
+                f"{found[score].get(row.name, '')}"
+                for score, rows in attacked.items()
+            ]
+            lines.append(f"| {row.name} | {' | '.join(cells)} |")
+    orders = [f"{score} {_tau(order)}" for score, rows in attacked.items() if (order := order_of(rows)).pairs]
+    return [*lines, "", f"Orders of the attacked rows: {'; '.join(orders)}."] if orders else lines
 
 
 def _line(one: _Judged, row: Row, measured: Measured, entry: Entry) -> str:
@@ -206,8 +286,14 @@ def _line(one: _Judged, row: Row, measured: Measured, entry: Entry) -> str:
     proven = "; ".join(f"{who}: {value:.3g}" for who, value in epsilon.items() if value is not None) or "none"
     return (
         f"| {row.name} | {number(row.published, metric)} | {here} | {one.verdict(row)} | {len(seeds)} | "
-        f"{' | '.join(columns)} | {proven} |"
+        f"{' | '.join(columns)} | {proven} | {_claim(one, row)} |"
     )
+
+
+def _claim(one: _Judged, row: Row) -> str:
+    if row.claim is None:
+        return ""
+    return f"{row.claim.unit}: {row.claim.epsilon:g}, {one.records.proven(row)}"
 
 
 def _mean(seeds: Sequence[Entry], key: str, metric: str) -> str:
