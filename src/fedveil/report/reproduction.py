@@ -7,6 +7,7 @@ the sentence of the scoreboard.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,7 +115,7 @@ def pages(folder: Path, records: Path, docs: Path) -> dict[Path, str]:
     """The text of every page by its path, as the records stand."""
     papers = {paper: _judged(folder, records, paper) for paper in PAPERS}
     found = {
-        docs / "reproduction" / f"{paper}.md": _page(paper, tables, folder)
+        docs / "reproduction" / f"{paper}.md": _page(paper, tables, folder, records)
         for paper, tables in papers.items()
     }
     board = _scoreboard(papers, folder)
@@ -194,11 +195,22 @@ fedveil reproduce --pages docs                                              # wr
 """
 
 
-def _page(paper: str, tables: Sequence[_Judged], folder: Path) -> str:
+def _page(paper: str, tables: Sequence[_Judged], folder: Path, records: Path) -> str:
     parts = [_GENERATED, f"# {TITLES[paper]}", _findings(folder, paper), "## Tables", _overview(tables)]
     parts += [_section(one) for one in tables if one.run]
+    parts += [_measured(path) for path in sorted(records.glob(f"{paper}-*.json"))]
     parts += ["## How it is judged", _RULE]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _measured(path: Path) -> str:
+    """What was measured beside the tables: a record that brings its own columns."""
+    content = json.loads(path.read_text())
+    heads = list(content["rows"][0])
+    lines = [f"| {' | '.join(heads)} |", "|---|" + "---|" * (len(heads) - 1)]
+    lines += [f"| {' | '.join(str(row[head]) for head in heads)} |" for row in content["rows"]]
+    said = f"{content['note']} Made by `{content['command']}`."
+    return "\n\n".join((f"### {content['title']}", said, "\n".join(lines)))
 
 
 def _overview(tables: Sequence[_Judged]) -> str:
