@@ -76,6 +76,8 @@ class Row(_Overrides):
     name: str
     group: str = ""
     """Rows of one group are compared with each other: the published order is theirs."""
+    reading: str = ""
+    """Where a text can be read in several ways: which way this is. Each reading is judged by itself."""
     published: float | None = None
     published_attack: dict[str, float] = Field(default_factory=dict)
     claim: Claim | None = None
@@ -115,6 +117,13 @@ class PublishedTable:
     @property
     def rows(self) -> list[Row]:
         return self.content.row
+
+    def readings(self) -> dict[str, list[Row]]:
+        """The rows of each reading of the paper's text, in the order in which readings first occur."""
+        found: dict[str, list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(row.reading, []).append(row)
+        return found
 
     def metric(self, row: Row) -> Metric:
         return row.metric or self.content.table.metric

@@ -299,6 +299,20 @@ def test_a_row_whose_data_is_missing_is_not_run_and_said_so(folder: Path, tmp_pa
     assert not (folder / "records").exists()
 
 
+def test_each_reading_is_judged_by_itself(folder: Path, tmp_path: Path) -> None:
+    path = folder / "fedceo" / "table-1-digits.toml"
+    path.write_text(TABLE.replace('sigma 2"\n', 'sigma 2"\nreading = "other"\n'))
+    table = load_table(path)
+    assert {reading: len(rows) for reading, rows in table.readings().items()} == {"": 2, "other": 1}
+    run_job(choose(table, [], 1, reduced=False), tmp_path / "results", tmp_path / "records", jobs=1)
+    for paper in ("fedlap-dp", "dp-fedags", "fedem"):
+        (folder / paper).mkdir()
+        (folder / paper / "table-1-digits.toml").write_text(TABLE)
+    text = pages(folder, tmp_path / "records", tmp_path / "docs")[tmp_path / "docs/reproduction/fedceo.md"]
+    assert "### Table 1, digits\n" in text
+    assert "### Table 1, digits, other\n" in text
+
+
 def test_the_documentations_pages_are_those_of_the_records() -> None:
     root = Path(__file__).parents[3]
     for path, text in pages(root / "experiments", root / "experiments" / "records", root / "docs").items():
