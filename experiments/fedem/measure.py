@@ -160,7 +160,8 @@ def main() -> None:
         "title": "The undefended attack under other readings",
         "note": "Inverting Gradients, 1600 steps, cosine distance, learning rate 0.1, total variation 1e-5, labels "
         "known, against FedSGD where nothing else is said; LeNet-Zhu, 8 MNIST images, seeds "
-        f"{' '.join(map(str, given.seeds))} (another model and batch each). The paper: FedSGD MSE 1.248, PSNR 9.443, SSIM 0.123; FedEM 1.825, 7.698, "
+        f"{' '.join(map(str, given.seeds))} (another model and batch each). "
+        "The paper: FedSGD MSE 1.248, PSNR 9.443, SSIM 0.123; FedEM 1.825, 7.698, "
         "0.038.",
         "rows": measure(given.results, given.seeds),
         "numerics": NUMERICS,
