@@ -292,6 +292,22 @@ def labels_right(found: Tensor, truth: Tensor) -> float:
     return sum(shared) / truth.numel()
 
 
+def finding_folder(
+    run: StoredRun,
+    attack: Attack,
+    exchange: Exchange,
+    clients: Sequence[int],
+    *,
+    labels: LabelMode,
+    adaptive: bool,
+    seed: int,
+) -> Path:
+    """Where the finding of such an attack is written."""
+    who = "-".join(str(client) for client in clients)
+    place = f"{attack.name}-round-{exchange.at.round}-exchange-{exchange.at.exchange}-client-{who}"
+    return run.folder / "attacks" / f"{place}-{attack_identity(attack, labels, adaptive, seed)}"
+
+
 def write_finding(
     run: StoredRun,
     attack: Attack,
@@ -307,9 +323,7 @@ def write_finding(
 
     Of texts, texts.json takes the place of images and picture, where they may be shown.
     """
-    who = "-".join(str(client) for client in clients)
-    place = f"{attack.name}-round-{exchange.at.round}-exchange-{exchange.at.exchange}-client-{who}"
-    folder = run.folder / "attacks" / f"{place}-{attack_identity(attack, labels, adaptive, seed)}"
+    folder = finding_folder(run, attack, exchange, clients, labels=labels, adaptive=adaptive, seed=seed)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     content = describe(run, attack, exchange, clients, scored, labels, seed)

@@ -45,6 +45,9 @@ _Seeds = Annotated[
 _Reduced = Annotated[
     bool, typer.Option("--reduced", help="At the size that the table gives for small machines.")
 ]
+_Attacks = Annotated[
+    bool, typer.Option(help="Whether to attack the runs of rows with published attacks, and to judge that.")
+]
 _Only = Annotated[bool, typer.Option("--estimate", help="Only say how long it takes, from measured rounds.")]
 _Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Processes at a time; else one per core.")]
 _Tables = Annotated[Path | None, typer.Option("--tables", help="The folder of tables; else `experiments`.")]
@@ -64,6 +67,7 @@ def reproduce(
     rows: _Rows = None,
     seeds: _Seeds = None,
     reduced: _Reduced = False,
+    attacks: _Attacks = True,
     estimate_only: _Only = False,
     jobs: _Jobs = None,
     results: Results = Path("results"),
@@ -87,9 +91,9 @@ def reproduce(
     if estimate_only:
         _show_estimate(job, lengths, jobs, as_json=as_json)
         return
-    done = _run(job, results, kept, data, jobs)
+    done = _run(job, results, kept, data, jobs, attacks=attacks)
     if as_json:
-        print(json.dumps(report(job, done.measured)))
+        print(json.dumps(report(job, done)))
     else:
         _show(job, done)
     if done.failed:
@@ -118,7 +122,11 @@ def _estimate(
     return lengths
 
 
-def _run(job: Job, results: Path, records: Path, data: Path | None, jobs: int | None) -> Outcome:
+def _run(
+    job: Job, results: Path, records: Path, data: Path | None, jobs: int | None, *, attacks: bool
+) -> Outcome:
+    from fedveil.attack_runs.published import attack_as_published
+
     cells = job.cells().values()
     total = sum(cell.config.run.rounds for cell in cells)
     with progress_bar(notes) as progress:
@@ -141,6 +149,7 @@ def _run(job: Job, results: Path, records: Path, data: Path | None, jobs: int | 
                 jobs=jobs,
                 callbacks_for=callbacks_for,
                 on_progress=on_progress,
+                attack=attack_as_published if attacks else None,
             )
         except KeyboardInterrupt as stop:
             progress.stop()
@@ -149,7 +158,7 @@ def _run(job: Job, results: Path, records: Path, data: Path | None, jobs: int | 
 
 
 def _show(job: Job, done: Outcome) -> None:
-    told = report(job, done.measured)
+    told = report(job, done)
     head = job.table.content.table
     grid = Grid(title=f"{head.source}: {head.title}" + (" (reduced)" if job.reduced else ""))
     for column in ("row", "paper", "here", "verdict"):
@@ -166,8 +175,23 @@ def _show(job: Job, done: Outcome) -> None:
         said = "reproduced" if order["published_order_reproduced"] else "not reproduced"
         out.print(f"order: {said}, Kendall's tau {order['tau']:.2f}{interval} over {order['pairs']} pairs")
     out.print(f"level: {'reproduced' if told['level_reproduced'] else 'not reproduced'}")
+    for score, attacked in told["attacks"].items():
+        _show_attack(score, attacked)
     if head.note:
         out.print(head.note)
+
+
+def _show_attack(score: str, attacked: dict[str, Any]) -> None:
+    if all(row["mean"] is None for row in attacked["rows"]):
+        return
+    grid = Grid(title=f"attacks: {score}")
+    for column in ("row", "paper", "here", "verdict"):
+        grid.add_column(column, justify="left" if column in ("row", "verdict") else "right")
+    for row in attacked["rows"]:
+        grid.add_row(
+            row["row"], number(row["published"], score), number(row["mean"], score) or "-", row["verdict"]
+        )
+    out.print(grid)
 
 
 def _show_estimate(job: Job, lengths: dict[str, Estimate], jobs: int | None, *, as_json: bool) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from fedveil.atomic_files import write_atomically
 from fedveil.errors import ResultError
 from fedveil.experiment.tables import PublishedTable, Row
-from fedveil.experiment.verdicts import Measured
+from fedveil.experiment.verdicts import Measured, Proven, judge_claim
 from fedveil.numerics import NUMERICS
 from fedveil.session.results import Result
 
@@ -33,8 +33,16 @@ class Records:
         if self.path.exists():
             self._content |= _read(self.path)
 
-    def add(self, row: Row, seed: int, result: Result, *, reduced: bool = False) -> None:
-        """Keep what a finished run measured."""
+    def add(
+        self,
+        row: Row,
+        seed: int,
+        result: Result,
+        *,
+        reduced: bool = False,
+        attacks: Mapping[str, Mapping[str, float]] | None = None,
+    ) -> None:
+        """Keep what a finished run measured, and what attacks on it found; earlier findings stay."""
         config = self.table.config(row, reduced=reduced)
         head = {"config": config.identity(), "numerics": NUMERICS}
         entry = self._of(reduced).get(row.name, {})
@@ -42,7 +50,9 @@ class Records:
             entry = {**head, "seeds": {}}
         versions = result.summary["environment"]
         entry["versions"] = {key: versions[key] for key in _VERSIONS}
-        entry["seeds"][str(seed)] = measurements(result)
+        known = attacks or entry["seeds"].get(str(seed), {}).get("attack")
+        found = {"attack": _short(dict(known))} if known else {}
+        entry["seeds"][str(seed)] = measurements(result) | found
         self._of(reduced)[row.name] = entry
 
     def entry(self, row: Row, *, reduced: bool = False) -> Entry | None:
@@ -64,9 +74,7 @@ class Records:
 
     def measured(self, row: Row, *, reduced: bool = False, seeds: Sequence[int] | None = None) -> Measured:
         """The row beside its published value, over these seeds or all on record."""
-        entry = self.entry(row, reduced=reduced)
-        found: Mapping[str, Entry] = {} if entry is None else entry["seeds"]
-        chosen = [one for seed, one in found.items() if seeds is None or int(seed) in seeds]
+        chosen = self._seeds(row, reduced, seeds)
         values = [value_of(self.table, row, one) for one in chosen]
         return Measured(
             row.name,
@@ -75,6 +83,31 @@ class Records:
             tuple(value for value in values if value is not None),
             sum(one["seconds"] for one in chosen),
         )
+
+    def attacked(
+        self, row: Row, score: str, *, reduced: bool = False, seeds: Sequence[int] | None = None
+    ) -> Measured:
+        """A score of the row's attack beside the published one."""
+        values = [attack_score(one, score) for one in self._seeds(row, reduced, seeds)]
+        return Measured(
+            row.name,
+            row.group,
+            row.published_attack.get(score),
+            tuple(value for value in values if value is not None),
+        )
+
+    def proven(self, row: Row) -> Proven:
+        """Whether the epsilon that is claimed for the row is proven here: the worst of its seeds."""
+        if row.claim is None or (entry := self.entry(row)) is None:
+            return "not run"
+        key = f"{row.claim.unit} against {row.claim.adversary}"
+        found = [one["epsilon"].get(key) for one in entry["seeds"].values()]
+        return judge_claim(row.claim.epsilon, found)
+
+    def _seeds(self, row: Row, reduced: bool, seeds: Sequence[int] | None) -> list[Entry]:
+        entry = self.entry(row, reduced=reduced)
+        found: Mapping[str, Entry] = {} if entry is None else entry["seeds"]
+        return [one for seed, one in found.items() if seeds is None or int(seed) in seeds]
 
     def write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -125,6 +158,14 @@ def value_of(table: PublishedTable, row: Row, entry: Mapping[str, Any]) -> float
         metric_key = metric
     value = entry.get(metric_key)
     return None if value is None else float(value)
+
+
+def attack_score(entry: Mapping[str, Any], score: str) -> float | None:
+    """A score by its published name: the accuracy of the attack of that name, or a score of the first that has it."""
+    attacks: Mapping[str, Mapping[str, float]] = entry.get("attack", {})
+    if score in attacks:
+        return attacks[score]["accuracy"]
+    return next((scores[score] for scores in attacks.values() if score in scores), None)
 
 
 def _short(value: Any) -> Any:

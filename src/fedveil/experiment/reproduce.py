@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,10 +18,20 @@ from fedveil.experiment.config import Config
 from fedveil.experiment.records import Records
 from fedveil.experiment.run import run_seed
 from fedveil.experiment.tables import PublishedTable, Row
-from fedveil.experiment.verdicts import Measured, level_reproduced, order_of, verdicts
+from fedveil.experiment.verdicts import (
+    ATTACK_TOLERANCES,
+    Measured,
+    level_reproduced,
+    order_of,
+    verdicts,
+)
 from fedveil.privacy.releases import Plan
 from fedveil.session.loop import Callback
 from fedveil.session.results import ResultFolder
+
+AttackScores = Mapping[str, Mapping[str, float]]
+Attacker = Callable[[Path, Mapping[str, float], Path | None], AttackScores]
+"""Attacks the run in a folder as published numbers ask for, with data from another folder; scores by attack."""
 
 _ROUNDS = 3  # measured at most; the first one also warms up
 _LIMIT = 60.0  # seconds that a measurement may take
@@ -65,6 +75,8 @@ class Outcome:
 
     measured: tuple[Measured, ...]
     failed: Mapping[str, str]
+    attacked: Mapping[str, tuple[Measured, ...]] = field(default_factory=dict)
+    """The rows' attacks, by score."""
 
 
 def choose(table: PublishedTable, rows: Sequence[str], seeds: int | None, *, reduced: bool) -> Job:
@@ -84,8 +96,12 @@ def run_job(
     jobs: int | None = None,
     callbacks_for: Callable[[str, Plan], Sequence[Callback]] = lambda _title, _plan: (),
     on_progress: Callable[[int, int], None] = lambda _rounds, _runs: None,
+    attack: Attacker | None = None,
 ) -> Outcome:
-    """Run what is not finished, and record every finished run in the folder `records`."""
+    """Run what is not finished, and record every finished run in the folder `records`.
+
+    `attack` attacks the finished runs of rows with published attacks; without it they are only run.
+    """
     cells = job.cells()
     failed = run_cells(
         list(cells.values()),
@@ -95,17 +111,41 @@ def run_job(
         callbacks_for=callbacks_for,
         on_progress=on_progress,
     )
-    kept = Records(job.table, records)  # read after the runs: another process may have written meanwhile
     rows = {row.name: row for row in job.rows}
     done = [key for key, cell in cells.items() if cell.title not in failed]
+    folders = {key: cells[key].folder(results) for key in done}
+    attacked = {} if attack is None or job.reduced else _attacked(rows, folders, attack, data_dir)
+    kept = Records(job.table, records)  # read after the runs: another process may have written meanwhile
     for name, seed in done:
-        result = ResultFolder(cells[name, seed].folder(results)).read()
-        kept.add(rows[name], seed, result, reduced=job.reduced)
+        result = ResultFolder(folders[name, seed]).read()
+        kept.add(rows[name], seed, result, reduced=job.reduced, attacks=attacked.get((name, seed)))
     if done:
         kept.write()
     finished = {name: [seed for row, seed in done if row == name] for name in rows}
     measured = [kept.measured(row, reduced=job.reduced, seeds=finished[row.name]) for row in job.rows]
-    return Outcome(tuple(measured), failed)
+    scores = tuple(
+        score
+        for score in ATTACK_TOLERANCES
+        if any(score in row.published_attack for row in job.rows) and not job.reduced
+    )
+    against = {
+        score: tuple(kept.attacked(row, score, seeds=finished[row.name]) for row in job.rows)
+        for score in scores
+    }
+    return Outcome(tuple(measured), failed, against)
+
+
+def _attacked(
+    rows: Mapping[str, Row],
+    folders: Mapping[tuple[str, int], Path],
+    attack: Attacker,
+    data_dir: Path | None,
+) -> dict[tuple[str, int], AttackScores]:
+    return {
+        (name, seed): attack(folder, rows[name].published_attack, data_dir)
+        for (name, seed), folder in folders.items()
+        if rows[name].published_attack
+    }
 
 
 def open_cells(job: Job, results: Path) -> list[Cell]:
@@ -189,8 +229,9 @@ def _without_reals(value: Any) -> Any:
     return value
 
 
-def report(job: Job, measured: Sequence[Measured]) -> dict[str, Any]:
+def report(job: Job, done: Outcome) -> dict[str, Any]:
     """The outcome as one JSON object."""
+    measured = done.measured
     found = verdicts(measured, job.table.content.table.tolerance)
     rows = [
         {
@@ -213,7 +254,24 @@ def report(job: Job, measured: Sequence[Measured]) -> dict[str, Any]:
         "rows": rows,
         "order": order_of(measured).to_json(),
         "level_reproduced": level_reproduced(list(found.values())),
+        "attacks": {score: _attack_report(score, rows) for score, rows in done.attacked.items()},
     }
+
+
+def _attack_report(score: str, measured: Sequence[Measured]) -> dict[str, Any]:
+    found = verdicts(measured, ATTACK_TOLERANCES[score])
+    rows = [
+        {
+            "row": row.row,
+            "published": row.published,
+            "values": list(row.values),
+            "mean": row.mean,
+            "verdict": found[row.row],
+        }
+        for row in measured
+        if row.published is not None
+    ]
+    return {"rows": rows, "order": order_of(measured).to_json()}
 
 
 def number(value: float | None, metric: str) -> str:

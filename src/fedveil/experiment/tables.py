@@ -62,14 +62,25 @@ class Reduced(_Overrides):
     scale: str
 
 
+class Claim(_Part):
+    """The epsilon that a paper states for a row, and for whom."""
+
+    epsilon: Annotated[float, Field(gt=0)]
+    unit: Literal["record", "client"]
+    adversary: Literal["server", "observer", "client"] = "server"
+
+
 class Row(_Overrides):
     """One published number."""
 
     name: str
     group: str = ""
     """Rows of one group are compared with each other: the published order is theirs."""
+    reading: str = ""
+    """Where a text can be read in several ways: which way this is. Each reading is judged by itself."""
     published: float | None = None
     published_attack: dict[str, float] = Field(default_factory=dict)
+    claim: Claim | None = None
     metric: Metric | None = None
 
 
@@ -106,6 +117,13 @@ class PublishedTable:
     @property
     def rows(self) -> list[Row]:
         return self.content.row
+
+    def readings(self) -> dict[str, list[Row]]:
+        """The rows of each reading of the paper's text, in the order in which readings first occur."""
+        found: dict[str, list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(row.reading, []).append(row)
+        return found
 
     def metric(self, row: Row) -> Metric:
         return row.metric or self.content.table.metric

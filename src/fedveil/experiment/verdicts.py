@@ -5,7 +5,11 @@ seeds). **Order**: Kendall's tau of the rows' means against the published values
 published order counts as reproduced if tau is at least 0.6, that is, at most one pair in five is reversed, and with
 several seeds its 95 % interval (bootstrap over seeds) lies above 0. A row that misses its level has the verdict
 "order" if it stands in the published order to every other row of its group, else "missed". A table has the published
-level if four fifths of the rows that were run have it.
+level if four fifths of the rows that were run have it. Scores of attacks are judged in the same way, each with a
+tolerance of its own.
+
+**Epsilon**: a claim is proven if the ledger's epsilon of the run, for the claimed unit and adversary, is at most 5 %
+above it; where the ledger has another epsilon or none, the claim is not proven.
 """
 
 from __future__ import annotations
@@ -23,6 +27,21 @@ from scipy.special import stdtrit
 from fedveil.streams import named_stream
 
 Verdict = Literal["level", "order", "missed", "not run"]
+Proven = Literal["proven", "not proven", "not run"]
+# How far a score of an attack may be from the published one. KL is not among them: its classifier is another one here.
+ATTACK_TOLERANCES = {
+    "mse": 0.25,
+    "psnr": 1.0,
+    "ssim": 0.05,
+    "lpips": 0.05,
+    "rouge1": 5.0,
+    "rouge2": 5.0,
+    "rougeL": 5.0,
+    "basic-mia": 0.03,
+    "ml-leaks": 0.03,
+    "white-box": 0.03,
+}
+_CLAIM_SLACK = 1.05
 LEAST_TAU = 0.6
 LEAST_SHARE = 0.8
 _RESAMPLES = 1000
@@ -143,6 +162,14 @@ def _resampled(rows: Sequence[Measured]) -> list[float]:
         ]
         draws.append(fmean(_sign(a, b) for a, b in _pairs(again)))
     return draws
+
+
+def judge_claim(claimed: float, found: Sequence[float | None]) -> Proven:
+    """Whether every run proves the claimed epsilon, up to rounding and small differences in batches."""
+    if not found:
+        return "not run"
+    right = all(value is not None and value <= _CLAIM_SLACK * claimed for value in found)
+    return "proven" if right else "not proven"
 
 
 def level_reproduced(found: Sequence[Verdict]) -> bool:

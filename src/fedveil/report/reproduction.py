@@ -7,6 +7,7 @@ the sentence of the scoreboard.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,25 +16,47 @@ from statistics import fmean
 from fedveil.experiment.records import Entry, Records
 from fedveil.experiment.reproduce import number
 from fedveil.experiment.tables import PAPERS, PublishedTable, Row, list_tables
-from fedveil.experiment.verdicts import Measured, Order, Verdict, level_reproduced, order_of, verdicts
+from fedveil.experiment.verdicts import (
+    ATTACK_TOLERANCES,
+    Measured,
+    Order,
+    Proven,
+    Verdict,
+    level_reproduced,
+    order_of,
+    verdicts,
+)
 
 TITLES = {"fedceo": "FedCEO", "fedlap-dp": "FedLAP-DP", "dp-fedags": "DP-FedAGS", "fedem": "FedEM"}
 _MARKS = ("<!-- scoreboard -->", "<!-- end of scoreboard -->")
 _GENERATED = "<!-- Written by `fedveil reproduce --pages docs` from experiments/. Do not edit. -->"
-_RULE = """A row has the published **level** if its mean is within the larger of the table's tolerance and the
-mean's 95 % interval over seeds. A row that misses it has the **order** if it stands in the published order to every
-other row of its group. The order of a table is reproduced if Kendall's tau over all pairs in one group is at least 0.6
-and, with several seeds, its 95 % interval lies above 0. A table has the level if four fifths of its rows that were run
-have it."""
+_RULE = """\
+A row has the published **level** if its mean is within the larger of the table's tolerance and the
+mean's 95 % interval over seeds. A row that misses it has the **order** if it stands in the
+published order to every other row of its group. The order of a table is reproduced if Kendall's tau
+over all pairs in one group is at least 0.6 and, with several seeds, its 95 % interval lies above 0.
+Where a text can be read in several ways, each reading is judged by itself. A table has the level if
+four fifths of its rows that were run have it.
+
+Scores of **attacks** are judged in the same way, with these tolerances: MSE 0.25, PSNR 1 dB, SSIM
+and LPIPS 0.05, ROUGE 5 points, accuracy of membership inference 3 points. KL is not judged: its
+classifier is another one here. An **epsilon** that a paper claims is proven if the ledger of the
+run, for the claimed unit and against the server, is at most 5 % above it."""
 
 
 @dataclass(frozen=True)
 class _Judged:
-    """A table with what was measured of it at full scale."""
+    """One reading of a table with what was measured of it at full scale."""
 
     table: PublishedTable
+    reading: str
+    published: tuple[Row, ...]
     records: Records
     rows: tuple[Measured, ...]
+
+    @property
+    def title(self) -> str:
+        return self.table.content.table.title + (f", {self.reading}" if self.reading else "")
 
     @property
     def run(self) -> list[Measured]:
@@ -52,6 +75,31 @@ class _Judged:
 
     def level(self) -> bool:
         return level_reproduced(list(self._verdicts().values()))
+
+    def attacked(self) -> dict[str, list[Measured]]:
+        """The rows' attacks by score, of those that were carried out."""
+        found = {
+            score: [self.records.attacked(row, score) for row in self.published]
+            for score in ATTACK_TOLERANCES
+        }
+        return {
+            score: rows
+            for score, rows in found.items()
+            if any(row.values and row.published is not None for row in rows)
+        }
+
+    def attack_verdicts(self) -> list[Verdict]:
+        return [
+            verdict
+            for score, rows in self.attacked().items()
+            for verdict in verdicts(rows, ATTACK_TOLERANCES[score]).values()
+            if verdict != "not run"
+        ]
+
+    def claims(self) -> list[Proven]:
+        """Of the rows that were run and whose epsilon is claimed."""
+        found = [self.records.proven(row) for row in self.published]
+        return [verdict for verdict in found if verdict != "not run"]
 
     def verdict(self, row: Row) -> str:
         return self._verdicts().get(row.name, "")
@@ -74,7 +122,7 @@ def pages(folder: Path, records: Path, docs: Path) -> dict[Path, str]:
     """The text of every page by its path, as the records stand."""
     papers = {paper: _judged(folder, records, paper) for paper in PAPERS}
     found = {
-        docs / "reproduction" / f"{paper}.md": _page(paper, tables, folder)
+        docs / "reproduction" / f"{paper}.md": _page(paper, tables, folder, records)
         for paper, tables in papers.items()
     }
     board = _scoreboard(papers, folder)
@@ -91,7 +139,9 @@ def _judged(folder: Path, records: Path, paper: str) -> list[_Judged]:
     found = []
     for table in list_tables(folder, paper):
         kept = Records(table, records)
-        found.append(_Judged(table, kept, tuple(kept.measured(row) for row in table.rows)))
+        for reading, rows in table.readings().items():
+            measured = tuple(kept.measured(row) for row in rows)
+            found.append(_Judged(table, reading, tuple(rows), kept, measured))
     return found
 
 
@@ -102,8 +152,9 @@ def _findings(folder: Path, paper: str) -> str:
 
 def _scoreboard(papers: dict[str, list[_Judged]], folder: Path) -> str:
     lines = [
-        "| paper | rows | run at full scale | level reproduced | order reproduced | in one sentence |",
-        "|---|---|---|---|---|---|",
+        "| paper | rows | run at full scale | level reproduced | order reproduced (tables and readings) "
+        "| attacks: level, order | claimed epsilon proven | in one sentence |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for paper, tables in papers.items():
         judged = [row for one in tables for row in one.judged]
@@ -113,9 +164,26 @@ def _scoreboard(papers: dict[str, list[_Judged]], folder: Path) -> str:
         lines.append(
             f"| [{TITLES[paper]}]({paper}.md) | {sum(len(one.rows) for one in tables)} | "
             f"{sum(len(one.run) for one in tables)} | {sum(one.levels for one in tables)} of {len(judged)} rows | "
-            f"{right} of {len(ordered)} tables | {sentence} |"
+            f"{right} of {len(ordered)} | {_attack_score(tables)} | {_claim_score(tables)} | {sentence} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _attack_score(tables: Sequence[_Judged]) -> str:
+    if not any(row.published_attack for one in tables for row in one.published):
+        return "none published"
+    judged = [verdict for one in tables for verdict in one.attack_verdicts()]
+    orders = [order for one in tables for rows in one.attacked().values() if (order := order_of(rows)).pairs]
+    level = sum(verdict == "level" for verdict in judged)
+    right = sum(order.reproduced for order in orders)
+    return f"{level} of {len(judged)} scores, {right} of {len(orders)} orders"
+
+
+def _claim_score(tables: Sequence[_Judged]) -> str:
+    if all(row.claim is None for one in tables for row in one.published):
+        return "no number claimed"
+    found = [verdict for one in tables for verdict in one.claims()]
+    return f"{sum(verdict == 'proven' for verdict in found)} of {len(found)} rows"
 
 
 def _index(board: str) -> str:
@@ -136,11 +204,22 @@ fedveil reproduce --pages docs                                              # wr
 """
 
 
-def _page(paper: str, tables: Sequence[_Judged], folder: Path) -> str:
+def _page(paper: str, tables: Sequence[_Judged], folder: Path, records: Path) -> str:
     parts = [_GENERATED, f"# {TITLES[paper]}", _findings(folder, paper), "## Tables", _overview(tables)]
     parts += [_section(one) for one in tables if one.run]
+    parts += [_measured(path) for path in sorted(records.glob(f"{paper}-*.json"))]
     parts += ["## How it is judged", _RULE]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _measured(path: Path) -> str:
+    """What was measured beside the tables: a record that brings its own columns."""
+    content = json.loads(path.read_text())
+    heads = list(content["rows"][0])
+    lines = [f"| {' | '.join(heads)} |", "|---|" + "---|" * (len(heads) - 1)]
+    lines += [f"| {' | '.join(str(row[head]) for head in heads)} |" for row in content["rows"]]
+    said = f"{content['note']} Made by `{content['command']}`."
+    return "\n\n".join((f"### {content['title']}", said, "\n".join(lines)))
 
 
 def _overview(tables: Sequence[_Judged]) -> str:
@@ -149,8 +228,8 @@ def _overview(tables: Sequence[_Judged]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for one in tables:
-        head, order = one.table.content.table, one.order()
-        name = f"{head.title} (`{one.table.name}`)"
+        order = one.order()
+        name = f"{one.title} (`{one.table.name}`)"
         lines.append(
             f"| {name} | {len(one.rows)} | {len(one.run)} | "
             + (f"{one.levels} of {len(one.judged)}" if one.judged else "")
@@ -178,21 +257,43 @@ def _cost(one: _Judged) -> str:
 
 def _section(one: _Judged) -> str:
     head = one.table.content.table
-    lines = [f"### {head.title}", ""]
+    lines = [f"### {one.title}", ""]
     if head.note:
         lines += [head.note, ""]
     lines += [
-        "| row | paper | here | verdict | seeds | last round | best | before last | own models | proven epsilon |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| row | paper | here | verdict | seeds | last round | best | before last | own models "
+        "| proven epsilon | claimed |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for row, measured in zip(one.table.rows, one.rows, strict=True):
+    for row, measured in zip(one.published, one.rows, strict=True):
         entry = one.records.entry(row)
         if measured.values and entry is not None:
             lines.append(_line(one, row, measured, entry))
+    lines += _attack_lines(one)
     missing = len(one.rows) - len(one.run)
     if missing:
         lines += ["", f"{missing} rows were not run."]
     return "\n".join(lines)
+
+
+def _attack_lines(one: _Judged) -> list[str]:
+    """Published scores of attacks beside those here, and how far their orders agree."""
+    attacked = one.attacked()
+    if not attacked:
+        return []
+    heads = " | ".join(f"{score}, paper | here | verdict" for score in attacked)
+    lines = ["", f"| attacked row | {heads} |", "|---|" + "---|---|---|" * len(attacked)]
+    found = {score: verdicts(rows, ATTACK_TOLERANCES[score]) for score, rows in attacked.items()}
+    for at, row in enumerate(one.published):
+        if any(rows[at].values for rows in attacked.values()):
+            cells = [
+                f"{number(rows[at].published, score)} | {number(rows[at].mean, score)} | "
+                f"{found[score].get(row.name, '')}"
+                for score, rows in attacked.items()
+            ]
+            lines.append(f"| {row.name} | {' | '.join(cells)} |")
+    orders = [f"{score} {_tau(order)}" for score, rows in attacked.items() if (order := order_of(rows)).pairs]
+    return [*lines, "", f"Orders of the attacked rows: {'; '.join(orders)}."] if orders else lines
 
 
 def _line(one: _Judged, row: Row, measured: Measured, entry: Entry) -> str:
@@ -206,8 +307,14 @@ def _line(one: _Judged, row: Row, measured: Measured, entry: Entry) -> str:
     proven = "; ".join(f"{who}: {value:.3g}" for who, value in epsilon.items() if value is not None) or "none"
     return (
         f"| {row.name} | {number(row.published, metric)} | {here} | {one.verdict(row)} | {len(seeds)} | "
-        f"{' | '.join(columns)} | {proven} |"
+        f"{' | '.join(columns)} | {proven} | {_claim(one, row)} |"
     )
+
+
+def _claim(one: _Judged, row: Row) -> str:
+    if row.claim is None:
+        return ""
+    return f"{row.claim.unit}: {row.claim.epsilon:g}, {one.records.proven(row)}"
 
 
 def _mean(seeds: Sequence[Entry], key: str, metric: str) -> str:

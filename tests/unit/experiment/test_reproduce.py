@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from fedveil.attack_runs.published import attack_as_published
 from fedveil.cli import app
 from fedveil.errors import InputError, ResultError
 from fedveil.experiment.records import Records
-from fedveil.experiment.reproduce import choose, estimate, open_cells, run_job, wall_time
+from fedveil.experiment.reproduce import choose, estimate, open_cells, report, run_job, wall_time
 from fedveil.experiment.tables import PublishedTable, find_table, list_tables, load_table
 from fedveil.report.reproduction import pages
 
@@ -204,6 +205,81 @@ def test_the_command_ends_with_one_json_object(folder: Path, tmp_path: Path) -> 
     }
 
 
+ATTACKED = """
+[table]
+source = "Somebody"
+title = "Table 2, digits"
+tolerance = 0.9
+seeds = 1
+
+[base.task]
+dataset = "digits"
+model = "mlp-2"
+data_options = { max_train = 200 }
+
+[base.partition]
+clients = 4
+
+[base.method]
+name = "fedsgd"
+batch_size = 2
+
+[base.run]
+rounds = 1
+sampler = "all"
+transcript = true
+
+[[base.attack]]
+name = "inverting-gradients"
+round = 1
+steps = 5
+
+[[row]]
+name = "FedSGD"
+published = 0.5
+published_attack = { psnr = -80.0, kl = 1.0, ml-leaks = 0.5 }
+claim = { epsilon = 1.0, unit = "record" }
+
+[[row]]
+name = "noisy"
+published = 0.4
+published_attack = { psnr = -90.0, kl = 1.0 }
+wrap = [{ name = "gradient-gaussian", std = 0.1 }]
+"""
+
+
+def test_published_attacks_are_carried_out_judged_and_recorded_once(folder: Path, tmp_path: Path) -> None:
+    (folder / "fedem").mkdir()
+    (folder / "fedem" / "table-2-digits.toml").write_text(ATTACKED)
+    table = find_table(folder, "fedem", "table-2-digits")
+    job, records = choose(table, [], 1, reduced=False), tmp_path / "records"
+    run_job(job, tmp_path / "results", records, jobs=1)
+    assert Records(table, records).attacked(table.rows[0], "psnr").values == ()
+    done = run_job(job, tmp_path / "results", records, jobs=1, attack=attack_as_published)
+    told = report(job, done)["attacks"]
+    assert set(told) == {"psnr", "ml-leaks"}  # kl is of another classifier
+    assert [row["verdict"] for row in told["psnr"]["rows"]] in (["missed", "missed"], ["order", "order"])
+    assert 0 <= told["ml-leaks"]["rows"][0]["mean"] <= 1
+    written = (records / "fedem" / "table-2-digits.json").read_text()
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("finding.json")}
+    assert len(times) == 3
+    run_job(job, tmp_path / "results", records, jobs=1, attack=attack_as_published)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("finding.json")} == times
+    run_job(job, tmp_path / "results", records, jobs=1)  # without attacks: what they found stays
+    assert (records / "fedem" / "table-2-digits.json").read_text() == written
+
+
+def test_a_claimed_epsilon_without_a_proof_is_not_proven(folder: Path, tmp_path: Path) -> None:
+    (folder / "fedem").mkdir()
+    (folder / "fedem" / "table-2-digits.toml").write_text(ATTACKED)
+    table = find_table(folder, "fedem", "table-2-digits")
+    assert Records(table, tmp_path / "records").proven(table.rows[0]) == "not run"
+    run_job(choose(table, ["FedSGD"], 1, reduced=False), tmp_path / "results", tmp_path / "records", jobs=1)
+    kept = Records(table, tmp_path / "records")
+    assert kept.proven(table.rows[0]) == "not proven"
+    assert kept.proven(table.rows[1]) == "not run"  # nothing is claimed
+
+
 def test_a_row_whose_data_is_missing_is_not_run_and_said_so(folder: Path, tmp_path: Path) -> None:
     path = folder / "fedceo" / "table-1-digits.toml"
     path.write_text(TABLE.replace('dataset = "digits"', 'dataset = "cifar100"'))
@@ -221,6 +297,20 @@ def test_a_row_whose_data_is_missing_is_not_run_and_said_so(folder: Path, tmp_pa
     told = json.loads(ran.stdout.splitlines()[-1])
     assert [(row["verdict"], row["accuracy"]) for row in told["rows"]] == [("not run", [])]
     assert not (folder / "records").exists()
+
+
+def test_each_reading_is_judged_by_itself(folder: Path, tmp_path: Path) -> None:
+    path = folder / "fedceo" / "table-1-digits.toml"
+    path.write_text(TABLE.replace('sigma 2"\n', 'sigma 2"\nreading = "other"\n'))
+    table = load_table(path)
+    assert {reading: len(rows) for reading, rows in table.readings().items()} == {"": 2, "other": 1}
+    run_job(choose(table, [], 1, reduced=False), tmp_path / "results", tmp_path / "records", jobs=1)
+    for paper in ("fedlap-dp", "dp-fedags", "fedem"):
+        (folder / paper).mkdir()
+        (folder / paper / "table-1-digits.toml").write_text(TABLE)
+    text = pages(folder, tmp_path / "records", tmp_path / "docs")[tmp_path / "docs/reproduction/fedceo.md"]
+    assert "### Table 1, digits\n" in text
+    assert "### Table 1, digits, other\n" in text
 
 
 def test_the_documentations_pages_are_those_of_the_records() -> None:

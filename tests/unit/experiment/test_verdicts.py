@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from fedveil.experiment.verdicts import Measured, half_width, level_reproduced, order_of, verdicts
+from fedveil.experiment.verdicts import (
+    Measured,
+    half_width,
+    judge_claim,
+    level_reproduced,
+    order_of,
+    verdicts,
+)
 
 
 def row(name: str, published: float | None, *values: float, group: str = "g") -> Measured:
@@ -59,3 +66,16 @@ def test_several_seeds_give_tau_an_interval_that_must_lie_above_zero() -> None:
 def test_a_table_has_the_level_if_four_fifths_of_the_rows_that_ran_have_it() -> None:
     assert level_reproduced(["level", "level", "level", "level", "order", "not run"])
     assert not level_reproduced(["level", "level", "level", "missed"])
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        ([2.79, 2.9], "proven"),  # within 5 %
+        ([2.79, 3.0], "not proven"),
+        ([None], "not proven"),
+        ([], "not run"),
+    ],
+)
+def test_a_claim_is_proven_only_if_every_run_proves_it(found: list[float | None], verdict: str) -> None:
+    assert judge_claim(2.79, found) == verdict
