@@ -7,7 +7,7 @@ import shlex
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.progress import Progress
@@ -26,13 +26,22 @@ from fedveil.cli.app import (
     print_words,
 )
 from fedveil.cli.callbacks import RunCallbacks
-from fedveil.experiment.config import Config, load_experiment
+from fedveil.cli.published import (
+    attack_published,
+    beside_the_paper,
+    check_published_attacks,
+    load_run,
+    show_attacks,
+    show_paper,
+)
+from fedveil.experiment.config import Config
 from fedveil.experiment.prepare import check_attacks, result_folder
 from fedveil.experiment.run import run_seed
 from fedveil.experiment.target import Calibrated
 from fedveil.privacy.releases import Plan
 from fedveil.session.callbacks.progress import ShowProgress, progress_bar
 from fedveil.session.loop import Callback
+from fedveil.session.results import Result
 from fedveil.session.tables import results_table, text_notes
 
 MORE_KEYS = ("mcc", "perplexity", "text", "target", "features")
@@ -52,20 +61,36 @@ def run(
     ] = False,
     tensorboard: Annotated[Path | None, typer.Option(help="Also write to this TensorBoard folder.")] = None,
     mlflow: Annotated[str | None, typer.Option(help="Also write to this MLflow store (URI).")] = None,
+    row: Annotated[
+        str | None,
+        typer.Option(help="The row to run, where CONFIG is a published table: its name, or words of it."),
+    ] = None,
+    attacks: Annotated[
+        bool, typer.Option("--attacks", help="Then carry out the attacks that are published for the row.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment: every seed of its configuration, or the one given."""
-    loaded = load_experiment(config, changes or [])
+    experiment = load_run(config, changes or [], row)
+    loaded = experiment.config
     check_attacks(loaded)
+    if attacks:
+        check_published_attacks(loaded)
     with RunCallbacks(live=live, tensorboard=tensorboard, mlflow=mlflow) as callbacks:
         if callbacks.url is not None:
             notes.print(f"live at {callbacks.url}", soft_wrap=True)
-        summaries = _run_all(loaded, config.stem, results, data, seed, callbacks)
+        done = _run_all(loaded, experiment.name, results, data, seed, callbacks)
+    summaries = [result.summary | {"result": str(result.folder)} for result in done]
+    beside = beside_the_paper(experiment, done)
+    found = attack_published(loaded, done, data) if attacks else []
     if as_json:
         shown = [
             {"result": s["result"]} | {key: s[key] for key in SUMMARY_KEYS + MORE_KEYS if key in s}
             for s in summaries
         ]
+        for number, one in enumerate(shown):
+            one |= {"paper": beside_the_paper(experiment, [done[number]])} if beside else {}
+            one |= {"attacks": found[number]} if found else {}
         print(json.dumps(shown[0] if len(shown) == 1 else {"runs": shown}))
         return
     for line in text_notes(summaries[-1].get("text")):
@@ -76,6 +101,10 @@ def run(
         notes.print(Calibrated(**target).in_words())
     print_words(summaries[-1]["privacy_in_words"])
     out.print(results_table(summaries))
+    if beside is not None:
+        show_paper(beside, attacked=attacks)
+    if found:
+        show_attacks(beside["published_attack"] if beside else {}, found)
     for summary in summaries:
         out.print(f"results in {summary['result']}", soft_wrap=True)
 
@@ -87,8 +116,8 @@ def _run_all(
     data: Path | None,
     seed: int | None,
     callbacks: RunCallbacks,
-) -> list[dict[str, Any]]:
-    summaries = []
+) -> list[Result]:
+    done = []
     for number in config.run.seeds if seed is None else [seed]:
         try:
             with progress_bar(notes) as progress:
@@ -116,8 +145,8 @@ def _run_all(
                 f"in {empty} of {len(result.history)} rounds nobody took part: where the method noises its "
                 "aggregate the server released that noise alone, and the round is charged like any other",
             )
-        summaries.append(result.summary | {"result": str(result.folder)})
-    return summaries
+        done.append(result)
+    return done
 
 
 def _after_interrupt(config: Config) -> str:

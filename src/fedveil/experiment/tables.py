@@ -225,6 +225,14 @@ def find_table(folder: Path, paper: str, name: str) -> PublishedTable:
     return tables[known_name("TABLE", "table", name, list(tables))]
 
 
+def is_table(path: Path) -> bool:
+    """Whether this file is a published table, and no experiment; what cannot be read is none."""
+    try:
+        return "table" in tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
+        return False
+
+
 def load_table(path: Path) -> PublishedTable:
     try:
         raw = tomllib.loads(path.read_text())

@@ -1,0 +1,123 @@
+"""A published row in `fedveil run`: its configuration, the paper's number beside the run's, and its attacks."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table as Grid
+
+from fedveil.cli.app import notes, out
+from fedveil.errors import InputError
+from fedveil.experiment.config import Config, load_experiment, make_config
+from fedveil.experiment.records import measurements, value_of
+from fedveil.experiment.reproduce import number
+from fedveil.experiment.tables import PublishedTable, Row, is_table, load_table
+from fedveil.session.results import Result
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What `fedveil run` runs: a configuration of its own, or a row of a published table."""
+
+    config: Config
+    name: str
+    table: PublishedTable | None = None
+    row: Row | None = None
+
+    def measured(self, result: Result) -> float | None:
+        """What stands beside the paper's number."""
+        assert self.config.paper is not None
+        found = measurements(result)
+        if self.table is not None and self.row is not None:
+            return value_of(self.table, self.row, found)
+        value: float | None = found.get(self.config.paper.metric)
+        return value
+
+
+def load_run(path: Path, changes: Sequence[str], row: str | None) -> Experiment:
+    """The experiment in this file, or the row of this name where the file is a published table.
+
+    Raises:
+        InputError: A table without a row, a row that is not one, or a row of a file that is no table.
+    """
+    if not is_table(path):
+        if row is not None:
+            raise InputError("--row", row, f"{path} is no published table", "Leave --row out.")
+        return Experiment(load_experiment(path, changes), path.stem)
+    table = load_table(path)
+    found = table.selected([] if row is None else [row])
+    if len(found) != 1:
+        names = "; ".join(one.name for one in found)
+        remedy = f"Name one: {names}. Or run them all with `fedveil reproduce {table.paper} {table.name}`."
+        raise InputError("--row", row, f"{path.name} has {len(found)} such rows", remedy)
+    published = table.config(found[0])
+    changed = make_config(tomllib.loads(published.to_toml()), changes)
+    if changed.identity() != published.identity():  # the paper's number is for the row as published
+        return Experiment(changed.model_copy(update={"paper": None}), table.experiment)
+    return Experiment(changed, table.experiment, table, found[0])
+
+
+def check_published_attacks(config: Config) -> None:
+    """Refuse `--attacks` where no paper says what they found."""
+    if config.paper is None or not config.paper.attack:
+        raise InputError(
+            "--attacks", True, "no attack on it is published", "Use `fedveil attack` on the result."
+        )
+
+
+def beside_the_paper(experiment: Experiment, results: Sequence[Result]) -> dict[str, Any] | None:
+    """The paper's number and those of the runs; None for what is not published."""
+    paper = experiment.config.paper
+    if paper is None:
+        return None
+    values = [experiment.measured(result) for result in results]
+    said = {"source": paper.source, "table": paper.table, "row": paper.row, "metric": paper.metric}
+    return said | {"published": paper.expected, "values": values, "published_attack": paper.attack}
+
+
+def show_paper(beside: dict[str, Any], *, attacked: bool) -> None:
+    """The paper's number beside the run's own, and how to carry out the attacks."""
+    metric = beside["metric"]
+    own = ", ".join(number(value, metric) for value in beside["values"] if value is not None) or "none"
+    where = ", ".join(part for part in (beside["source"], beside["table"], beside["row"]) if part)
+    if beside["published"] is not None:
+        per_cent = " %" if metric in ("accuracy", "personal") else ""
+        published = number(beside["published"], metric)
+        out.print(f"{metric}: {published}{per_cent} in the paper, {own}{per_cent} here", soft_wrap=True)
+    out.print(f"paper: {where}", soft_wrap=True)
+    if beside["published_attack"] and not attacked:
+        names = ", ".join(beside["published_attack"])
+        notes.print(
+            f"Attacks on it are published too ({names}): the same command with --attacks carries them out.",
+            soft_wrap=True,
+        )
+
+
+def attack_published(config: Config, results: Sequence[Result], data: Path | None) -> list[dict[str, Any]]:
+    """The scores of the published attacks on each run."""
+    from fedveil.attack_runs.published import attack_as_published
+
+    assert config.paper is not None
+    found = []
+    for result in results:
+        assert result.folder is not None
+        with notes.status(f"attacking {result.folder}"):
+            found.append(attack_as_published(result.folder, config.paper.attack, data))
+    return [{name: dict(scores) for name, scores in one.items()} for one in found]
+
+
+def show_attacks(published: dict[str, float], found: Sequence[dict[str, Any]]) -> None:
+    """Every score of every attack; the paper's beside those that it has."""
+    grid = Grid(title="attacks", title_justify="left")
+    for column in ("attack", "score", "paper", "here"):
+        grid.add_column(column, justify="left" if column in ("attack", "score") else "right")
+    for name in found[0] if found else {}:
+        for score in found[0][name]:
+            here = ", ".join(f"{one[name][score]:.4g}" for one in found)
+            told = published.get(name if score == "accuracy" else score)
+            grid.add_row(name, score, "-" if told is None else f"{told:.4g}", here)
+    out.print(grid)
