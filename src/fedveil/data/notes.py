@@ -7,6 +7,9 @@ from typing import Literal
 Statistics = Literal["rows", "public"]
 
 
+AGREED_NOTE = "Scales and categories of the columns are those of the schema that the nodes agreed on."
+
+
 def statistics_note(given: bool, statistics: Statistics) -> str:
     """What a privacy statement says about scales, medians and categories."""
     what = "Scales and categories of the columns"

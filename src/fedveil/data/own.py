@@ -33,8 +33,9 @@ from fedveil.data.notes import Statistics, person_note, statistics_note
 from fedveil.data.pictures import class_folders, given_folder, list_pictures, read_pictures
 from fedveil.data.raw_table import joined, read_table
 from fedveil.data.schema import Decimal, Missing, TableSchema, read_schema
-from fedveil.data.table import ColumnOptions, class_names, fit_schema, table_examples
+from fedveil.data.table import ColumnOptions, classes_of, fit_schema, table_examples
 from fedveil.errors import DataError, InputError
+from fedveil.losses import Target
 
 Array = np.ndarray | Tensor
 _TEST = "test"
@@ -128,6 +129,9 @@ def clients_from_folder(
     drop: Sequence[str] = (),
     missing: Missing = "refuse",
     decimal: Decimal = ".",
+    target: Target = "classes",
+    event: str | None = None,
+    intervals: Sequence[float] = (),
     schema: TableSchema | None = None,
     channels: int = 3,
 ) -> OwnData:
@@ -162,7 +166,9 @@ def clients_from_folder(
         return clients_from_arrays(arrays, test=read_npz(held_out[0]) if held_out else None, names=names)
     if label is None:
         raise InputError("label", None, "tables need it", "Name the column to predict.")
-    options = ColumnOptions(categorical, numeric, drop, missing, decimal)
+    options = ColumnOptions(
+        categorical, numeric, drop, missing, decimal, target=target, event=event, intervals=intervals
+    )
     return _from_tables(clients, held_out, names, label, options, schema)
 
 
@@ -176,6 +182,9 @@ def load_client_folder(
     drop: Sequence[str] = (),
     missing: Missing = "refuse",
     decimal: Decimal = ".",
+    target: Target = "classes",
+    event: str | None = None,
+    intervals: Sequence[float] = (),
     statistics: Statistics = "rows",
     schema: str | Path | None = None,
     channels: int = 3,
@@ -196,6 +205,9 @@ def load_client_folder(
         drop=drop,
         missing=missing,
         decimal=decimal,
+        target=target,
+        event=event,
+        intervals=intervals,
         schema=None if schema is None else read_schema(given_file("schema", schema, data_dir)),
         channels=channels,
     )
@@ -291,7 +303,8 @@ def _from_tables(
         if set(table.columns) != set(tables[0].columns):
             raise DataError(f"{table.path}: has other columns than {tables[0].path}.")
     if schema is None:
-        classes = class_names([*tables, *([test] if test else [])], label)
+        options.check(tables[0])
+        classes = classes_of([*tables, *([test] if test else [])], label, options)
         everything = joined(tables, tables[0].path.parent)
         schema = fit_schema(everything, label=label, classes=classes, options=options)
     made = [table_examples(schema, table) for table in tables]
@@ -310,11 +323,13 @@ def _own(
                 f"{name}: examples of shape {list(examples.x.shape[1:])} where {names[0]} has "
                 f"{list(parts[0].x.shape[1:])}; clients must be alike."
             )
-        require_labels_below(examples.y, len(classes), name)
+        if classes:
+            require_labels_below(examples.y, len(classes), name)
     if test is not None and parts:
         if test.x.shape[1:] != parts[0].x.shape[1:]:
             raise DataError(f"{_TEST}: examples of another shape than the clients'.")
-        require_labels_below(test.y, len(classes), _TEST)
+        if classes:
+            require_labels_below(test.y, len(classes), _TEST)
     clients = ArrayClients.from_arrays([(examples.x, examples.y) for examples in parts])
     return OwnData(clients, tuple(names), classes, test)
 

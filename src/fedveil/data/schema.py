@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedveil.atomic_files import write_atomically
 from fedveil.errors import InputError
-from fedveil.losses import Target
+from fedveil.losses import LossName, Target
 from fedveil.validation import Section, parse_content, read_toml
 
 Missing = Literal["refuse", "drop", "median", "category"]
@@ -92,6 +92,13 @@ class TableSchema:
     def outputs(self) -> int:
         """The outputs that a model needs."""
         return len(self.classes) if self.target == "classes" else max(1, len(self.intervals))
+
+    @property
+    def usual_loss(self) -> LossName | None:
+        """By what the target is learned unless something else is asked for; None for classes."""
+        if self.target == "survival":
+            return "hazard" if self.intervals else "cox"
+        return "squared" if self.target == "number" else None
 
     @property
     def mean(self) -> tuple[float, ...]:

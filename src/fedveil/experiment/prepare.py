@@ -21,10 +21,11 @@ from fedveil.data.tokens import tokenise
 from fedveil.data.transformers_folder import DEFAULT
 from fedveil.data.vocabulary import Vocabulary, make_vocabulary
 from fedveil.errors import InputError, known_name, within
-from fedveil.experiment.config import Config, TextSection
+from fedveil.experiment.config import Config
+from fedveil.experiment.sections import TextSection
 from fedveil.experiment.target import Calibrated, method_of
 from fedveil.features.feature_map import as_features, make_features
-from fedveil.losses import Cox, Hazard, Huber, Squared, WeightedCrossEntropy
+from fedveil.losses import TARGETS, LossName, WeightedCrossEntropy, named_loss
 from fedveil.methods.method import AnyMethod
 from fedveil.models.registry import make_model, model_entry
 from fedveil.partition.partition import Partition
@@ -190,19 +191,33 @@ def make_task(config: Config, dataset: Dataset, device: str | torch.device = "cp
 
 def loss_for(config: Config, schema: TableSchema | None, classes: int) -> ExampleLoss:
     """The loss that fits what is predicted: `task.loss` and `task.class_weights`, or the usual one."""
+    scale = 1.0 if schema is None else schema.label_std
+    return make_loss(config, loss_name(config, schema), classes, scale)
+
+
+def loss_name(config: Config, schema: TableSchema | None) -> LossName | None:
+    """By what the target of these data is learned; None for classes."""
+    asked, usual = config.task.loss, None if schema is None else schema.usual_loss
     target = "classes" if schema is None else schema.target
-    asked, weights = config.task.loss, config.task.class_weights
-    if asked is not None and target != "number":
-        raise InputError("task.loss", asked, f"is for numbers, the target is {target}", "Leave it out.")
-    if weights is not None and (target != "classes" or len(weights) != classes):
-        problem = f"there are {classes} classes" if target == "classes" else f"the target is {target}"
+    if asked is None:
+        return usual
+    if TARGETS[asked] != target:
+        problem = f"is for a target of {TARGETS[asked]}, the target is {target}"
+        raise InputError("task.loss", asked, problem, "Leave it out.")
+    if target == "survival" and asked != usual:
+        problem = "needs intervals" if asked == "hazard" else "has no intervals, and the table has some"
+        raise InputError("task.loss", asked, problem, f'Use "{usual}", or change the intervals.')
+    return asked
+
+
+def make_loss(config: Config, name: LossName | None, classes: int, scale: float = 1.0) -> ExampleLoss:
+    """The loss of this name, for classes with the configuration's weights; `scale` is that of numbers."""
+    weights = config.task.class_weights
+    if weights is not None and (name is not None or len(weights) != classes):
+        problem = f"there are {classes} classes" if name is None else f"the target is {TARGETS[name]}"
         raise InputError("task.class_weights", weights, problem, "Give one weight for each class.")
-    if target == "number":
-        assert schema is not None
-        return (Huber if asked == "huber" else Squared)(schema.label_std)
-    if target == "survival":
-        assert schema is not None
-        return Hazard() if schema.intervals else Cox()
+    if name is not None:
+        return named_loss(name, scale)
     return cross_entropy if weights is None else WeightedCrossEntropy(tuple(weights))
 
 
@@ -222,7 +237,7 @@ def task_for(
     if model_entry(config.task.model).reads == "texts without labels":
         loss = next_token_loss
     elif loss is None:
-        loss = loss_for(config, None, classes)
+        loss = make_loss(config, config.task.loss, classes)
     return Task(build, loss=loss, device=device)
 
 
