@@ -13,9 +13,9 @@ import tomli_w
 pytest.importorskip("flwr")
 from flwr.app import Context, RecordDict
 
+from fedveil.data.columns import ColumnOptions, classes_of, fit_schema
 from fedveil.data.raw_table import read_table
 from fedveil.data.schema import read_schema, write_schema
-from fedveil.data.table import ColumnOptions, classes_of, fit_schema
 from fedveil.engines.flower.wire import RefusalError
 from fedveil.errors import FedveilError, InputError
 from fedveil.experiment.config import Config, make_config

@@ -139,8 +139,8 @@ def schema_command(
     ] = None,
 ) -> None:
     """Write the schema that the nodes' tables share: columns, means, deviations, categories, classes."""
+    from fedveil.data.columns import ColumnOptions, schema_of
     from fedveil.data.schema import write_schema
-    from fedveil.data.table import ColumnOptions, schema_of
 
     mark: Any = decimal  # checked with the other options
     options = ColumnOptions(

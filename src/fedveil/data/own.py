@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedveil.data.client_data import ArrayClients
+from fedveil.data.columns import ColumnOptions, classes_of, fit_schema
 from fedveil.data.dataset import (
     Dataset,
     Examples,
@@ -29,11 +30,11 @@ from fedveil.data.dataset import (
     stratified_split,
 )
 from fedveil.data.files import given_file
-from fedveil.data.notes import Statistics, person_note, statistics_note
+from fedveil.data.notes import Statistics, check_statistics, person_note, statistics_note
 from fedveil.data.pictures import class_folders, given_folder, list_pictures, read_pictures
 from fedveil.data.raw_table import joined, read_table
 from fedveil.data.schema import Decimal, Missing, TableSchema, read_schema
-from fedveil.data.table import ColumnOptions, classes_of, fit_schema, table_examples
+from fedveil.data.table import table_examples
 from fedveil.errors import DataError, InputError
 from fedveil.losses import Target
 
@@ -197,6 +198,7 @@ def load_client_folder(
     """
     root = given_folder(path, data_dir)
     check_fraction("test_fraction", test_fraction)
+    check_statistics(statistics, None, schema is not None)
     own = clients_from_folder(
         root,
         label=label,

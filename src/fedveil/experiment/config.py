@@ -23,8 +23,10 @@ from fedveil.experiment.sections import (
     RunSection,
     TaskSection,
 )
+from fedveil.experiment.statistics import statistics_release
 from fedveil.features.feature_map import make_features
 from fedveil.methods import METHODS
+from fedveil.methods.beforehand import released_before
 from fedveil.methods.method import AnyMethod, field_names
 from fedveil.methods.secure import securely_aggregated
 from fedveil.methods.wrappers import WRAPPERS, Wrapper
@@ -155,7 +157,9 @@ class Config(Section):
     def build_method(self) -> AnyMethod:
         """The method with its fields, its aggregation and its wrappers, each checked."""
         method = securely_aggregated(build_method(self.method), self.aggregation.settings())
-        return wrap_method(method, self.wrap)
+        task = self.task
+        release = statistics_release(task.data_options, task.dataset, self.run.engine)
+        return released_before(wrap_method(method, self.wrap), release)
 
     def with_method(self, **fields: Any) -> Config:
         """The same experiment with these fields of its method changed."""

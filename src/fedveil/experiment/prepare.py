@@ -23,6 +23,7 @@ from fedveil.data.vocabulary import Vocabulary, make_vocabulary
 from fedveil.errors import InputError, known_name, within
 from fedveil.experiment.config import Config
 from fedveil.experiment.sections import TextSection
+from fedveil.experiment.statistics import standardised
 from fedveil.experiment.target import Calibrated, method_of
 from fedveil.features.feature_map import as_features, make_features
 from fedveil.losses import TARGETS, LossName, WeightedCrossEntropy, named_loss
@@ -301,20 +302,29 @@ def client_names(config: Config, dataset: Dataset) -> list[str] | None:
     return [dataset.user_names[user] for user in users.unique().tolist()] if dataset.user_names else None
 
 
-def prepare(config: Config, seed: int, data_dir: Path | None = None) -> Prepared:
-    """Load and check everything; nothing is written."""
+def prepare(
+    config: Config, seed: int, data_dir: Path | None = None, *, folder: Path | None = None
+) -> Prepared:
+    """Load and check everything; nothing is written, unless private statistics of a table are due.
+
+    These are kept in `folder`, the run's; without one the table's bounds scale it.
+    """
     device = _device(config.run.device)
     dataset = load_examples(config, data_dir)
     partition = split_clients(config, dataset, seed)
     parts, held = _hold_out(partition.parts, config.partition.holdout, seed)
+    clients = ArrayClients(dataset.train.x, dataset.train.y, parts)
+    plan = make_plan(clients, rounds=config.run.rounds, cohort=config.run.cohort, sampler=config.run.sampler)
+    method, target = method_of(config, plan)
+    noise = noise_source(config, method, plan)
+    if dataset.cells is not None and folder is not None:
+        level = float(config.task.data_options["statistics_noise"])
+        guard_of = (method, plan, privacy_settings(config, dataset))
+        dataset = standardised(dataset, parts, level, folder, guard_of, seed, noise)
     x, y = dataset.train.x, dataset.train.y
     clients = ArrayClients(x, y, parts)
     local_test = ArrayClients(x, y, held) if held else _test_of_users(config, dataset)
-
-    plan = make_plan(clients, rounds=config.run.rounds, cohort=config.run.cohort, sampler=config.run.sampler)
-    method, target = method_of(config, plan)
     task = make_task(config, dataset, device)
-    noise = noise_source(config, method, plan)
     names = client_names(config, dataset)
     return Prepared(task, dataset, partition, clients, local_test, plan, method, noise, target, names)
 
@@ -395,22 +405,12 @@ def run_options(
 
     `dataset` is what clients train on, for what the privacy statement says about it.
     """
-    section = config.privacy
-    ledger = None if section.ledger is None else Path(section.ledger)
     return RunOptions(
         seed=seed,
         results=results,
         config=config.to_toml(),
         facts=facts,
-        privacy=PrivacySettings(
-            section.delta,
-            section.budget,
-            section.budget_adversary,
-            section.budget_unit,
-            ledger,
-            () if dataset is None else dataset.notes,
-            None if dataset is None else dataset.rows_per_person,
-        ),
+        privacy=privacy_settings(config, dataset),
         evaluate_every=config.run.evaluate_every,
         checkpoint_every=config.run.checkpoint_every,
         transcript=config.run.transcript,
@@ -418,6 +418,20 @@ def run_options(
         min_clients=config.run.min_clients,
         noise_source=noise,
         deployed=deployed,
+    )
+
+
+def privacy_settings(config: Config, dataset: Dataset | None) -> PrivacySettings:
+    """What `[privacy]` says, and what the statement says about this dataset."""
+    section = config.privacy
+    return PrivacySettings(
+        section.delta,
+        section.budget,
+        section.budget_adversary,
+        section.budget_unit,
+        None if section.ledger is None else Path(section.ledger),
+        () if dataset is None else dataset.notes,
+        None if dataset is None else dataset.rows_per_person,
     )
 
 
