@@ -230,6 +230,47 @@ def test_on_a_phone_epsilon_is_on_the_screen_and_grades_keep_their_names(page: P
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(row)), "names overlap"
 
 
+@pytest.mark.usefixtures("single")
+def test_links_to_formula_and_assumptions_work_offline(page: Page) -> None:
+    page.size(1280, 900)
+    page.value("document.documentElement.style.scrollBehavior = 'auto'")
+    for anchor in ("odds", "privacy"):
+        page.value(f"document.querySelector('#statement a[href=\"#{anchor}\"]').click()")
+        page.wait(f"Math.abs(document.querySelector('#{anchor}').getBoundingClientRect().top) < 200")
+    assert page.complaints == []
+
+
+@pytest.mark.usefixtures("single")
+def test_on_a_phone_every_number_of_what_is_proven_has_its_name(page: Page) -> None:
+    page.size(390, 844)
+    cells = page.value(
+        "[...document.querySelectorAll('#statement tbody tr')].map(row => [...row.cells].map(cell => "
+        "[getComputedStyle(cell, '::before').content, cell.getBoundingClientRect().right <= 390]))"
+    )
+    assert cells
+    for row in cells:
+        assert [name for name, _ in row][2:4] == ['"ε "', '"δ "']
+        assert all(inside for _, inside in row)
+
+
+@pytest.mark.parametrize("kind", ["single", "report"])
+def test_letters_of_charts_are_readable_on_paper(
+    page: Page, request: pytest.FixtureRequest, kind: str
+) -> None:
+    """Six points, which is eight pixels, is small print; less is none."""
+    request.getfixturevalue(kind)
+    page.size(688, 1032, paper=True)  # A4 without its margins
+    sizes = page.value(
+        "[...document.querySelectorAll('.chart svg')].filter(svg => getComputedStyle(svg).display !== 'none')"
+        ".map(svg => [svg.getBoundingClientRect().width / svg.viewBox.baseVal.width,"
+        " svg.getBoundingClientRect().right])"
+    )
+    assert sizes
+    for scale, right in sizes:
+        assert 12 * scale >= 7.9
+        assert right <= 690
+
+
 @pytest.mark.usefixtures("report")
 def test_accuracy_ends_at_100_percent(page: Page) -> None:
     ticks = page.value(

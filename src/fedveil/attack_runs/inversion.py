@@ -363,9 +363,11 @@ def _figure(run: StoredRun, attack: Attack, content: dict[str, Any], scored: Sco
             strips.append(Strip(held.x[t, i], trained_on, path))
     mean = scored.against_x.means()
     title = f"{attack.name} against {content['method']} on {dataset.name}"
+    batch = f", batch {content['exchange'] + 1}" if content["exchange"] else ""
+    names = run.prepared.names
+    who = ", ".join(str(client) if names is None else names[client] for client in content["clients"])
     subtitle = (
-        f"round {content['round']}, exchange {content['exchange']}, client "
-        f"{', '.join(map(str, content['clients']))}; batch of {content['examples']}, labels {content['labels']}; "
+        f"round {content['round']}{batch}, client {who}; {content['examples']} examples, labels {content['labels']}; "
         f"mean PSNR {mean['psnr']:.1f} dB (the mean image: {content['mean_image_psnr']:.1f} dB)"
     )
     return reconstruction_figure(

@@ -13,7 +13,8 @@ from torch import Tensor
 from fedveil.evaluation.image_quality import Brightness, Quality
 
 _MOST_ROWS = 8
-_CELL = 1.15  # inches
+_CELL, _HEAD = 1.15, 0.88  # inches
+_LETTERS = 11  # points: the picture is shown at less than half its size
 _INK, _SOFT = "#1b3a5c", "#57606a"
 
 
@@ -39,16 +40,16 @@ def reconstruction_figure(
     shown = strips[:_MOST_ROWS]
     perturbed = shown[0].trained_on is not None
     heads = ["original", *(["trained on", "perturbation"] if perturbed else []), *_step_names(steps)]
-    width = 0.2 + _CELL * (len(heads) + 1.15)
-    height = 0.72 + (_CELL + 0.02) * len(shown)
+    width = 0.2 + _CELL * (len(heads) + 1.2)
+    height = _HEAD + 0.04 + (_CELL + 0.02) * len(shown)
     figure = Figure(figsize=(width, height), dpi=150)
-    left, right = 0.1 / width, 1 - (1.05 * _CELL) / width
+    left, right = 0.1 / width, 1 - (1.15 * _CELL) / width
     grid = figure.add_gridspec(
         len(shown),
         len(heads),
         left=left,
         right=right,
-        top=1 - 0.68 / height,
+        top=1 - _HEAD / height,
         bottom=0.04 / height,
         wspace=0.06,
         hspace=0.06,
@@ -62,10 +63,10 @@ def reconstruction_figure(
             axes = figure.add_subplot(grid[row, column])
             _show(axes, image, strong=column in (0, len(heads) - 1))
             if row == 0:
-                axes.set_title(heads[column], fontsize=7.5, color=_INK if column == 0 else _SOFT, pad=3)
+                axes.set_title(heads[column], fontsize=_LETTERS, color=_INK if column == 0 else _SOFT, pad=3)
         _scores(figure, quality, row, right + 0.06 / width, _middle(grid, figure, row))
-    figure.text(left, 1 - 0.12 / height, title, fontsize=10, color=_INK, weight="bold", va="top")
-    figure.text(left, 1 - 0.31 / height, subtitle, fontsize=7.5, color=_SOFT, va="top")
+    figure.text(left, 1 - 0.12 / height, title, fontsize=13, color=_INK, weight="bold", va="top")
+    figure.text(left, 1 - 0.38 / height, subtitle, fontsize=_LETTERS, color=_SOFT, va="top")
     return figure
 
 
@@ -84,7 +85,7 @@ def _scores(figure: Figure, quality: Quality, row: int, x: float, y: float) -> N
         lines.append(f"SSIM {quality.ssim[row]:.2f}")
     if quality.lpips is not None:
         lines.append(f"LPIPS {quality.lpips[row]:.2f}")
-    figure.text(x, y, "\n".join(lines), fontsize=7.5, va="center", linespacing=1.35, color=_INK)
+    figure.text(x, y, "\n".join(lines), fontsize=_LETTERS, va="center", linespacing=1.3, color=_INK)
 
 
 def _pixels(x: Tensor, brightness: Brightness) -> np.ndarray:

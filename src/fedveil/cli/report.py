@@ -249,7 +249,7 @@ def report_command(
     from fedveil.report.reading import read_runs
 
     runs = read_runs(results)
-    path = write_page(runs, output, empty_folders(results), public=public)
+    path = write_page(runs, output, missing=empty_folders(results), public=public)
     figures: list[Path] = []
     if pdf is not None:
         from fedveil.report.figures import save_figures

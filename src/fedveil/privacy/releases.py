@@ -113,7 +113,7 @@ class GaussianNoise(Protection):
         _check_level("multiplier", self.multiplier)
 
     def in_words(self) -> str:
-        return f"Gaussian noise {self.multiplier:.3g} C"
+        return f"Gaussian noise of {self.multiplier:.3g} times the clip"
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class RandomGaussianNoise(Protection):
 
     def in_words(self) -> str:
         low, high = min(self.multipliers), max(self.multipliers)
-        return f"Gaussian noise {low:.3g} C to {high:.3g} C, depending on how many took part"
+        return f"Gaussian noise of {low:.3g} to {high:.3g} times the clip, depending on how many took part"
 
 
 @dataclass(frozen=True)

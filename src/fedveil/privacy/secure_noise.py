@@ -191,8 +191,8 @@ class SecureNoise:
         if self.multiplier:
             unknown = self.group.honest - (adversary == "client")
             found.append(
-                f"noise: each share is {self._of(1)} C; {who} does not know at least {unknown} shares of every sum, "
-                f"{self._of(unknown)} C, of {self._of(n)} C if all {n} answer"
+                f"noise: each share is {self._of(1)} times the clip; {who} does not know at least {unknown} shares of "
+                f"every sum, {self._of(unknown)} times the clip, of {self._of(n)} times the clip if all {n} answer"
             )
         return tuple(found)
 
@@ -201,8 +201,8 @@ class SecureNoise:
         n, c = self.group.nodes, self.group.colluders
         return (
             f"noise that was really there: at least {answered} of {n} clients answered in every completed round, so "
-            f"every sum carried at least {self._of(answered)} C, of which colluders do not know "
-            f"{self._of(answered - c)} C"
+            f"every sum carried at least {self._of(answered)} times the clip, of which colluders do not know "
+            f"{self._of(answered - c)}"
         )
 
     def _of(self, shares: int) -> str:

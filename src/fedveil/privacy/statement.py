@@ -131,7 +131,7 @@ def _against(
         sees = f"{who} sees {release.what}"
         if adversary != "server" and isinstance(release.protection, Unprotected):
             sees = f"what reaches {who} is made from {release.what}"
-        told[f"  {sees}{how}{rounds}{_who_took_part(release)}."] = None
+        told[f"  {sees[0].upper()}{sees[1:]}{how}{rounds}{_who_took_part(release)}."] = None
     lines += told
     for row in rows:
         whom = "one client's whole data" if row.unit == "client" else "a single record"
@@ -155,7 +155,7 @@ def _who_took_part(release: Release) -> str:
 
 _GUESS = {
     ("client", "add-remove"): "whether a given client's data was used",
-    ("client", "zero-out"): "whether a given client contributed its own data or nothing",
+    ("client", "zero-out"): "whether a given client contributed its data",
     ("client", "replace-one"): "which of two given clients took part",
     ("record", "add-remove"): "whether a given record was used",
     ("record", "zero-out"): "whether a given record was used",
@@ -172,8 +172,8 @@ def odds_in_words(adversary: str, unit: str, adjacency: str, epsilon: float, del
     """One sentence with odds: what the best attack of this adversary can achieve."""
     question = _GUESS.get((unit, adjacency), f"whether a given {unit} took part")
     return (
-        f"{SEES.get(adversary, adversary)} can raise a 50 % guess {question} to at most "
-        f"{rounded_up(guess_accuracy(epsilon, delta))} of right guesses."
+        f"{SEES.get(adversary, adversary)} can raise a 50 % chance of guessing right {question} to at most "
+        f"{rounded_up(guess_accuracy(epsilon, delta))}."
     )
 
 

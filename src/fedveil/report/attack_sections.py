@@ -27,9 +27,9 @@ _SCORE = re.compile(
 
 def attacks(settings: Sequence[Setting]) -> str:
     found = [(attack, s, run) for s in settings for run in s.runs for attack in run.attacks]
-    found.sort(key=lambda item: item[0].name)  # one attack on every setting, side by side
+    found.sort(key=lambda item: _kind(item[0]))  # one attack on every setting, side by side
     cards = ""
-    for name, members in groupby(found, key=lambda item: _in_words(item[0].name)):
+    for name, members in groupby(found, key=lambda item: _kind(item[0])):
         shown = "".join(_attack(s, run, attack) for attack, s, run in members)
         cards += f'<h3>{escape(name)}</h3><div class="cards">{shown}</div>'
     curves: dict[str, list[Curve]] = {}  # a chart for each attack, so that a look names one setting
@@ -88,7 +88,8 @@ def _attack(setting: Setting, run: Run, attack: Attack) -> str:
         for item in ordered
     )
     shown = f"<div class=tiles>{shown}</div>" if shown else _texts(attack.texts)
-    where = f", {_by_name(_in_words(attack.target), run)}" if attack.target else ""
+    target = _in_words(attack.name).partition(", ")[2] or _in_words(attack.target)
+    where = f", {_by_name(target, run)}" if target else ""
     said = "" if attack.verdict is None else f"<p>{escape(attack.verdict.text)}</p>"
     more = f"<details><summary>All facts</summary>{_facts(rest)}</details>" if rest else ""
     return (
@@ -144,6 +145,11 @@ def _in_words(name: str) -> str:
     return re.sub(r"(^|-)(round|batch|client)-(\d+)", r", \2 \3", plain).removeprefix(", ")
 
 
+def _kind(attack: Attack) -> str:
+    """The name of the attack alone, without what it was aimed at."""
+    return _in_words(attack.name).partition(", ")[0]
+
+
 def _by_name(text: str, run: Run) -> str:
     """Clients by the names that the data has for them."""
 
@@ -194,6 +200,8 @@ def pictures(settings: Sequence[Setting]) -> str:
 
 def reproduce(settings: Sequence[Setting]) -> str:
     first = settings[0].first
+    if not any(s.first.config_text or s.first.environment for s in settings):
+        return ""
     facts = dict(first.environment)
     machine = [f"{facts.pop(key)}" for key in ("system", "machine") if key in facts]
     if "cores" in facts:
@@ -222,6 +230,8 @@ def reproduce(settings: Sequence[Setting]) -> str:
         if s.first.config_text
     ]
     lead = "Same configuration, same seed, same version, same kind of machine: same result."
+    if any(run.noise == "entropy" for s in settings for run in s.runs):
+        lead += " Privacy noise from entropy is drawn anew each time, and the result varies with it."
     return section("reproduce", "Make it again", *parts, lead=lead)
 
 

@@ -13,14 +13,40 @@ from fedveil.report.reading import Proof, Run
 from fedveil.report.verdict import percent, small
 
 _REFERENCES = (
-    ("Regulation (EU) 2016/679 (GDPR), recital 26 and articles 5, 25, 32 and 35", "eur-lex.europa.eu"),
-    ("EDPB, Opinion 28/2024 on AI models, section 3.2: when a model is anonymous", "edpb.europa.eu"),
-    ("NIST SP 800-226, Guidelines for Evaluating Differential Privacy Guarantees", "csrc.nist.gov"),
+    (
+        "Regulation (EU) 2016/679 (GDPR): recital 26 (anonymous information); articles 5 (principles), 25 (data "
+        "protection by design and by default), 32 (security of processing), 35 (data protection impact assessment)",
+        "eur-lex.europa.eu",
+    ),
+    (
+        "EDPB, Opinion 28/2024 on certain data protection aspects related to the processing of personal data in the "
+        "context of AI models, 17 December 2024: when a model is anonymous",
+        "edpb.europa.eu",
+    ),
+    (
+        "NIST SP 800-226, Guidelines for Evaluating Differential Privacy Guarantees, March 2025",
+        "doi.org/10.6028/NIST.SP.800-226",
+    ),
 )
 _SAMPLERS = {
     "fixed": "a cohort of fixed size, drawn at random in each round",
     "poisson": "each client by its own coin in each round",
     "all": "all clients in every round",
+}
+
+_ODDS = (
+    "An adversary knows everything but whether one client (record) took part, and holds both for equally likely. "
+    "Of what it sees it makes the best possible guess. If the guarantee is (ε, δ), the guess is right in at most "
+    "(e^ε + δ) / (1 + e^ε) of all cases.",
+    "Proof: (ε, δ) bounds every test. Its rate of false alarms a and of misses b satisfy a + e^ε b ≥ 1 - δ and "
+    "e^ε a + b ≥ 1 - δ (Kairouz, Oh, Viswanath: The Composition Theorem for Differential Privacy, 2015, Theorem 2.1). "
+    "The sum of both is a + b ≥ 2 (1 - δ) / (1 + e^ε), and the guess is right in 1 - (a + b) / 2 of all cases.",
+    "In other words: it is as if everything were revealed with probability δ, and otherwise a suspicion of 50 % could "
+    "rise to e^ε / (1 + e^ε) and no higher. A suspicion of p before becomes at most p e^ε / (1 - p + p e^ε).",
+)
+_AGGREGATION = {
+    True: "secure: the server learns the sum of the clients' updates, and no single one",
+    False: "not secure: the server receives the update of every client",
 }
 
 
@@ -50,6 +76,7 @@ def _outline(setting: Setting, *, public: bool) -> str:
     version = run.statement.get("version") or run.environment.get("fedveil", "")
     facts = [
         ("trained", f"{run.model or 'a model'} by {setting.name}, {run.rounds} rounds"),
+        ("aggregation", _AGGREGATION[_secure(run)]),
         ("on", _whose(run, public=public)),
         ("participation", _SAMPLERS.get(plan.get("sampler", ""), "")),
         ("result", f"{percent(setting.accuracy)} accuracy on the test set" if setting.accuracy else ""),
@@ -60,10 +87,14 @@ def _outline(setting: Setting, *, public: bool) -> str:
     return f'<dl class="facts">{items}</dl>'
 
 
+def _secure(run: Run) -> bool:
+    return "secure" in run.method.split("+")
+
+
 def _whose(run: Run, *, public: bool) -> str:
     """The data and the clients who hold it, by name where they have names."""
     count = run.plan.get("clients", "?")
-    told = f"{run.dataset or 'data of the caller'}, held by {count} clients"
+    told = f"{run.dataset or 'data that the caller gave'}, held by {count} clients"
     if run.clients and not public:
         shown = ", ".join(run.clients[:8])
         told += f" ({shown}{', ...' if len(run.clients) > 8 else ''})"
@@ -81,21 +112,30 @@ def _proven(setting: Setting) -> str:
         rows,
         sortable=False,
         numeric_from=9,
+        labels=("ε", "δ"),
     )
     scale = "; ".join(_step(place) for place in range(len(SCALE)))
     note = (
-        f"Grades by epsilon: {scale}. Odds: the best guess of anybody, if half of the clients (records) in question "
-        "took part, is right in at most (e^ε + δ) / (1 + e^ε) of all cases (Kairouz, Oh, Viswanath 2015). "
-        "Assumptions: docs/concepts/assumptions.md."
+        f"Grades by epsilon: {escape(scale)}. "
+        '<a href="#odds">Formula of the odds</a>; assumptions: <a href="#privacy">privacy statement</a>.'
     )
-    return f'<div class="wordy">{told}</div><p class="note">{escape(note)}</p>'
+    return f'<div class="wordy">{told}</div><p class="note">{note}</p>'
+
+
+def odds(settings: Sequence[Setting], *, public: bool) -> str:
+    """How the percentages of the first page follow from epsilon and delta; nothing where there is no first page."""
+    if not first_page(settings, public=public):
+        return ""
+    limits = [f"{rounded_up(guess_accuracy(step.limit, 0))} at epsilon {step.limit:g}" for step in SCALE[:-1]]
+    told = [*_ODDS, f"At the limits of the grades (with delta 0) these are {', '.join(limits)}."]
+    return section("odds", "How the odds are computed", *(f"<p>{escape(text)}</p>" for text in told))
 
 
 def _step(place: int) -> str:
     step = SCALE[place]
     if place == len(SCALE) - 1:
         return f"above {SCALE[place - 1].limit:g} {step.word}"
-    return f"up to {step.limit:g} {step.word} (odds of at most {rounded_up(guess_accuracy(step.limit, 0))})"
+    return f"up to {step.limit:g} {step.word}"
 
 
 def _row(proof: Proof) -> list[Cell]:
@@ -125,6 +165,7 @@ def _not_covered(setting: Setting) -> list[str]:
         "Conclusions about people who did not take part, drawn from what the model learnt about everybody.",
         "The number of clients and records, the plan, the shape of the model and how data is prepared: public.",
         "Other files of the run, and other runs on the same data: their epsilons add up.",
+        "The examples of the test set: accuracy is measured on them without noise.",
     ]
     if setting.audited():
         told.append("Audits: a low bound does not prove privacy.")
@@ -148,6 +189,11 @@ def _duties(setting: Setting) -> list[str]:
         )
     else:
         duties.append("No row depends on a trusted server.")
+    if _secure(setting.first):
+        duties.append(
+            "Secure aggregation: have the clients compare their public keys by another channel, and make sure that no "
+            "more of them collude with the server than the privacy statement assumes."
+        )
     duties += [
         "Keep the ledger: every further run on the same data must be charged to it.",
         "Trust the clients to follow the protocol: one that adds no noise weakens noise that clients share.",

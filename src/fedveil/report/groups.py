@@ -19,6 +19,7 @@ from fedveil.report.reading import Proof, Run
 
 ADVERSARIES = ("observer", "server", "client")
 WHO = {"observer": "published results", "server": "the server", "client": "another participant"}
+_ASKED_FIRST = ("task.model", "task.dataset", "method.noise_multiplier", "method.", "task.", "partition.")
 WHOM = {"client": "one client's whole data", "record": "a single record"}
 
 
@@ -190,26 +191,41 @@ def _identity(run: Run) -> str:
 
 
 def _names(members: Sequence[Sequence[Run]]) -> list[str]:
-    """The method's name, and what differs among the settings that share it."""
+    """The method's name, and as few of its settings as tell it from others of the same method."""
     names = []
     for place, runs in enumerate(members):
         run = runs[0]
-        rivals = [other[0] for other in members if other[0].method == run.method]
+        rivals = [_flat(other[0].config) for other in members if other[0].method == run.method]
         own = _flat(run.config)
         parts = [
-            f"{key.rpartition('.')[2].replace('_', ' ')} {own[key]}"
-            for key in sorted(own)
-            if any(_flat(rival.config).get(key) != own[key] for rival in rivals)
+            f"{key.rpartition('.')[2].replace('_', ' ')} {own[key]}" for key in _telling(rivals) if key in own
         ]
         if len(rivals) > 1 and not parts:
             parts = [run.experiment or str(place + 1)]
-        if len(parts) > 3:
-            parts = [*parts[:3], "…"]
         names.append(", ".join([run.method, *parts]))
     return [
         name if names.count(name) == 1 else f"{name} ({names[: place + 1].count(name)})"
         for place, name in enumerate(names)
     ]
+
+
+def _telling(configs: Sequence[Mapping[str, str]]) -> list[str]:
+    """As few keys as tell these configurations apart; of equally good ones that which a reader asks for first."""
+    keys = sorted({key for config in configs for key in config}, key=lambda key: (_rank(key), key))
+    chosen: list[str] = []
+
+    def apart(*more: str) -> int:
+        return len({tuple(config.get(key) for key in (*chosen, *more)) for config in configs})
+
+    while keys and apart(best := max(keys, key=apart)) > apart():
+        chosen.append(best)
+    return chosen
+
+
+def _rank(key: str) -> int:
+    return next(
+        (place for place, start in enumerate(_ASKED_FIRST) if key.startswith(start)), len(_ASKED_FIRST)
+    )
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

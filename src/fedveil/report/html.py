@@ -18,12 +18,12 @@ from fedveil.atomic_files import write_atomically
 from fedveil.errors import InputError
 from fedveil.figures import style
 from fedveil.report import attack_sections, sections
-from fedveil.report.first_page import first_page
+from fedveil.report.first_page import first_page, odds
 from fedveil.report.groups import Setting, group, mixed
+from fedveil.report.privacy_section import privacy
 from fedveil.report.reading import Run, published, read_runs, run_folders
 from fedveil.session.results import Result
 
-_DRAWN = {"fixed": "drawn, fixed number", "poisson": "drawn one by one", "all": "all"}
 _TITLES = re.compile(r'<section id="([a-z-]+)"[^>]*><h2[^>]*>(.*?)</h2>')
 
 
@@ -45,14 +45,21 @@ def write_report(
         public: Leave out everything that carries no noise; without it the report has an INTERNAL banner.
     """
     target = Path(path)
-    return write_page(read_runs(results), target, [*notes, *empty_folders(results)], public=public)
+    return write_page(read_runs(results), target, notes, missing=empty_folders(results), public=public)
 
 
-def write_page(runs: Sequence[Run], target: Path, notes: Sequence[str] = (), *, public: bool = False) -> Path:
-    """Write the report on runs that are read already."""
+def write_page(
+    runs: Sequence[Run],
+    target: Path,
+    notes: Sequence[str] = (),
+    *,
+    missing: Sequence[str] = (),
+    public: bool = False,
+) -> Path:
+    """Write the report on runs that are read already; `missing` is told with the files that cannot be read."""
     if target.is_dir():
         raise InputError("-o", str(target), "is a folder", "Give the path of a file, such as report.html.")
-    body = render(runs, notes, public=public)
+    body = render(runs, notes, missing=missing, public=public)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, body.encode("utf-8", "replace"))  # a folder's name may be no text
@@ -69,15 +76,18 @@ def empty_folders(results: Sequence[Path | str | Result]) -> list[str]:
     return [f"There is no run in {place}." for place in places if not run_folders(place)]
 
 
-def render(runs: Sequence[Run], notes: Sequence[str] = (), *, public: bool = False) -> str:
+def render(
+    runs: Sequence[Run], notes: Sequence[str] = (), *, missing: Sequence[str] = (), public: bool = False
+) -> str:
     """The page; `public` without anything that carries no noise."""
     shown = [published(run) for run in runs] if public else runs
     settings = group(shown)
     body = "".join(
         (
-            sections.problems(shown, [*notes, *mixed(settings)]),
+            sections.problems(shown, missing),
+            sections.notes([*notes, *mixed(settings)]),
             sections.results(settings),
-            sections.privacy(settings),
+            privacy(settings),
             sections.learning(settings),
             sections.tradeoff(settings),
             sections.per_class(settings),
@@ -85,6 +95,7 @@ def render(runs: Sequence[Run], notes: Sequence[str] = (), *, public: bool = Fal
             sections.partition(settings),
             attack_sections.attacks(settings),
             attack_sections.pictures(settings),
+            odds(settings, public=public),
             attack_sections.reproduce(settings),
         )
     )
@@ -105,7 +116,9 @@ def render(runs: Sequence[Run], notes: Sequence[str] = (), *, public: bool = Fal
 
 def _banner(public: bool) -> str:
     if public:
-        return '<p class="banner">PUBLIC: without anything that carries no noise.</p>'
+        return (
+            '<p class="banner">PUBLIC: shows nothing of clients or training data that carries no noise.</p>'
+        )
     return (
         '<p class="banner internal" role="note"><strong>INTERNAL</strong> This report shows what carries no noise '
         "(label counts and scores of clients, attacks). Do not publish it; use <code>--public</code>.</p>"
@@ -141,16 +154,27 @@ def _series_css() -> str:
 
 
 def _outline(settings: Sequence[Setting]) -> str:
-    first = settings[0].first
-    data = f"{first.dataset}: {first.data}" if first.data else first.dataset
-    facts = [("data", data), ("model", first.model)]
-    plan = first.plan
-    if plan:
-        facts += [
-            ("clients", plan.get("clients", "")),
-            ("in a round", plan.get("cohort", "")),
-            ("rounds", plan.get("rounds", "")),
-            ("clients of a round", _DRAWN.get(plan.get("sampler", ""), plan.get("sampler", ""))),
-        ]
-    cells = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in facts if value)
+    """What was trained on what; all values where the settings differ."""
+    firsts = [setting.first for setting in settings]
+    facts = {
+        "data": [f"{run.dataset}: {run.data}" if run.data else run.dataset for run in firsts],
+        "model": [run.model for run in firsts],
+        "clients": [run.plan.get("clients", "") for run in firsts],
+        "clients in a round": [_cohort(run) for run in firsts],
+        "rounds": [run.plan.get("rounds", "") for run in firsts],
+    }
+    told = {
+        name: " or ".join(dict.fromkeys(value for value in values if value)) for name, values in facts.items()
+    }
+    cells = "".join(
+        f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in told.items() if value
+    )
     return f'<dl class="outline">{cells}</dl>' if cells else ""
+
+
+def _cohort(run: Run) -> str:
+    """How many clients train in a round, and how they are drawn."""
+    sampler, cohort = run.plan.get("sampler", ""), run.plan.get("cohort", "")
+    if sampler == "poisson":
+        return f"about {cohort}, each drawn by itself"
+    return {"all": "all", "fixed": f"{cohort}, drawn at random"}.get(sampler, cohort)

@@ -34,8 +34,12 @@ def table(
     *,
     sortable: bool = True,
     numeric_from: int = 1,
+    labels: Sequence[str] = (),
 ) -> str:
-    """A table whose first column heads its rows. Cells are HTML, or HTML and the value it is sorted by."""
+    """A table whose first column heads its rows. Cells are HTML, or HTML and the value it is sorted by.
+
+    Cells of the columns in `labels` carry the column's name, for phones, where a row is a block of its own.
+    """
     head = "".join(
         f'<th scope="col"{" aria-sort=" + chr(34) + "none" + chr(34) if sortable else ""}'
         f"{' class=num' if place >= numeric_from else ''}>"
@@ -55,7 +59,8 @@ def table(
             tag = "th scope=row" if place == 0 else "td"
             classes = " class=num" if place >= numeric_from else ""
             data = "" if value is None else f' data-value="{value!r}"'
-            cells.append(f"<{tag}{classes}{data}>{text}</{tag.split()[0]}>")
+            label = f' data-label="{escape(heads[place])}"' if text and heads[place] in labels else ""
+            cells.append(f"<{tag}{classes}{data}{label}>{text}</{tag.split()[0]}>")
         body.append(f"<tr>{''.join(cells)}</tr>")
     kind = ' class="sortable"' if sortable else ""
     return (

@@ -108,6 +108,7 @@ class Run:
     words: str = ""
     removable: bool = False
     """Whether whoever knows the seed can remove the privacy noise."""
+    noise: str = ""
     classes: tuple[str, ...] = ()
     per_class: tuple[float | None, ...] = ()
     per_client: tuple[float | None, ...] = ()
@@ -314,6 +315,7 @@ def _build(
         audits=(*(_audit_rows(audit) if audit else []), *audits),
         words=told.text("privacy_in_words"),
         removable=privacy.values.get("removable") is True,
+        noise=str(privacy.values.get("noise") or ""),
         plan={str(key): str(value) for key, value in plan.items()},
         environment={
             str(key): str(value) for key, value in told.mapping("environment", required=False).items()

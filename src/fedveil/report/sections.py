@@ -5,27 +5,24 @@ Text from result folders enters the page through `escape` only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from html import escape
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from fedveil.privacy.meaning import plain
-from fedveil.privacy.statement import NO_AUDIT, show
+from fedveil.privacy.statement import show
 from fedveil.report import charts
 from fedveil.report.charts import Curve, Dot
 from fedveil.report.files import number
-from fedveil.report.groups import ADVERSARIES, WHO, WHOM, Setting, Spread, best_of
+from fedveil.report.groups import WHO, WHOM, Setting, Spread, best_of
 from fedveil.report.markup import NOTHING, Cell, legend, named, section, table
 from fedveil.report.partition_chart import MOST_BUBBLES, partition_chart
-from fedveil.report.privacy_chart import Mark, Row, privacy_chart
 from fedveil.report.reading import Proof, Run
-from fedveil.report.verdict import headline, lines, percent, small, strength
+from fedveil.report.verdict import headline, lines, percent
 from fedveil.session.tables import size
 
 Shown = TypeVar("Shown")
 _MOST_CLIENTS = 200  # rows of the per-client table and columns of the partition picture
-_SHORT = {"observer": "published", "server": "server", "client": "participant"}
 _MOST_ROUNDS = 12  # rows of the table below the curves
 _MOST_BARS = 5  # settings side by side in a table: more are cut off on paper
 
@@ -41,17 +38,29 @@ def verdict(settings: Sequence[Setting]) -> str:
     )
 
 
-def problems(runs: Sequence[Run], notes: Sequence[str]) -> str:
-    """What is missing, damaged or not comparable; nothing if all is well."""
-    items = [f"<li>{escape(note)}</li>" for note in notes]
+def problems(runs: Sequence[Run], missing: Sequence[str]) -> str:
+    """What is missing or damaged; nothing if all is well."""
+    items = [escape(text) for text in missing]
     for run in runs:
-        texts = (*run.problems, *run.notes)
-        items += [f"<li><strong>{escape(run.name)}</strong>: {escape(text)}</li>" for text in texts]
+        items += [
+            f"<strong>{escape(run.name)}</strong>: {escape(text)}" for text in (*run.problems, *run.notes)
+        ]
+    return _box("problems", "What is missing", items, "The rest of this page shows what could be read.")
+
+
+def notes(texts: Sequence[str]) -> str:
+    """What to know before the runs are compared; nothing if there is nothing to know."""
+    return _box("notes", "Before you compare", [escape(text) for text in texts])
+
+
+def _box(kind: str, title: str, items: Sequence[str], lead: str = "") -> str:
     if not items:
         return ""
+    said = f"<p>{lead}</p>" if lead else ""
+    listed = "".join(f"<li>{item}</li>" for item in items)
     return (
-        '<aside class="problems" aria-labelledby="problems-title"><h2 id="problems-title">What is missing</h2>'
-        f"<p>The rest of this page shows what could be read.</p><ul>{''.join(items)}</ul></aside>"
+        f'<aside class="box {kind}" aria-labelledby="{kind}-title"><h2 id="{kind}-title">{title}</h2>'
+        f"{said}<ul>{listed}</ul></aside>"
     )
 
 
@@ -126,152 +135,6 @@ def _mean(values: Sequence[float | None], written: Callable[[float], str]) -> Ce
     return (NOTHING, None) if spread is None else (written(spread.mean), spread.mean)
 
 
-def privacy(settings: Sequence[Setting]) -> str:
-    rows = [row for setting in settings for row in _privacy_rows(setting)]
-    chart = ""
-    if rows:
-        label = "Epsilon on a logarithmic scale. " + ". ".join(
-            mark.note for row in rows for mark in row.marks if mark.value is not None
-        )
-        key = (
-            '<ul class="legend"><li><svg class="key" viewBox="0 0 12 12" aria-hidden="true"><circle class="fink" '
-            'cx="6" cy="6" r="5"/></svg>proven for one client&#39;s whole data</li>'
-            '<li><svg class="key" viewBox="0 0 12 12" aria-hidden="true"><circle class="hollow sink" cx="6" cy="6" '
-            'r="4.5"/></svg>proven for a single record</li>'
-            '<li><svg class="key" viewBox="0 0 16 12" aria-hidden="true"><path class="audit" d="M2 0V12M2 6h12m-4 '
-            '-4l4 4l-4 4"/></svg>an audit showed at least this, for one participation</li>'
-            '<li><svg class="key" viewBox="0 0 14 14" aria-hidden="true"><path class="hollow claim" d="M7 1l6 6l-6 6'
-            'l-6 -6Z"/></svg>the paper&#39;s own claim</li></ul>'
-        )
-        chart = key + privacy_chart(rows, label=label)
-    words = "".join(_words(setting, opened=len(settings) == 1) for setting in settings)
-    lead = (
-        "Three separate things: what a paper claims, what is proven for these runs, and what an audit measured. "
-        "Epsilon bounds how much an adversary can learn about one person's data. Rows named audit are about one "
-        "participation, the others about all rounds."
-    )
-    return section("privacy", "Privacy statement", chart, words, lead=lead)
-
-
-def _privacy_rows(setting: Setting) -> list[Row]:
-    proofs = setting.proofs()
-    if proofs and all(proof.epsilon is None for proof in proofs):
-        mark = Mark("client", None, f"{setting.name}: nothing is proven against anybody")
-        rows = [("anybody", "anybody", [mark])]
-    else:
-        rows = [
-            (WHO[adversary].removeprefix("the "), _SHORT[adversary], marks)
-            for adversary in ADVERSARIES
-            if (marks := [_mark(setting, proof) for proof in proofs if proof.adversary == adversary])
-        ]
-    audits: dict[str, list[Mark]] = {}
-    for audit in setting.audited():
-        bound = number(audit.get("lower_bound"))
-        if bound is not None:
-            who = str(audit.get("adversary", ""))
-            whom = f" against {WHO[who]}" if who in WHO else ""
-            of = " of the bits" if audit.get("kind") == "reachable values" else ""
-            said = (
-                f"{setting.name}: an audit{of}{whom} showed epsilon of at least {show(bound)}{_scope(audit)}"
-            )
-            marks = audits.setdefault(who, [])
-            marks.append(Mark("audit", bound, said))
-            proven = number(audit.get("proven"))
-            kind = "record" if audit.get("unit") == "record" else "client"
-            if proven is not None and not any(mark.kind == kind for mark in marks):
-                marks.append(
-                    Mark(kind, proven, f"{setting.name}: epsilon {show(proven)} proven{_scope(audit)}")
-                )
-    for who, marks in audits.items():
-        if who in WHO:
-            rows.append((f"audit: {WHO[who].removeprefix('the ')}", f"audit: {_SHORT[who]}", marks))
-        else:
-            rows.append(("audit", "audit", marks))
-    claim = setting.first.claim
-    if isinstance(claim, float):
-        mark = Mark("claim", claim, f"{setting.name}: the paper claims epsilon {show(claim)}")
-        rows.append(("claim", "claim", [mark]))
-    return [Row(setting.name if place == 0 else "", setting.look, *row) for place, row in enumerate(rows)]
-
-
-def _mark(setting: Setting, proof: Proof) -> Mark:
-    said = "nothing proven" if proof.epsilon is None else f"epsilon {show(proof.epsilon)} proven"
-    whom = f"{WHOM.get(proof.unit, proof.unit)} against {WHO[proof.adversary]}"
-    kind = "record" if proof.unit == "record" else "client"
-    return Mark(kind, proof.epsilon, f"{setting.name}, {whom}: {said}")
-
-
-def _scope(audit: Mapping[str, Any]) -> str:
-    """What the bound is about, where the audit says so."""
-    scope = audit.get("scope")
-    return f" for {scope}" if isinstance(scope, str) else ""
-
-
-def _words(setting: Setting, *, opened: bool) -> str:
-    run = setting.first
-    rows: list[list[Cell]] = [
-        [
-            escape(WHO.get(proof.adversary, proof.adversary)),
-            escape(WHOM.get(proof.unit, proof.unit)),
-            (
-                "none" if proof.epsilon is None else show(proof.epsilon),
-                float("inf") if proof.epsilon is None else proof.epsilon,
-            ),
-            NOTHING if proof.delta is None else small(proof.delta),
-            escape(strength(proof)),
-            escape(plain(proof.theorem) if proof.epsilon is not None else proof.reason),
-        ]
-        for proof in setting.proofs()
-    ]
-    parts = []
-    if rows:
-        heads = ["against", "protects", "ε", "δ", "meaning", "by"]
-        proven = table(f"Proven for {setting.name}", heads, rows, sortable=False, numeric_from=9)
-        parts.append(f'<div class="wordy">{proven}</div>')
-    if run.words:
-        words = run.words.removesuffix(NO_AUDIT) if setting.audited() else run.words
-        parts.append(f'<div class="words">{_paragraphs(words.rstrip())}</div>')
-    parts += [_audit(audit) for audit in setting.audited()]
-    if not parts:
-        parts = ["<p>This run has no statement yet: it is written when a run ends.</p>"]
-    state = " open" if opened else ""
-    return f"<details{state}><summary>In words: {escape(setting.name)}</summary>{''.join(parts)}</details>"
-
-
-def _audit(audit: Mapping[str, Any]) -> str:
-    told = {
-        str(key).replace("_", " "): f"{value:.4g}" if isinstance(value, float) else str(value)
-        for key, value in audit.items()
-        if not isinstance(value, Mapping | list)
-    }
-    facts = "".join(f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>" for key, value in told.items())
-    whom = WHO.get(str(audit.get("adversary", "")))
-    bound, proven = number(audit.get("lower_bound")), number(audit.get("proven"))
-    said = ""
-    if bound is not None:
-        beside = f"; {show(proven)} is proven" if proven is not None else ""
-        end = "What is declared is refuted." if audit.get("broken") is True else "A low bound proves nothing."
-        said = f"<p>Epsilon is at least {show(bound)}{escape(_scope(audit))}{beside}. {end}</p>"
-    return f"<h4>Audit{f' against {escape(whom)}' if whom else ''}</h4>{said}<dl>{facts}</dl>"
-
-
-def _paragraphs(text: str) -> str:
-    out = []
-    for block in text.split("\n\n"):
-        items: list[str] = []
-        for line in block.splitlines():
-            if line.startswith("  "):
-                items.append(f"<li>{escape(line.strip())}</li>")
-                continue
-            if items:
-                out.append(f"<ul>{''.join(items)}</ul>")
-                items = []
-            out.append(f"<p>{escape(line)}</p>")
-        if items:
-            out.append(f"<ul>{''.join(items)}</ul>")
-    return "".join(out)
-
-
 def learning(settings: Sequence[Setting]) -> str:
     curves = [Curve(s.name, s.look, *s.curve("round", "accuracy")) for s in settings]
     drawn = [curve for curve in curves if curve.x]
@@ -316,15 +179,18 @@ def tradeoff(settings: Sequence[Setting]) -> str:
     traffic = _traffic(settings)
     if not pair and not traffic:
         return ""
-    lead = "Up is better; left is more private, or cheaper. Bars are one sample deviation over seeds."
+    lead = "Up is better; left is more private, or cheaper." if pair else "Up is better; left is cheaper."
+    if pair and any(s.accuracy is not None and s.accuracy.deviation is not None for s in done):
+        lead += " Bars are one sample deviation over seeds."
     if len(_units(done, "observer") | _units(done, "server")) > 1:
         lead += (
             " Where a name ends in (record), epsilon is for single records, else for whole clients: "
             "the two cannot be compared."
         )
-    return section(
-        "trade-off", "Accuracy against privacy and traffic", legend(settings), pair, traffic, lead=lead
-    )
+    title = "Accuracy against privacy and traffic" if pair else "Accuracy against traffic"
+    if pair and not traffic:
+        title = "Accuracy against privacy"
+    return section("trade-off", title, legend(settings), pair, traffic, lead=lead)
 
 
 def _units(settings: Sequence[Setting], adversary: str) -> set[str]:

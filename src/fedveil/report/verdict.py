@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedveil.privacy.meaning import Level, grade
 from fedveil.privacy.statement import show
@@ -19,6 +19,8 @@ _AGAINST = WHO | {"observer": "those who see only what is published"}
 class Verdict:
     level: Level
     text: str
+    about: Setting | None = None
+    """The setting that a headline recommends, or names as the best there is."""
 
 
 def percent(spread: Spread | None) -> str:
@@ -47,16 +49,21 @@ def strength(row: Proof) -> str:
 
 
 def headline(settings: Sequence[Setting]) -> Verdict:
-    """The whole report in one or two sentences; noise that can be removed is said before anything else."""
+    """The whole report in a few sentences.
+
+    A warning that noise can be removed stands first where it is about the model that is named, else last.
+    """
     said = _headline(settings)
     seeded = [setting for setting in settings if any(run.removable for run in setting.runs)]
     if not seeded:
         return said
-    return Verdict(
-        said.level,
-        f"The privacy noise of {_listed(seeded)} comes from the seed: whoever knows the seed can remove the noise, so "
-        f"{'the model' if len(seeded) == 1 else 'these models'} must not be published. {said.text}",
+    whose, plural = ("its", "") if len(seeded) == 1 else ("their", "s")
+    warning = (
+        f"Do not publish the model{plural} of {_listed(seeded)}: {whose} privacy noise comes from a seed, and whoever "
+        "knows the seed can remove it."
     )
+    first = said.about in seeded or len(seeded) == len(settings)
+    return replace(said, text=f"{warning} {said.text}" if first else f"{said.text} {warning}")
 
 
 def _headline(settings: Sequence[Setting]) -> Verdict:
@@ -83,7 +90,7 @@ def _headline(settings: Sequence[Setting]) -> Verdict:
             f"{pick.name} reaches {percent(pick.accuracy)} with epsilon {show(_epsilon(pick))} proven "
             f"for {WHOM.get(row.unit, row.unit)} against {_AGAINST['observer']}: {strength(row)}."
         )
-        return Verdict(level(row), text + _server(pick, row.unit) + _useless(pick) + _gap(best, pick))
+        return Verdict(level(row), text + _server(pick, row.unit) + _useless(pick) + _gap(best, pick), pick)
     if proven:
         pick = min(proven, key=_epsilon)
         row = _published(pick)
@@ -91,7 +98,7 @@ def _headline(settings: Sequence[Setting]) -> Verdict:
             f"No run here proves protection. The smallest epsilon is {show(_epsilon(pick))}, "
             f"of {pick.name} at {percent(pick.accuracy)}: {strength(row)}."
         )
-        return Verdict("bad", text + _useless(pick) + _gap(best, pick))
+        return Verdict("bad", text + _useless(pick) + _gap(best, pick), pick)
     other = [s for s in done if s.proof("server") or s.proof("client")]
     if other:
         return Verdict(
@@ -117,7 +124,7 @@ def _protected(pick: Setting, best: Setting) -> Verdict:
         f"{pick.name} reaches {percent(pick.accuracy)} with epsilon {show(row.epsilon or 0)} proven for "
         f"{WHOM.get(row.unit, row.unit)} against {_AGAINST['server']}: {strength(row)}."
     )
-    return Verdict(level(row), text + _gap(best, pick))
+    return Verdict(level(row), text + _gap(best, pick), pick)
 
 
 def _untested(settings: Sequence[Setting]) -> Verdict:
@@ -133,7 +140,7 @@ def _untested(settings: Sequence[Setting]) -> Verdict:
         f"No accuracy was measured. {pick.name} proves epsilon {show(_epsilon(pick))} for "
         f"{WHOM.get(row.unit, row.unit)} against {_AGAINST['observer']}: {strength(row)}."
     )
-    return Verdict(level(row), text + _server(pick, row.unit))
+    return Verdict(level(row), text + _server(pick, row.unit), pick)
 
 
 def lines(setting: Setting) -> list[Verdict]:

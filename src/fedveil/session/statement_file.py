@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.atomic_files import write_atomically
-from fedveil.errors import LedgerError
-from fedveil.privacy.accounting import account_rounds
+from fedveil.errors import InputError, LedgerError
+from fedveil.privacy.accounting import Rounds, account_rounds
 from fedveil.privacy.ledger import Entry, Ledger
 from fedveil.privacy.meaning import grade, guess_accuracy
 from fedveil.session.model_file import MODEL
@@ -55,14 +55,7 @@ def write_statement(folder: Path, run: str, summary: Mapping[str, Any], ledger: 
         "schema": SCHEMA,
         "run": run,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "version": summary["environment"]["fedveil"],
-        "numerics": summary["numerics"],
-        "method": summary["method"],
-        "dataset": summary.get("dataset"),
-        "model": summary.get("model"),
-        "rounds": summary["rounds"],
-        "plan": summary["plan"],
-        **_claims(summary),
+        **_described(summary),
         "files": files,
         "data_commitment": _commit(folder),
         "ledger": _ledger_state(folder, ledger),
@@ -76,8 +69,8 @@ def summary_bytes(summary: Mapping[str, Any]) -> bytes:
     return (json.dumps(summary, indent=2) + "\n").encode()
 
 
-def _claims(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of the statement that follows from the summary."""
+def _described(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of the statement that follows from the summary: what was trained, and what is claimed of it."""
     privacy, plan = summary["privacy"], summary["plan"]
     units = {"client": plan["clients"], "record": plan["clients"] * plan["smallest_client"]}
     rows = []
@@ -88,6 +81,13 @@ def _claims(summary: Mapping[str, Any]) -> dict[str, Any]:
         row["guess_accuracy"] = None if epsilon is None else guess_accuracy(epsilon, delta)
         rows.append(row)
     return {
+        "version": summary["environment"]["fedveil"],
+        "numerics": summary["numerics"],
+        "method": summary["method"],
+        "dataset": summary.get("dataset"),
+        "model": summary.get("model"),
+        "rounds": summary["rounds"],
+        "plan": plan,
         "noise": privacy["noise"],
         "removable": privacy["removable"],
         "paper_claim": privacy["paper_claim"],
@@ -127,8 +127,9 @@ def verify(folder: Path, ledger: Path | None = None) -> list[Check]:
         All checks in order; after one that cannot be carried out the rest are left out.
 
     Guarantees:
-        A change of any file that the statement names, of the statement itself, of the ledger or of its head fails a
-        check (`tests/unit/session/test_statement_file.py`).
+        A change of any field of the statement, of any file that a statement names, of the ledger or of its head fails
+        a check, also if the statement's hash is made to fit, but for the time in `made`, which only that hash covers
+        (`tests/unit/session/test_statement_tampering.py`).
     """
     return list(_checks(folder, ledger))
 
@@ -138,24 +139,69 @@ def _checks(folder: Path, ledger: Path | None) -> Iterator[Check]:
     if stated is None:
         yield Check(STATEMENT, False, problem)
         return
-    body = {key: value for key, value in stated.items() if key != "hash"}
-    whole = Entry.digest(body) == stated.get("hash") and stated.get("schema") == SCHEMA
+    whole = _hash_fits(stated) and stated.get("schema") == SCHEMA
     yield Check(STATEMENT, whole, "intact" if whole else "altered after it was written, or of another schema")
-    if not whole:
-        return
-    for name, expected in stated["files"].items():
-        yield _file_check(folder / name, expected)
+    try:
+        yield from _file_checks(folder, stated["files"])
+        yield _run_check(folder, stated["run"])
+        yield from _summary_checks(folder, stated)
+        yield _data_check(folder, stated["data_commitment"])
+        yield from _ledger_checks(folder, stated, ledger)
+    except (KeyError, TypeError, ValueError, AttributeError, InputError) as error:
+        yield Check(STATEMENT, False, f"a field is missing or of the wrong kind: {error}")
+
+
+def _hash_fits(stated: Mapping[str, Any]) -> bool:
+    body = {key: value for key, value in stated.items() if key != "hash"}
+    try:
+        return Entry.digest(body) == stated.get("hash")
+    except ValueError:  # it holds a number that JSON does not know
+        return False
+
+
+def _file_checks(folder: Path, stated: Mapping[str, str]) -> Iterator[Check]:
+    known = (*_OTHER_FILES, "summary.json")
+    for name in known:
+        if name in stated:
+            yield _file_check(folder / name, stated[name])
+        elif (folder / name).exists() or name == "summary.json":
+            yield Check(name, False, f"{STATEMENT} has no hash of it")
+    for name in set(stated) - set(known):
+        yield Check(name, False, f"{STATEMENT} names it, and it is no file of a run")
+
+
+def _run_check(folder: Path, stated: str) -> Check:
+    """The name on the ledger is the one that the folder keeps."""
+    try:
+        kept = (folder / ".run").read_text()
+    except (OSError, UnicodeDecodeError):
+        return Check("run", False, "the folder's .run is missing or cannot be read")
+    return Check("run", kept == stated, kept if kept == stated else f"{kept}, stated {stated}")
+
+
+def _summary_checks(folder: Path, stated: Mapping[str, Any]) -> Iterator[Check]:
     summary, problem = _load(folder / "summary.json")
     if summary is None:
         yield Check("summary.json", False, problem)
         return
-    same = _claims(summary) == {key: stated[key] for key in _claims(summary)}
-    yield Check("claims", same, "as in summary.json" if same else "differ from those in summary.json")
-    if stated["data_commitment"] is not None:
-        kept = (folder / ".data").exists() and (folder / ".salt").exists()
-        right = kept and _commit(folder) == stated["data_commitment"]
-        yield Check("data", right, "as committed to" if right else "its digest or salt is missing or altered")
-    yield from _ledger_checks(folder, stated, ledger)
+    try:
+        described = _described(summary)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        yield Check("summary.json", False, f"a field is missing or of the wrong kind: {error}")
+        return
+    other = [key for key, value in described.items() if key not in stated or stated[key] != value]
+    known = {*described, "schema", "run", "made", "files", "data_commitment", "ledger", "hash"}
+    other += sorted(set(stated) - known)
+    found = f"differs from summary.json in {', '.join(other)}" if other else "as in summary.json"
+    yield Check("claims", not other, found)
+
+
+def _data_check(folder: Path, stated: str | None) -> Check:
+    data, salt = folder / ".data", folder / ".salt"
+    if stated is None:
+        return Check("data", not data.exists(), f"{STATEMENT} commits to none")
+    right = data.exists() and salt.exists() and _commit(folder) == stated
+    return Check("data", right, "as committed to" if right else "its digest or salt is missing or altered")
 
 
 def _load(path: Path) -> tuple[dict[str, Any] | None, str]:
@@ -191,19 +237,35 @@ def _ledger_checks(folder: Path, stated: Mapping[str, Any], given: Path | None) 
     except LedgerError as error:
         yield Check("ledger", False, str(error))
         return
+    count, head, run = state["entries"], state["head"], stated["run"]
     entries = ledger.entries
-    count = state["entries"]
-    grown = len(entries) > count and not state["shared"]
-    kept = len(entries) >= count and (count == 0 or entries[count - 1].hash == state["head"])
-    told = f"{count} entries, head {(state['head'] or 'none')[:16]}"
-    yield Check("ledger", kept and not grown, told if kept and not grown else f"not the one stated ({told})")
-    rounds = ledger.rounds(stated["run"])
+    shared = path.resolve().parent != folder.resolve()
+    later = entries[count:] if shared else ()
+    kept = (
+        state["shared"] == shared
+        and len(entries) - len(later) == count
+        and head == (entries[count - 1].hash if count else None)
+        and not any(entry.run == run for entry in later)
+    )
+    told = f"{count} entries, head {(head or 'none')[:16]}"
+    yield Check("ledger", kept, told if kept else f"not the one stated ({told})")
+    rounds = ledger.rounds(run)
     for row in stated["proven"]:
-        (again,) = account_rounds(rounds, row["delta"], pairs=[(row["unit"], row["adversary"])])
-        right = _same(again.epsilon, row["epsilon"])
-        name = f"epsilon, {row['unit']} against {row['adversary']}"
-        said = f"recomputed {_shown(again.epsilon)}"
-        yield Check(name, right, said if right else f"{said}, stated {_shown(row['epsilon'])}")
+        yield _row_check(row, rounds)
+
+
+def _row_check(row: Mapping[str, Any], rounds: Rounds) -> Check:
+    """One row of what is proven, accounted again."""
+    (again,) = account_rounds(rounds, row["delta"], pairs=[(row["unit"], row["adversary"])])
+    told = again.to_json()
+    other = [key for key in ("adjacency", "sampler", "theorem", "reason") if told.get(key) != row.get(key)]
+    if not set(told["assumptions"]) <= set(row["assumptions"]):
+        other.append("assumptions")
+    right = _same(again.epsilon, row["epsilon"])
+    said = f"recomputed {_shown(again.epsilon)}" + ("" if right else f", stated {_shown(row['epsilon'])}")
+    if other:
+        said += f"; the ledger has another {', '.join(other)}"
+    return Check(f"epsilon, {row['unit']} against {row['adversary']}", right and not other, said)
 
 
 def _configured_ledger(folder: Path) -> Path | None:

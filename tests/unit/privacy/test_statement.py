@@ -33,7 +33,9 @@ def test_json_has_the_three_fields_and_where_the_noise_comes_from() -> None:
 
 def test_words_say_what_is_seen_and_what_it_costs() -> None:
     text = _statement(declared.udp_fedavg(1.0)).in_words()
-    assert "the server sees each upload with Gaussian noise 0.316 C, and who took part" in text
+    assert (
+        "The server sees each upload with Gaussian noise of 0.316 times the clip, and who took part" in text
+    )
     assert "against the server epsilon is 300.8 at delta 1e-05" in text
     assert "epsilon is 12.4 at delta 1e-05" in text
     assert "too large to be called protection" in text
@@ -60,7 +62,7 @@ def test_words_name_what_of_a_run_is_not_covered_by_its_epsilon() -> None:
 
 def test_what_is_declared_for_records_and_clients_is_said_once() -> None:
     lines = _statement([*unprotected("the trained model", "no noise is added")]).in_words().splitlines()
-    assert lines.count("  the server sees the trained model with no protection.") == 1
+    assert lines.count("  The server sees the trained model with no protection.") == 1
     assert sum("Nothing is proven for" in line for line in lines) == 2 * 3
 
 
@@ -74,9 +76,9 @@ def test_words_name_what_is_not_proven() -> None:
 def test_words_tell_what_is_sent_from_what_is_published_and_say_it_once() -> None:
     releases = unprotected("each client's gradient", "it is bare")
     lines = _statement(list(releases)).in_words().splitlines()
-    assert lines.count("  the server sees each client's gradient with no protection.") == 1
+    assert lines.count("  The server sees each client's gradient with no protection.") == 1
     published = (
-        "  what reaches somebody who sees only the published results is made from each client's gradient"
+        "  What reaches somebody who sees only the published results is made from each client's gradient"
     )
     assert lines.count(f"{published} with no protection.") == 1
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
+import pytest
 import torch
 
 import fedveil
@@ -22,13 +24,68 @@ def test_the_first_page_has_odds_grade_duties_and_lines_to_sign(tmp_path: Path) 
     rows = [proof("server", 20.0), proof("observer", 3.0), proof("client", None)]
     write_run(tmp_path, "udp-fedavg", proven=rows)
     first = section_of(render(read_runs([tmp_path])), "statement")
-    assert "to at most 95.3 % of right guesses" in first
+    assert "can raise a 50 % chance of guessing right whether a given client contributed its data" in first
+    assert "to at most 95.3 %." in first
     assert "moderate protection" in first
     assert "too large to be called protection" in first
     assert "Nothing is proven: no noise is added" in first
     assert "Trust the server" in first
-    for word in ("GDPR", "28/2024", "800-226", "signature", "date"):
+    for word in ("GDPR", "28/2024", "17 December 2024", "800-226", "March 2025", "signature", "date"):
         assert word in first
+
+
+def test_the_first_page_says_whose_data_it_was_when_and_by_which_version(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "udp-fedavg", client_names=["Basel", "Bern", "Genf", "<b>"])
+    statement = {"made": "2026-01-02T03:04:05+00:00", "version": "9.9", "run": "r"}
+    (folder / "statement.json").write_text(json.dumps(statement))
+    runs = read_runs([tmp_path])
+    first = section_of(render(runs), "statement")
+    for text in (
+        "digits, held by 4 clients (Basel, Bern, Genf, &lt;b&gt;)",
+        "2026-01-02 03:04 UTC",
+        "fedveil 9.9",
+        "mlp-2 by udp-fedavg, 4 rounds",
+    ):
+        assert text in first, text
+    assert "Basel" not in render(runs, public=True)
+
+
+@pytest.mark.parametrize(("method", "secure"), [("udp-fedavg", False), ("udp-fedavg+secure", True)])
+def test_the_first_page_says_whether_aggregation_is_secure(tmp_path: Path, method: str, secure: bool) -> None:
+    write_run(tmp_path, method)
+    first = section_of(render(read_runs([tmp_path])), "statement")
+    assert ("the server receives the update of every client" in first) != secure
+    assert ("compare their public keys" in first) == secure
+
+
+def test_links_of_the_first_page_lead_to_places_on_the_page(tmp_path: Path) -> None:
+    """The report is one file: what it links to is in it."""
+    write_run(tmp_path, "udp-fedavg", proven=[proof("observer", 3.0)])
+    page = render(read_runs([tmp_path]))
+    links = re.findall(r'<a [^>]*href="([^"]*)"', page)
+    assert {"#odds", "#privacy"} <= set(links)
+    for link in links:
+        assert link.startswith("#")
+        assert f'id="{link[1:]}"' in page, link
+    assert "(e^ε + δ) / (1 + e^ε)" in section_of(page, "odds")
+
+
+def test_the_noise_of_a_seed_is_a_duty_and_a_warning(tmp_path: Path) -> None:
+    privacy = {
+        "paper_claim": "none",
+        "proven": [proof("observer", 3.0)],
+        "removable": True,
+        "noise": "seeded",
+    }
+    write_run(tmp_path, "udp-fedavg", privacy=privacy)
+    assert "Do not publish this model" in section_of(render(read_runs([tmp_path])), "statement")
+
+
+def test_what_is_made_again_differs_where_noise_comes_from_entropy(tmp_path: Path) -> None:
+    for noise in ("seeded", "entropy"):
+        write_run(tmp_path / noise, privacy={"paper_claim": "none", "proven": [], "noise": noise})
+        again = section_of(render(read_runs([tmp_path / noise])), "reproduce")
+        assert ("drawn anew each time" in again) == (noise == "entropy")
 
 
 def test_a_run_on_disk_has_its_identity_on_the_first_page(tmp_path: Path) -> None:

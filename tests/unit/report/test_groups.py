@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -31,6 +32,51 @@ def test_seeds_of_one_setting_are_one_group_and_names_tell_settings_apart(tmp_pa
     assert spread is not None
     assert spread.mean == pytest.approx(0.91)
     assert spread.deviation == pytest.approx(statistics.stdev([0.9, 0.92]))
+
+
+def test_names_hold_as_few_settings_as_tell_them_apart() -> None:
+    """The model first, then the noise; what follows from what is named already is left out."""
+    first = {
+        "task": {"model": "logistic"},
+        "method": {"name": "m", "batch_size": 1000, "clip": 1.0, "noise_multiplier": 4.0},
+    }
+    second = {
+        "task": {"model": "mlp-2"},
+        "method": {"name": "m", "batch_size": 8, "clip": 0.5, "noise_multiplier": 5.0},
+    }
+    third = {"task": {"model": "mlp-2"}, "method": second["method"] | {"noise_multiplier": 6.0}}
+    assert _names([first, second]) == ["m, model logistic", "m, model mlp-2"]
+    assert _names([first, second, third]) == [
+        "m, noise multiplier 4",
+        "m, noise multiplier 5",
+        "m, noise multiplier 6",
+    ]
+    grid = [{"method": {"name": "m", "clip": clip, "lr": rate}} for clip in (1.0, 2.0) for rate in (0.1, 0.2)]
+    assert len(set(_names(grid))) == 4
+    assert all("clip" in name and "lr" in name for name in _names(grid))
+
+
+def _names(configs: Sequence[dict[str, Any]]) -> list[str]:
+    runs = [Run(f"{place}", True, method="m", config=config) for place, config in enumerate(configs)]
+    return [setting.name for setting in group(runs)]
+
+
+def test_a_warning_of_seeded_noise_follows_the_recommendation_of_another_model(tmp_path: Path) -> None:
+    def private(epsilon: float, *, removable: bool) -> dict[str, Any]:
+        rows = [proof("server", epsilon), proof("observer", epsilon)]
+        return {"paper_claim": "none", "proven": rows, "removable": removable}
+
+    write_run(tmp_path, "udp-fedavg", accuracy=0.95, privacy=private(2.0, removable=False))
+    write_run(tmp_path, "dp-fedavg", accuracy=0.9, privacy=private(2.0, removable=True))
+    text = headline(group(read_runs([tmp_path]))).text
+    assert text.startswith("udp-fedavg reaches 95.00 %")
+    assert text.endswith(
+        "Do not publish the model of dp-fedavg: its privacy noise comes from a seed, and whoever knows the seed can "
+        "remove it."
+    )
+    write_run(tmp_path, "centaur", accuracy=0.99, privacy=private(2.0, removable=True))
+    text = headline(group(read_runs([tmp_path]))).text
+    assert text.startswith("Do not publish the models of centaur and dp-fedavg: their privacy noise")
 
 
 @pytest.mark.parametrize("key", sorted(known_keys(Config)))

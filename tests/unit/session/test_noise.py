@@ -111,7 +111,7 @@ def test_a_seeded_private_run_says_first_that_its_noise_can_be_removed(tmp_path:
         page = write_report([tmp_path / name], tmp_path / "page.html").read_text()
         verdict = page.partition('<p class="verdict')[2].partition("</p>")[0]
         first = verdict.partition(">")[2].partition(".")[0]
-        assert ("whoever knows the seed can remove the noise" in first) == (name == "seeded")
+        assert ("whoever knows the seed can remove it" in first) == (name == "seeded")
 
 
 @pytest.mark.parametrize("method", [METHOD, DPFedProx(batch_size=4, clip=0.5)], ids=["clients", "records"])

@@ -85,7 +85,7 @@ def test_a_smaller_epsilon_in_the_statement_is_found(run: Path) -> None:
     stated = json.loads((run / STATEMENT).read_text())
     stated["proven"][0]["epsilon"] = 0.1
     (run / STATEMENT).write_text(json.dumps(stated))
-    assert failed(verify(run)) == {STATEMENT}
+    assert STATEMENT in failed(verify(run))
 
 
 def test_a_forged_statement_with_a_right_hash_is_found_by_the_ledger(run: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_shared_ledger_may_grow(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", "{"])
 def test_no_statement_is_not_verified(run: Path, text: str) -> None:
     (run / STATEMENT).write_text(text)
-    assert failed(verify(run)) == {STATEMENT}
+    assert STATEMENT in failed(verify(run))
 
 
 def test_the_statement_holds_no_digest_of_the_data_and_no_seed(run: Path) -> None:
