@@ -8,18 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from fedveil.attacks.view import ServerView
 from fedveil.methods.disclosure import Adaptation
-from fedveil.tree import Params, flat_rows
+from fedveil.task import Task, cross_entropy
+from fedveil.training.second_order import Network
+from fedveil.tree import Params, flat_rows, flatten
 
 Distance = Callable[[Params], Tensor]
 _WIDE = 20_000  # weights of convolutions above which grouped products are slower than one row after another
+_NETWORKS: WeakKeyDictionary[Task, Network | None] = WeakKeyDictionary()
 
 
 def candidate_gradients(view: ServerView, x: Tensor, y: Tensor, orders: Tensor | None = None) -> Params:
@@ -76,6 +82,10 @@ def _sent(view: ServerView, x: Tensor, y: Tensor, orders: Tensor | None, drift: 
 
 def _gradients(view: ServerView, w: Params, x: Tensor, y: Tensor, *, own: bool) -> Params:
     """The gradient of each row's mean loss; `own`: every row has its own model."""
+    network = None if own else _closed_form(view.task)
+    if network is not None:
+        found = network.gradients(w, x, y)
+        return {name: found[name] for name in w}
     module, example_loss = view.task.module, view.task.example_loss
 
     def loss(leaves: Params, xs: Tensor, ys: Tensor) -> Tensor:
@@ -89,10 +99,18 @@ def _gradients(view: ServerView, w: Params, x: Tensor, y: Tensor, *, own: bool) 
         return stacked
     leaves = {name: leaf[0] if own else leaf for name, leaf in w.items()}
     leaves = {name: leaf if leaf.requires_grad else leaf.requires_grad_() for name, leaf in leaves.items()}
-    found = torch.autograd.grad(
+    of_one = torch.autograd.grad(
         loss(leaves, x[0], y[0]), list(leaves.values()), create_graph=True, materialize_grads=True
     )
-    return {name: g.unsqueeze(0) for name, g in zip(leaves, found, strict=True)}
+    return {name: g.unsqueeze(0) for name, g in zip(leaves, of_one, strict=True)}
+
+
+def _closed_form(task: Task) -> Network | None:
+    """The model as a network whose gradients are differentiated by formula, None if it is another one."""
+    if task not in _NETWORKS:
+        plain = task.example_loss is cross_entropy and task.text is None
+        _NETWORKS[task] = Network.recognise(task.module) if plain else None
+    return _NETWORKS[task]
 
 
 def _rows_at_once(module: nn.Module) -> int:
@@ -109,15 +127,37 @@ def cosine_distance(observed: Params, adaptation: Adaptation) -> Distance:
     change, weights = _adapted(observed, adaptation)
     if adaptation.kind == "sign":
         observed = {name: leaf.sign() for name, leaf in observed.items()}
-    wanted = {name: leaf * weights[name] for name, leaf in observed.items()}
-    length = _norm(list(wanted.values()))
+    counts = flatten({name: weights[name] for name in observed})
+    wanted = flatten(observed) * counts
+    length = _norm([wanted])
+    plain = bool((counts == 1).all())
 
     def distance(candidate: Params) -> Tensor:
-        seen = {name: change(leaf) * weights[name] for name, leaf in candidate.items()}
-        product = torch.stack([flat_rows(seen[name] * wanted[name]).sum(1) for name in wanted]).sum(0)
-        return 1 - product / (_norm(list(seen.values())) * length).clamp(min=1e-30)
+        seen = flatten({name: change(candidate[name]) for name in observed})
+        seen = seen if plain else seen * counts
+        distances: Tensor = _Cosine.apply(seen, wanted, length)  # type: ignore[no-untyped-call]
+        return distances
 
     return distance
+
+
+class _Cosine(torch.autograd.Function):
+    """`1 - cos(seen, wanted)` of each row, with its gradient in two passes over the row."""
+
+    @staticmethod
+    def forward(ctx: Any, seen: Tensor, wanted: Tensor, length: Tensor) -> Tensor:
+        product, square = torch.linalg.vecdot(seen, wanted), torch.linalg.vecdot(seen, seen).clamp(min=1e-30)
+        scale = (square.sqrt() * length).clamp(min=1e-30)
+        cosine: Tensor = product / scale
+        ctx.save_for_backward(seen, wanted, scale, cosine, square)
+        return 1 - cosine
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, pull: Tensor) -> tuple[Tensor, None, None]:
+        seen, wanted, scale, cosine, square = ctx.saved_tensors
+        along = seen * (pull * cosine / square).unsqueeze(1)
+        return along.addcmul_(wanted, (-pull / scale).unsqueeze(1)), None, None
 
 
 def layer_cosine_distance(observed: Params, adaptation: Adaptation) -> Distance:
@@ -227,6 +267,29 @@ def _trust(observed: Params, noise: float) -> Params:
 
 def total_variation(x: Tensor) -> Tensor:
     """The mean absolute step between neighbouring pixels of each row, down plus across."""
-    down = (x[..., 1:, :] - x[..., :-1, :]).abs().flatten(1).mean(1)
-    across = (x[..., :, 1:] - x[..., :, :-1]).abs().flatten(1).mean(1)
-    return down + across
+    variation: Tensor = _Variation.apply(x)  # type: ignore[no-untyped-call]
+    return variation
+
+
+class _Variation(torch.autograd.Function):
+    """`total_variation`, whose gradient is made of the steps' signs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        steps = [x.diff(dim=axis) for axis in (-2, -1)]
+        ctx.signs = [step.sign() for step in steps]
+        return torch.stack([step.abs_().flatten(1).mean(1) for step in steps]).sum(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, pull: Tensor) -> Tensor:
+        down, across = ctx.signs
+        pull = pull.reshape(-1, *([1] * (down.dim() - 1)))
+        found = pull.new_zeros(*across.shape[:-1], down.shape[-1])
+        down = down * (pull / down[0].numel())
+        found[..., 1:, :] += down
+        found[..., :-1, :] -= down
+        across = across * (pull / across[0].numel())
+        found[..., 1:] += across
+        found[..., :-1] -= across
+        return found
