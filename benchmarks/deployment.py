@@ -161,7 +161,7 @@ def in_own_process(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 class Watched:
     """The resident memory of a process and of all that it started, by program, in MB."""
 
-    PROGRAMS = ("superlink.py", "supernode.py", "superexec", "serverapp", "clientapp")
+    PROGRAMS = ("superlink.py", "supernode.py", "superexec", "serverapp", "client_processes.py")
 
     def __init__(self, role: str, process: subprocess.Popen[bytes]) -> None:
         self.role = role

@@ -23,7 +23,7 @@ from tests.contract.federation import distance
 from tests.engines.configs import COMPARED, quick_config
 from tests.engines.loopback import Loopback, federation, wait_until
 
-pytestmark = pytest.mark.slow  # every message starts a process: about 12 s per exchange
+pytestmark = pytest.mark.slow  # seconds per exchange, and more to start the nodes
 
 
 def simulated(config: Config, place: Path) -> Result:

@@ -73,6 +73,8 @@ def table_examples(schema: TableSchema, table: RawTable, users: dict[str, int] |
 
 
 def _features_of(schema: TableSchema, cells: Tensor) -> Tensor:
+    from fedveil.data.table_features import TableFeatures
+
     features = TableFeatures(schema)
     x = torch.empty(len(cells), sum(column.width for column in schema.columns))
     for start in range(0, len(cells), _ROWS_AT_ONCE):

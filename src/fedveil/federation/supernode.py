@@ -13,10 +13,13 @@ import io
 import logging
 import os
 import runpy
+import subprocess
+import sys
 import tomllib
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from flwr.common.config import get_fused_config_from_fab
@@ -27,6 +30,7 @@ from flwr.supernode.cli.flower_supernode import flower_supernode
 
 CLIENT_APP = "fedveil.federation.client_app:app"
 TIMEOUTS = Path(__file__).with_name("timeouts.py")
+SUPEREXEC = Path(__file__).with_name("superexec.py")
 MEMBERS = ("pyproject.toml", ".info/CONTENT")  # what `flwr run` makes of settings without code
 MOST_BYTES = 1 << 20  # of all members together, packed and unpacked
 log = logging.getLogger("flwr.fedveil")
@@ -91,8 +95,23 @@ def main() -> None:
     if vars(internal).get(get_fused_config_from_fab.__name__) is not get_fused_config_from_fab:
         raise SystemExit("this version of Flower is not known: foreign code could not be refused")
     vars(internal)[get_fused_config_from_fab.__name__] = checked
-    runpy.run_path(str(TIMEOUTS))["wait_longer"](in_memory_corestate)
+    timeouts = runpy.run_path(str(TIMEOUTS))
+    timeouts["wait_longer"](in_memory_corestate)
+    timeouts["ask_sooner"](internal)
+    if sys.platform == "linux":  # elsewhere a fork of a process that has loaded tensors may fail
+        _start_own_superexec()
     flower_supernode()
+
+
+def _start_own_superexec() -> None:
+    """Flower's loop starts `superexec.py` where it would start `flower-superexec`."""
+    if vars(internal).get("subprocess") is not subprocess:
+        raise SystemExit("this version of Flower is not known: it would start every process anew")
+
+    def start(command: Sequence[str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-P", str(SUPEREXEC), *command[1:]])
+
+    vars(internal)["subprocess"] = SimpleNamespace(Popen=start)
 
 
 if __name__ == "__main__":

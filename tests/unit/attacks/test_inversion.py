@@ -26,7 +26,7 @@ from fedveil.models.registry import make_model
 from fedveil.streams import ClientStreams, named_stream
 from fedveil.task import Batch, Task
 from fedveil.training.local_sgd import local_sgd
-from fedveil.tree import Params, expand, with_axis, without_axis
+from fedveil.tree import Params, expand, flatten, with_axis, without_axis
 
 SHAPE = (1, 8, 8)
 
@@ -353,3 +353,32 @@ def test_every_attack_is_listed_and_unknown_ones_are_refused() -> None:
         make_attack("idlg", {"stepz": 3})
     with pytest.raises(InputError, match="steps"):
         make_attack("idlg", {"steps": 0})
+
+
+def test_adam_on_a_stack_takes_the_steps_of_torch() -> None:
+    start, centre = torch.randn(3, 5), torch.randn(3, 5)
+    ours = stacked_adam([start], lambda v: (v[0] - centre).pow(4).sum(1), steps=40, lr=0.3).variables[0]
+    theirs = start.clone().requires_grad_()
+    optimiser = torch.optim.Adam([theirs], lr=0.3)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, [15, 25, 35], gamma=0.1)
+    for _ in range(40):
+        optimiser.zero_grad()
+        (theirs - centre).pow(4).sum().backward()
+        optimiser.step()
+        schedule.step()
+    torch.testing.assert_close(ours, theirs.detach())
+
+
+def test_the_distances_gradients_are_autograds() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 2, 1, 4, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(total_variation, (x,))
+    down, across = (x.diff(dim=axis).abs().flatten(1).mean(1) for axis in (-2, -1))
+    torch.testing.assert_close(total_variation(x), down + across)
+    observed = {"a": torch.randn(3, 4, dtype=torch.float64), "b": torch.randn(3, dtype=torch.float64)}
+    distance = cosine_distance(observed, Adaptation())
+    seen = [torch.randn_like(leaf).requires_grad_() for leaf in observed.values()]
+    assert torch.autograd.gradcheck(lambda *leaves: distance(dict(zip("ab", leaves, strict=True))), seen)
+    flat, wanted = flatten(dict(zip("ab", seen, strict=True))), flatten(observed)
+    plain = 1 - torch.cosine_similarity(flat, wanted, dim=1)
+    torch.testing.assert_close(distance(dict(zip("ab", seen, strict=True))), plain)

@@ -9,17 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from fedveil.attacks.view import ServerView
 from fedveil.lazy_torch import functional, nn, torch
 from fedveil.methods.disclosure import Adaptation
-from fedveil.tree import Params, flat_rows
+from fedveil.task import Task, cross_entropy
+from fedveil.tree import Params, flat_rows, flatten
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedveil.training.second_order import Network
+
 Distance = Callable[[Params], "Tensor"]
 _WIDE = 20_000  # weights of convolutions above which grouped products are slower than one row after another
+_NETWORKS: WeakKeyDictionary[Task, Network | None] = WeakKeyDictionary()
 
 
 def candidate_gradients(view: ServerView, x: Tensor, y: Tensor, orders: Tensor | None = None) -> Params:
@@ -76,6 +81,10 @@ def _sent(view: ServerView, x: Tensor, y: Tensor, orders: Tensor | None, drift: 
 
 def _gradients(view: ServerView, w: Params, x: Tensor, y: Tensor, *, own: bool) -> Params:
     """The gradient of each row's mean loss; `own`: every row has its own model."""
+    network = None if own else _closed_form(view.task)
+    if network is not None:
+        found = network.gradients(w, x, y)
+        return {name: found[name] for name in w}
     module, example_loss = view.task.module, view.task.example_loss
 
     def loss(leaves: Params, xs: Tensor, ys: Tensor) -> Tensor:
@@ -89,10 +98,20 @@ def _gradients(view: ServerView, w: Params, x: Tensor, y: Tensor, *, own: bool) 
         return stacked
     leaves = {name: leaf[0] if own else leaf for name, leaf in w.items()}
     leaves = {name: leaf if leaf.requires_grad else leaf.requires_grad_() for name, leaf in leaves.items()}
-    found = torch.autograd.grad(
+    of_one = torch.autograd.grad(
         loss(leaves, x[0], y[0]), list(leaves.values()), create_graph=True, materialize_grads=True
     )
-    return {name: g.unsqueeze(0) for name, g in zip(leaves, found, strict=True)}
+    return {name: g.unsqueeze(0) for name, g in zip(leaves, of_one, strict=True)}
+
+
+def _closed_form(task: Task) -> Network | None:
+    """The model as a network whose gradients are differentiated by formula, None if it is another one."""
+    if task not in _NETWORKS:
+        from fedveil.training.second_order import Network
+
+        plain = task.example_loss is cross_entropy and task.text is None
+        _NETWORKS[task] = Network.recognise(task.module) if plain else None
+    return _NETWORKS[task]
 
 
 def _rows_at_once(module: nn.Module) -> int:
@@ -106,16 +125,21 @@ def _rows_at_once(module: nn.Module) -> int:
 
 def cosine_distance(observed: Params, adaptation: Adaptation) -> Distance:
     """`1 - cos(candidate, observed)` of each row, over all parameters as one vector."""
+    from fedveil.attacks.inversion.closed_form import Cosine
+
     change, weights = _adapted(observed, adaptation)
     if adaptation.kind == "sign":
         observed = {name: leaf.sign() for name, leaf in observed.items()}
-    wanted = {name: leaf * weights[name] for name, leaf in observed.items()}
-    length = _norm(list(wanted.values()))
+    counts = flatten({name: weights[name] for name in observed})
+    wanted = flatten(observed) * counts
+    length = _norm([wanted])
+    plain = bool((counts == 1).all())
 
     def distance(candidate: Params) -> Tensor:
-        seen = {name: change(leaf) * weights[name] for name, leaf in candidate.items()}
-        product = torch.stack([flat_rows(seen[name] * wanted[name]).sum(1) for name in wanted]).sum(0)
-        return 1 - product / (_norm(list(seen.values())) * length).clamp(min=1e-30)
+        seen = flatten({name: change(candidate[name]) for name in observed})
+        seen = seen if plain else seen * counts
+        distances: Tensor = Cosine.apply(seen, wanted, length)  # type: ignore[no-untyped-call]
+        return distances
 
     return distance
 
@@ -227,6 +251,7 @@ def _trust(observed: Params, noise: float) -> Params:
 
 def total_variation(x: Tensor) -> Tensor:
     """The mean absolute step between neighbouring pixels of each row, down plus across."""
-    down = (x[..., 1:, :] - x[..., :-1, :]).abs().flatten(1).mean(1)
-    across = (x[..., :, 1:] - x[..., :, :-1]).abs().flatten(1).mean(1)
-    return down + across
+    from fedveil.attacks.inversion.closed_form import Variation
+
+    variation: Tensor = Variation.apply(x)  # type: ignore[no-untyped-call]
+    return variation

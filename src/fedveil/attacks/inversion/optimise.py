@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _SNAPSHOTS = 6
+_BETAS, _EPSILON = (0.9, 0.999), 1e-8
 _DECAYS = (3 / 8, 5 / 8, 7 / 8)  # of the steps: there the learning rate falls to a tenth
 
 
@@ -45,9 +47,8 @@ def stacked_adam(
     A gradient that is not a finite number counts as zero: candidates that are trained may leave the finite numbers.
     """
     leaves = [variable.detach().clone().requires_grad_() for variable in variables]
-    optimiser = torch.optim.Adam(leaves, lr=lr)
+    moments = [_Moments(leaf) for leaf in leaves]
     milestones = [int(steps * part) for part in _DECAYS]
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones, gamma=0.1)
     wanted = snapshot_steps(steps)
     path = [(0, leaves[0].detach().clone())]
     loss = torch.zeros(leaves[0].shape[0])
@@ -55,19 +56,39 @@ def stacked_adam(
         loss = objective(leaves)
         # Rows do not share variables, so the gradient of the sum is each row's own.
         found = torch.autograd.grad(loss.sum(), leaves)
-        for leaf, g in zip(leaves, found, strict=True):
-            finite = torch.nan_to_num(g, nan=0.0, posinf=0.0, neginf=0.0)
-            leaf.grad = finite.sign() if signed else finite
-        optimiser.step()
-        schedule.step()
-        if box is not None:
-            with torch.no_grad():
+        length = lr * 0.1 ** sum(step > milestone for milestone in milestones)
+        with torch.no_grad():
+            for leaf, moment, g in zip(leaves, moments, found, strict=True):
+                finite = torch.nan_to_num(g, nan=0.0, posinf=0.0, neginf=0.0)
+                moment.move(leaf, finite.sign_() if signed else finite, length)
+            if box is not None:
                 leaves[0].clamp_(box[0], box[1])
         if step in wanted:
             path.append((step, leaves[0].detach().clone()))
         if callback is not None:
             callback(step, steps, float(loss.detach().min()))
     return Optimised([leaf.detach() for leaf in leaves], objective(leaves).detach(), tuple(path))
+
+
+class _Moments:
+    """Adam's moments of one variable, and its step, as `torch.optim.Adam` takes it.
+
+    Attacks take thousands of steps on variables of a few hundred numbers: there the optimiser's own bookkeeping takes
+    as long as its arithmetic.
+    """
+
+    def __init__(self, leaf: Tensor) -> None:
+        self._mean = torch.zeros_like(leaf, requires_grad=False)
+        self._square = torch.zeros_like(self._mean)
+        self._steps = 0
+
+    def move(self, leaf: Tensor, g: Tensor, lr: float) -> None:
+        self._steps += 1
+        self._mean.lerp_(g, 1 - _BETAS[0])
+        self._square.mul_(_BETAS[1]).addcmul_(g, g, value=1 - _BETAS[1])
+        root = math.sqrt(1 - _BETAS[1] ** self._steps)
+        size = self._square.sqrt().div_(root).add_(_EPSILON)
+        leaf.addcdiv_(self._mean, size, value=-lr / (1 - _BETAS[0] ** self._steps))
 
 
 def stacked_lbfgs(

@@ -1,0 +1,58 @@
+"""A process that has imported what a node needs, and forks one process for each message that it is told to answer.
+
+It reads one order per line from its standard input, and ends where that ends. It only imports: it opens no file of the
+node, draws no random number and starts no thread, so that every fork begins as a new interpreter would. It is run by
+its path, by `superexec.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from contextlib import suppress
+from typing import IO, Any, NoReturn
+
+from flwr.supercore.tls import validate_and_resolve_root_certificates
+from flwr.supernode.runtime.run_clientapp import run_clientapp
+
+CLIENT_APP = "fedveil.federation.client_app"
+
+
+def main(orders: IO[bytes]) -> None:
+    """Fork a process for every order."""
+    with suppress(Exception):  # what cannot be imported fails again in the fork, which tells the server
+        importlib.import_module(CLIENT_APP)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its input
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    for line in orders:
+        if os.fork() == 0:
+            _answer(json.loads(line))
+
+
+def _answer(order: dict[str, Any]) -> NoReturn:
+    """What Flower's `flwr-clientapp` does, then the end of this process."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    code = 1
+    try:
+        certificates = validate_and_resolve_root_certificates(
+            order.pop("root_certificates"), order["insecure"]
+        )
+        run_clientapp(**order, certificates=certificates)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # what the parent would do at its end is not this process's to do
+
+
+if __name__ == "__main__":
+    main(sys.stdin.buffer)
