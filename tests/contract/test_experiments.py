@@ -38,7 +38,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     "emnist-letters": ((1, 28, 28), 26),
 }
 EMBEDDED = ("digits",)
-_EXAMPLES = 120
+_EXAMPLES = 60
 # Loops that two rounds need not walk to their end.
 _SHORT = {
     "trajectories": 1,
@@ -47,6 +47,9 @@ _SHORT = {
     "image_updates": 1,
     "matching_steps": 2,
     "ipc": 1,
+    "real_batches": 1,
+    "epochs": 1,
+    "perturbation_steps": 1,
 }
 
 

@@ -171,6 +171,18 @@ def evaluate_personal(
     )
 
 
+def evaluate_cohort(
+    task: Task, models: Params | None, test: tuple[Tensor, Tensor] | None
+) -> PersonalScore | None:
+    """The score of the models `[K, ...]` that a server holds for a cohort; None where there are none."""
+    if models is None or test is None:
+        return None
+    count = next(iter(models.values())).shape[0]
+    rows = [{name: leaf[k] for name, leaf in models.items()} for k in range(count)]
+    scores = [score for row in rows if (score := evaluate(task, row, *test).accuracy) is not None]
+    return PersonalScore(count, sum(scores) / len(scores), None) if scores else None
+
+
 def majority_rate(test: tuple[Tensor, Tensor] | None) -> dict[str, float] | None:
     """How often the most frequent class is right on the test examples, and of how many labels that is."""
     if test is None or test[1].is_floating_point():  # numbers and survival times have no classes

@@ -243,6 +243,9 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
     def model(self, server: Server) -> Params:
         return server.params
 
+    def cohort_models(self, server: Server) -> Params | None:
+        return server.personal or None
+
     def releases(self, plan: Plan) -> Sequence[Release]:
         unit = self.protection()
         if isinstance(unit, RecordUnit):

@@ -210,6 +210,13 @@ class Method(ABC, Generic[S, Down, Up]):
         """
         return None
 
+    def cohort_models(self, server: S) -> Params | None:
+        """The models `[K, ...]` that the server holds for the members of the last cohort; None where there are none.
+
+        They are evaluated where clients have no model of their own (`personal_model`).
+        """
+        return None
+
     def with_model(self, server: S, params: Params) -> S:
         """The server with this model in place of its own, for wrappers that steer the training."""
         if "params" not in {field.name for field in fields(server)}:

@@ -16,6 +16,7 @@ from fedveil.errors import NobodyAnsweredError
 from fedveil.evaluation.accuracy import (
     EXTRA_METRICS,
     evaluate_clients,
+    evaluate_cohort,
     evaluate_personal,
     majority_rate,
     outputs_of,
@@ -223,7 +224,9 @@ class Session:
         if clients is None:
             return {}
         own_model = partial(self.method.personal_model, outcome.server)
-        personal = evaluate_personal(self.task, own_model, engine.state(), self.test, clients)
+        personal = evaluate_personal(self.task, own_model, engine.state(), self.test, clients) or (
+            evaluate_cohort(self.task, self.method.cohort_models(outcome.server), self.test)
+        )
         ids = range(min(self.plan.clients, _CLIENTS_SCORED))
         return {
             "per_client": evaluate_clients(self.task, model, clients, ids),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fedveil import ArrayClients, Task
-from fedveil.evaluation.accuracy import evaluate, evaluate_clients, evaluate_personal
+from fedveil.evaluation.accuracy import evaluate, evaluate_clients, evaluate_cohort, evaluate_personal
 from fedveil.models.causal_lm import causal_lm
 from fedveil.token_losses import IGNORED, next_token_loss
 from fedveil.tree import Params, State
@@ -57,6 +57,17 @@ def test_clients_without_examples_have_no_accuracy() -> None:
     w = task.init(0)
     own = [evaluate(task, w, x[:4], y[:4]).accuracy, None, evaluate(task, w, x[4:], y[4:]).accuracy]
     assert evaluate_clients(task, w, clients, range(3)) == own
+
+
+def test_a_cohorts_models_are_scored_one_by_one() -> None:
+    task, test = linear(), examples(40)
+    first, second = task.init(0), task.init(1)
+    models = {name: torch.stack([leaf, second[name]]) for name, leaf in first.items()}
+    found = evaluate_cohort(task, models, test)
+    assert found is not None
+    accuracies = [evaluate(task, w, *test).accuracy or 0.0 for w in (first, second)]
+    assert (found.clients, found.test_accuracy) == (2, sum(accuracies) / 2)
+    assert evaluate_cohort(task, None, test) is None
 
 
 def test_personal_models_are_taken_from_all_over_the_federation() -> None:

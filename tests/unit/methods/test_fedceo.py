@@ -228,6 +228,15 @@ def test_slots_hand_their_models_on() -> None:
     assert method.broadcast(At(PLAN, 5), after, (0, 1)).slot.tolist() == [0]
 
 
+def test_the_cohorts_models_are_held_after_smoothing_only() -> None:
+    method = FedCEO(interval=2, lam=1.0, noise_multiplier=0.0)
+    first = updated(method, Server(mean(stack(3)), {}), stack(3), round=1)
+    assert method.cohort_models(first) is None
+    models = method.cohort_models(updated(method, first, stack(3, 1), round=2))
+    assert models is not None
+    assert len(models["fc.bias"]) == 3
+
+
 def test_after_smoothing_whole_cohorts_give_the_plain_mean() -> None:
     """Line 17: the mean of the uploads."""
     method = FedCEO(lam=0.5, interval=3, noise_multiplier=0.0)

@@ -160,6 +160,9 @@ class Defended(Around[Record]):
     def personal_model(self, server: Record, state: State) -> Params | None:
         return self.inner.personal_model(server, state)
 
+    def cohort_models(self, server: Record) -> Params | None:
+        return self.inner.cohort_models(server)
+
     def releases(self, plan: Plan) -> Sequence[Release]:
         return self.defence.releases(self.inner, plan)
 
