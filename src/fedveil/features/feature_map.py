@@ -91,6 +91,7 @@ class ScatteringFeatures(FeatureMap):
         synthetic: What is drawn for the constants: "strokes" or "leaves". "auto" draws strokes for grey images and
             leaves for colour images.
         whitening: How far channels are decorrelated, from 0 to 1.
+        square_root: Whether the square root of every coefficient is taken, so that strong edges count for less.
     """
 
     name: ClassVar[str] = "scattering"
@@ -100,6 +101,7 @@ class ScatteringFeatures(FeatureMap):
     pooling: Annotated[int, Field(ge=0)] = 0
     synthetic: SyntheticImages | Literal["auto"] = "auto"
     whitening: Annotated[float, Field(ge=0, le=1)] = 0.5
+    square_root: bool = False
 
     def shape(self, image_shape: Sequence[int]) -> tuple[int, ...]:
         channels, scattering = self._scattering(image_shape)
@@ -118,9 +120,9 @@ class ScatteringFeatures(FeatureMap):
         synthetic = self.synthetic
         if synthetic == "auto":
             synthetic = "strokes" if channels == 1 else "leaves"
-        normalise = constants(scattering, channels, synthetic, self.whitening)
+        normalise = constants(scattering, channels, synthetic, self.whitening, self.square_root)
         size = max(1, scattering.block // channels)
-        return lambda images: normalise(scatter_channels(scattering, images)), size
+        return lambda images: normalise(scatter_channels(scattering, images, self.square_root)), size
 
 
 @dataclass(frozen=True, kw_only=True, config=OPTIONS)

@@ -42,7 +42,11 @@ class Normalisation:
 
 @functools.lru_cache(maxsize=4)
 def constants(
-    scattering: Scattering, channels: int, synthetic: SyntheticImages, whitening: float
+    scattering: Scattering,
+    channels: int,
+    synthetic: SyntheticImages,
+    whitening: float,
+    square_root: bool = False,
 ) -> Normalisation:
     """Mean, deviation and correlation R of each channel over synthetic images and places.
 
@@ -51,19 +55,23 @@ def constants(
     """
     images = draw(synthetic, COUNT, channels, scattering.height, scattering.width)
     block = max(1, scattering.block // channels)
-    maps = in_blocks(functools.partial(scatter_channels, scattering), images, block)
+    maps = in_blocks(functools.partial(scatter_channels, scattering, square_root=square_root), images, block)
     values = maps.transpose(0, 1).flatten(1).double()
     mean = values.mean(1)
     std = values.std(1).clamp(min=_SMALLEST * float(values.std(1).max()))
     standard = (values - mean[:, None]) / std[:, None]
     correlation = standard @ standard.T / standard.shape[1]
     scales, axes = torch.linalg.eigh(correlation)
-    power = scales.clamp(min=_SMALLEST * float(scales.max())).pow(-whitening / 2)
-    matrix = (axes * power) @ axes.T / std
+    factors = scales.clamp(min=_SMALLEST * float(scales.max())).pow(-whitening / 2)
+    matrix = (axes * factors) @ axes.T / std
     return Normalisation(mean.float(), matrix.float())
 
 
-def scatter_channels(scattering: Scattering, images: Tensor) -> Tensor:
+def scatter_channels(scattering: Scattering, images: Tensor, square_root: bool = False) -> Tensor:
     """The maps of all channels of images `[n, C, H, W]`, one after another: `[n, C * paths, h, w]`."""
     maps = scattering(images.flatten(0, 1))
+    if square_root:
+        # Averages of moduli are not negative, but rounding can make them so. A root is rounded correctly, so it is
+        # the same in a block of any size.
+        maps = maps.clamp(min=0).sqrt()
     return maps.reshape(images.shape[0], -1, *maps.shape[2:])

@@ -46,7 +46,13 @@ def test_a_records_features_do_not_depend_on_other_records(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("shape", "options"), [((1, 28, 28), {}), ((3, 32, 32), {"pooling": 4}), ((1, 9, 11), {"depth": 1})]
+    ("shape", "options"),
+    [
+        ((1, 28, 28), {}),
+        ((3, 32, 32), {"pooling": 4}),
+        ((3, 32, 32), {"pooling": 4, "square_root": True}),
+        ((1, 9, 11), {"depth": 1}),
+    ],
 )
 def test_a_removed_record_changes_no_bit_of_the_others_features(
     shape: tuple[int, ...], options: dict[str, Any], tmp_path: Path
@@ -90,6 +96,16 @@ def test_full_whitening_decorrelates_synthetic_channels() -> None:
     values = whiten.matrix @ (maps.flatten(2) - whiten.mean[:, None])
     values = values.transpose(0, 1).flatten(1)
     torch.testing.assert_close(values @ values.T / values.shape[1], torch.eye(5), atol=0.02, rtol=0)
+
+
+def test_square_roots_are_taken_before_the_constants() -> None:
+    scattering = Scattering(8, 8, 1, 4)
+    plain = normalise.scatter_channels(scattering, images())
+    rooted = normalise.scatter_channels(scattering, images(), square_root=True)
+    torch.testing.assert_close(rooted.square(), plain.clamp(min=0))
+    maps = normalise.scatter_channels(scattering, draw("leaves", normalise.COUNT, 1, 8, 8), square_root=True)
+    found = normalise.constants(scattering, 1, "leaves", 0.5, square_root=True)
+    torch.testing.assert_close(found.mean, maps.transpose(0, 1).flatten(1).mean(1))
 
 
 @pytest.mark.parametrize("kind", ["strokes", "leaves"])
