@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedveil import METHODS, At, LazyClients, Task, run
+from fedveil import METHODS, At, LazyClients, SecureSum, Task, run
 from fedveil.data.client_data import ClientData, Clients
 from fedveil.engines.ray_cluster import RayWorkers
 from fedveil.engines.simulation import Simulation
@@ -66,17 +66,16 @@ def cluster() -> Iterator[Any]:
 
 
 def train(method: AnyMethod, clients: Clients, cluster: str | None = None, **options: Any) -> Params:
-    noise = {"noise": "seeded"}
+    usual = {"noise": "seeded", "cohort": 6}
     result = run(
         make_task(),
         clients,
         method,
         rounds=2,
-        cohort=6,
         seed=3,
         workers=1,
         cluster=cluster,
-        **(noise | options),
+        **(usual | options),
     )
     return result.model
 
@@ -85,6 +84,15 @@ def train(method: AnyMethod, clients: Clients, cluster: str | None = None, **opt
 def test_the_cluster_gives_the_simulators_bits(name: str) -> None:
     method, clients = make_method(name), make_clients(SIZES)
     assert distance(train(method, clients), train(method, clients, "auto")) == 0
+
+
+def test_a_secure_sum_on_the_cluster_has_the_simulators_bits() -> None:
+    method, clients = make_method("udp-fedavg"), make_clients(SIZES)
+    secure = SecureSum(threshold=6, colluders=1)
+    options = {"aggregation": secure, "cohort": len(SIZES), "sampler": "all"}
+    alone, together = (train(method, clients, cluster, **options) for cluster in (None, "auto"))
+    assert distance(alone, together) == 0
+    assert distance(alone, train(method, clients)) > 0
 
 
 class ReadsUploads(Callback):
