@@ -2,10 +2,12 @@
 
     python experiments/secure/what_it_buys.py table
     python experiments/secure/what_it_buys.py run mnist --epsilon 3 8 --seeds 0 1 2
+    python experiments/secure/what_it_buys.py page
 
 `table` needs no data. `run` trains every combination and writes `experiments/records/secure-NAME.json`; what is there
 is not trained again. `mnist-mlp`, `letters-mlp` and `cifar10-mlp` are here, `mnist`, `letters` and `cifar10` are
-`experiments/best/server-NAME.toml`.
+`experiments/best/server-NAME.toml`. `page` writes the table of accuracies in docs/secure-aggregation.md from the
+records.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import itertools
 import json
 import math
+import statistics
 import tempfile
 import tomllib
 from pathlib import Path
@@ -26,6 +29,16 @@ from fedveil.privacy.releases import Plan
 
 HERE = Path(__file__).parent
 RECORDS = HERE.parent / "records"
+PAGE = HERE.parents[1] / "docs" / "secure-aggregation.md"
+BEGIN, END = "<!-- accuracies -->", "<!-- end of accuracies -->"
+SHOWN = {
+    "mnist-mlp": ("MNIST", "MLP-2"),
+    "letters-mlp": ("EMNIST letters", "MLP-2"),
+    "cifar10-mlp": ("CIFAR-10", "MLP-2"),
+    "mnist": ("MNIST", "scattering"),
+    "letters": ("EMNIST letters", "scattering"),
+    "cifar10": ("CIFAR-10", "scattering"),
+}
 KINDS: dict[str, dict[str, Any]] = {
     "plain, shared noise": {"aggregation": {"kind": "plain"}, "noise_scope": "shared"},
     "plain, local noise": {"aggregation": {"kind": "plain"}, "noise_scope": "local"},
@@ -114,10 +127,35 @@ def run(name: str, epsilons: list[float], seeds: list[int]) -> None:
         path.write_text(json.dumps(rows, indent=1) + "\n")
 
 
+def accuracies() -> list[str]:
+    """The lines of the table: mean and standard deviation over seeds, in percent."""
+    lines = ["| data | model | epsilon | plain | secure |", "|---|---|---|---|---|"]
+    for name, (data, model) in SHOWN.items():
+        path = RECORDS / f"secure-{name}.json"
+        rows = json.loads(path.read_text()) if path.exists() else []
+        for epsilon in sorted({row["epsilon"] for row in rows}):
+            cells = [data, model, f"{epsilon:g}"]
+            for kind in ("plain, shared noise", "secure"):
+                found = [
+                    100 * r["accuracy"] for r in rows if r["aggregation"] == kind and r["epsilon"] == epsilon
+                ]
+                cells.append(f"{statistics.fmean(found):.1f} ± {statistics.stdev(found):.1f}")
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def with_table(page: str) -> str:
+    """The page with its table of accuracies written anew."""
+    before, rest = page.split(BEGIN)
+    _, after = rest.split(END)
+    return "\n".join([f"{before}{BEGIN}", *accuracies(), f"{END}{after}"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("table")
+    commands.add_parser("page")
     runs = commands.add_parser("run")
     runs.add_argument("name")
     runs.add_argument("--epsilon", type=float, nargs="+", default=[3.0, 8.0])
@@ -127,6 +165,8 @@ def main() -> None:
         rows = table()
         RECORDS.mkdir(exist_ok=True)
         (RECORDS / "secure-noise.json").write_text(json.dumps(rows, indent=1) + "\n")
+    elif given.command == "page":
+        PAGE.write_text(with_table(PAGE.read_text()))
     else:
         run(given.name, given.epsilon, given.seeds)
 
