@@ -90,8 +90,8 @@ $(PEERS)/.ready: $(PEERS)/.python-$(VERSION) pyproject.toml constraints.txt benc
 	touch $@
 
 peers: $(PEERS)/.ready
-	PYTHONPATH=benchmarks $(PEERS)/bin/python benchmarks/peers/compare.py --json benchmarks/peers/results.json
-	$(PEERS)/bin/python benchmarks/peers/table.py benchmarks/peers/results.json README.md
+	PYTHONPATH=benchmarks $(PEERS)/bin/python benchmarks/peers/compare.py --json benchmarks/peers/results.json; \
+	measured=$$?; $(PEERS)/bin/python benchmarks/peers/table.py benchmarks/peers/results.json README.md; exit $$measured
 	PYTHONPATH=benchmarks $(PEERS)/bin/python benchmarks/peers/ray_cluster.py --json benchmarks/peers/ray.json
 
 # Fed-Heart-Disease by FLamby's protocol; recorded settings are kept.

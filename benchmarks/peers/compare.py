@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
+import traceback
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ import torch
 from cases import CASES
 from flower_rounds import FlowerRounds
 from measuring import HEADER, Contender, Round, Row, interleaved, machine, seconds
-from pfl_rounds import PflRounds
+from recording import record
 from workloads import WORKLOADS
 
 from fedveil import make_model
@@ -74,6 +75,8 @@ def simulate(name: str, peers: list[str], turns: int) -> list[Row]:
         started = Contender.started(lambda: partial(plain_with, threads, plain()))
         contenders[f"plain, {threads} thread{'s' if threads > 1 else ''}"] = started
     if "pfl" in peers:
+        from pfl_rounds import PflRounds
+
         best = best_threads(PflRounds(workload))
         contenders["pfl"] = Contender.started(lambda: partial(plain_with, best, PflRounds(workload)))
     if "flower" in peers:
@@ -108,50 +111,64 @@ def smoothing(turns: int) -> list[Row]:
     return rows
 
 
-def rounds_beside_plain(turns: int, only: list[str]) -> list[Row]:
-    """Whole rounds of other methods than FedAvg, each beside the loop that one writes first."""
-    rows = []
-    for key, case in CASES.items():
-        if key in only:
-            ours, peer = case.ours(), case.plain()
-            threads = best_threads(peer)
-            name = f"{case.peer}, {threads} thread{'s' if threads > 1 else ''}"
-            contenders = {
-                "ours": Contender.started(lambda ours=ours: ours),  # type: ignore[misc]
-                name: Contender.started(partial(partial, plain_with, threads, peer)),
-            }
-            rows += interleaved(case.what, contenders, turns, EXPECTED)
-            ours.close()
-    return rows
+def beside_plain(key: str, turns: int) -> list[Row]:
+    """Whole rounds of another method than FedAvg beside the loop that one writes first."""
+    case = CASES[key]
+    ours, peer = case.ours(), case.plain()
+    try:
+        threads = best_threads(peer)
+        name = f"{case.peer}, {threads} thread{'s' if threads > 1 else ''}"
+        contenders = {
+            "ours": Contender.started(lambda: ours),
+            name: Contender.started(partial(partial, plain_with, threads, peer)),
+        }
+        return interleaved(case.what, contenders, turns, EXPECTED)
+    finally:
+        ours.close()
+
+
+def sections(turns: int) -> dict[str, Callable[[], list[Row]]]:
+    """What can be measured, by name, in the table's order."""
+    peers = {"W1": ["plain", "pfl", "flower"], "W5": ["plain", "pfl"], "W5-200": ["pfl", "flower"]}
+    peers["W2"] = ["plain", "pfl", "flower"]
+    rounds = {name: partial(simulate, name, names, turns) for name, names in peers.items()}
+    cases = {key: partial(beside_plain, key, turns) for key in CASES}
+    return {
+        **rounds,
+        "per-example": partial(per_example, turns),
+        **cases,
+        "t-tsvd": partial(smoothing, turns),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=9)
-    parser.add_argument("--only", default="W1,W5,W5-200,W2,per-example,dp-sgd,fedsgd,text,t-tsvd")
-    parser.add_argument("--json", type=Path, help="where the results are written")
+    parser.add_argument("--only", help="sections, separated by commas; all of them by default")
+    parser.add_argument("--json", type=Path, help="where the results are written, section by section")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    only = arguments.only.split(",")
+    known = sections(arguments.turns)
+    only = list(known) if arguments.only is None else arguments.only.split(",")
+    if unknown := set(only) - known.keys():
+        parser.error(f"--only: {sorted(unknown)} is none of {list(known)}")
     found = machine()
     print(
         f"{found['cores']} cores of {found['processor']}, torch {found['torch']}, {arguments.turns} turns\n"
     )
     print(HEADER, flush=True)
-    peers = {"W1": ["plain", "pfl", "flower"], "W5": ["plain", "pfl"], "W5-200": ["pfl", "flower"]}
-    peers["W2"] = ["plain", "pfl", "flower"]
-    rows: list[Row] = []
-    for name, names in peers.items():
-        if name in only:
-            rows += simulate(name, names, arguments.turns)
-    if "per-example" in only:
-        rows += per_example(arguments.turns)
-    rows += rounds_beside_plain(arguments.turns, only)
-    if "t-tsvd" in only:
-        rows += smoothing(arguments.turns)
-    if arguments.json is not None:
-        content = {"machine": found, "turns": arguments.turns, "rows": [asdict(row) for row in rows]}
-        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+    failed = []
+    for name in only:
+        try:
+            rows = [asdict(row) for row in known[name]()]
+        except Exception:  # one peer that does not start must not cost the others' numbers
+            traceback.print_exc()
+            failed.append(name)
+            continue
+        if arguments.json is not None:
+            record(arguments.json, found, arguments.turns, rows)
+    if failed:
+        raise SystemExit(f"not measured: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

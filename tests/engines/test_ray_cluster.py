@@ -19,6 +19,7 @@ from fedveil import METHODS, At, LazyClients, SecureSum, Task, run
 from fedveil.data.client_data import ClientData, Clients
 from fedveil.engines.ray_cluster import RayWorkers
 from fedveil.engines.simulation import Simulation
+from fedveil.engines.worker import ClientWorker
 from fedveil.errors import DivergedError, FedveilError, InputError
 from fedveil.experiment.config import make_config
 from fedveil.experiment.run import run_seed
@@ -137,6 +138,68 @@ def test_a_summed_run_reports_the_bytes_of_every_upload() -> None:
         for place in (None, "auto")
     )
     assert here.summary["bytes_up"] == there.summary["bytes_up"]
+
+
+class Watched(RayWorkers):
+    """Notes which replies left their tensors in memory and which sent them."""
+
+    left: bool = False
+    sent: bool = False
+
+    def _put(self, reply: Any, number: int, orders: Any) -> None:
+        self.left, self.sent = self.left or not reply.sent, self.sent or bool(reply.sent)
+        super()._put(reply, number, orders)
+
+
+def test_workers_beside_the_run_leave_uploads_in_memory_and_others_send_them() -> None:
+    method, task = make_method("scaffold"), make_task()
+    clients, plan = make_clients(SIZES), make_plan(SIZES, cohort=8)
+    down = method.broadcast(At(plan, 1), method.init_server(task.init(0), plan), range(8))
+    chunks = [[3], [0, 1], [7, 2], [5], [4, 6]]
+    found = {}
+    for capacity in (0, 1 << 20):
+        workers = Watched(ClientWorker(task, clients, method, 0), "auto", capacity)
+        for number in range(1, 9):
+            computed = workers.run(range(8), chunks, down, {}, At(plan, number))
+            leaves = {**computed.up.tensors(), **computed.states}
+            found[capacity, number] = {name: leaf.clone() for name, leaf in leaves.items()}
+            assert all(workers.holds(leaf) for leaf in leaves.values())
+        assert workers.sent
+        assert workers.left == (capacity > 0)
+        workers.close()
+    assert all(distance(found[0, number], found[1 << 20, number]) == 0 for number in range(1, 9))
+
+
+@record(frozen=True)
+class ChangesItsMind(FedAvg):
+    """From round 2 on clients upload more than before."""
+
+    def client_update(
+        self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[TrainedModel, State]:
+        up, state = FedAvg.client_update(self, task, at, down, data, state, rng)
+        if at.round < 2:
+            return up, state
+        extra = torch.tensor(rng.clients, dtype=torch.float32).reshape(-1, 1)
+        return TrainedModel({"extra": extra, **up.params}, up.size), state
+
+
+def test_an_exchange_whose_uploads_changed_shape_is_done_again() -> None:
+    method, task = ChangesItsMind(batch_size=4), make_task()
+    clients, plan = make_clients(SIZES), make_plan(SIZES, cohort=8)
+    down = method.broadcast(At(plan, 1), method.init_server(task.init(0), plan), range(8))
+    workers = RayWorkers(ClientWorker(task, clients, method, 0), "auto", 1 << 20)
+    plain = ClientWorker(task, clients, method, 0)
+    for number in (1, 2, 3):
+        up = workers.run(range(8), [[0, 1], [2, 3, 4], [5, 6, 7]], down, {}, At(plan, number)).up
+        assert isinstance(up, TrainedModel)
+        if number >= 2:
+            assert up.params["extra"][:, 0].tolist() == list(range(8))
+        for rows in ([0, 1], [2, 3, 4], [5, 6, 7]):
+            alone, _ = plain.update(rows, down.rows(rows), {}, At(plan, number))
+            assert isinstance(alone, TrainedModel)
+            assert distance({name: leaf[rows] for name, leaf in up.params.items()}, alone.params) == 0
+    workers.close()
 
 
 def make_one(client: int) -> tuple[torch.Tensor, torch.Tensor]:

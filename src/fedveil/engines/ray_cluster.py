@@ -2,7 +2,8 @@
 
 The clients' data is placed once on every machine, where all its worker processes read it without a copy. A task gets
 what its chunk was sent and remembers, and answers with uploads and new states. Both depend on nothing else, so a task
-that is lost with its worker or its machine is computed again.
+that is lost with its worker or its machine is computed again. Workers on the machine of the run itself leave both in
+memory that the run reads (`upload_tables.py`); only other machines send them.
 
 Ray sends pickled objects: whoever can reach a cluster can run code on it. Use one whose network you trust.
 """
@@ -15,7 +16,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +27,10 @@ from torch import Tensor
 
 from fedveil.data.client_data import ArrayClients, Clients
 from fedveil.engines.engine import require_finite
+from fedveil.engines.machine_memory import Address, MachineMemory
 from fedveil.engines.processes import failure, keep_freed_memory, let_threads_sleep, raise_failure
-from fedveil.engines.shared_memory import Leaf, dtype_name
+from fedveil.engines.shared_memory import Leaf, dtype_name, layout
+from fedveil.engines.upload_tables import Expected, UploadTables
 from fedveil.engines.worker import ClientWorker, Computed
 from fedveil.errors import FedveilError, InputError
 from fedveil.messages import Message
@@ -35,7 +38,7 @@ from fedveil.methods.method import AnyMethod, At
 from fedveil.numerics import NUMERICS
 from fedveil.streams import NoiseSource
 from fedveil.task import Task
-from fedveil.tree import State
+from fedveil.tree import State, own_memory
 
 _RETRIES = 5  # of a task whose worker or machine is lost
 
@@ -112,10 +115,20 @@ class _Placed:
 
 
 @dataclass(frozen=True)
+class _Tables:
+    """Where tasks on the machine of the run leave their answers: tables of `total` rows."""
+
+    address: Address
+    total: int
+    expected: Expected | None
+
+
+@dataclass(frozen=True)
 class _Chunk:
     """What one task is given: clients, their own rows of the broadcast, and the states of those that have one."""
 
     clients: list[int]
+    rows: list[int]
     own: dict[str, _Packed]
     known: list[int]
     states: dict[str, _Packed]
@@ -129,13 +142,16 @@ class _Reply:
 
     kind: type[Message]
     head: dict[str, Any]
-    up: dict[str, _Packed]
-    states: dict[str, _Packed]
+    kinds: list[Leaf]
+    """Of the tensors, by "up/name" and "state/name", as tables without rows."""
+    sent: dict[str, _Packed]
+    """Empty where the tensors were left in the tables."""
+    left: Expected | None
     row_size: int | None
 
-    def kinds(self) -> list[tuple[str, str, tuple[int, ...]]]:
-        leaves = [*self.up.items(), *self.states.items()]
-        return [(name, leaf.dtype, leaf.shape[1:]) for name, leaf in leaves]
+
+class _Unexpected:
+    """The answer of a task whose upload is not what was expected: it may have been written over."""
 
 
 @dataclass(frozen=True)
@@ -149,11 +165,12 @@ class _Broadcast:
 class RayWorkers:
     """Runs chunks of the cohort on every core of a Ray cluster."""
 
-    def __init__(self, worker: ClientWorker, address: str, *, sums: bool = False) -> None:
+    def __init__(self, worker: ClientWorker, address: str, capacity: int = 0, *, sums: bool = False) -> None:
         """
         Args:
             worker: The client half of the run.
             address: Of a running cluster, "auto" for the one of this machine, "local" to start one here.
+            capacity: Bytes of the memory in which workers on this machine leave uploads; 0 for none.
             sums: Whether the sum of a chunk's uploads will do, where the method's sums are exact.
         """
         if worker.task.device.type != "cpu":
@@ -163,7 +180,9 @@ class RayWorkers:
         self._connected_here = _connect(address)
         self._sums = sums
         self._placed = ray.put(_Placed.of(worker))
-        self._tables: dict[tuple[str, str], Tensor] = {}
+        self._shared = MachineMemory.made(ray.get_runtime_context().get_node_id(), capacity)
+        self._expected: dict[int, Expected] = {}  # by the exchange's number within a round
+        self._tables: dict[str, Tensor] = {}
         self._task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_compute)
 
     def run(
@@ -185,61 +204,99 @@ class RayWorkers:
         let_threads_sleep()
         try:
             broadcast = ray.put(_Broadcast(down.head(), shared))
-            running = {}
-            for number, rows in enumerate(chunks):
-                chunk = _chunk_of([clients[row] for row in rows], rows, own, states, at, sums)
-                running[self._task.remote([self._placed], broadcast, chunk)] = number
-            return self._collect(running, chunks)
+            orders = [
+                _chunk_of([clients[row] for row in rows], rows, own, states, at, sums) for rows in chunks
+            ]
+            found = self._spread(broadcast, orders, None if sums else self._expected.get(at.exchange))
+            return found or self._spread(broadcast, orders, None) or _changing()
         except RayError as error:
             raise FedveilError(
                 f"the Ray cluster could not compute a chunk of clients, after {_RETRIES} more attempts: "
                 f"{type(error).__name__}. Look at its machines; the same command resumes from the last checkpoint."
             ) from error
 
-    def _collect(self, running: dict[Any, int], chunks: Sequence[Sequence[int]]) -> Computed:
-        """The replies of all tasks in tables, as they come: a row for every client, or for every sum."""
-        first: _Reply | None = None
+    def _spread(self, broadcast: Any, orders: Sequence[_Chunk], expected: Expected | None) -> Computed | None:
+        """The answers to all orders; None if an upload is not what was expected."""
+        total = sum(len(order.rows) for order in orders)
+        tables = None
+        if self._shared is not None and not orders[0].sums:
+            rows = None if expected is None else expected.for_rows(total)
+            tables = _Tables(self._shared.address, total, rows)
+        running = {
+            self._task.remote([self._placed], broadcast, order, tables): number
+            for number, order in enumerate(orders)
+        }
+        replies: dict[int, _Reply] = {}
+        unexpected = False
         while running:
             [done], _ = ray.wait(list(running), num_returns=1)
             number = running.pop(done)
-            reply: _Reply | dict[str, str] = ray.get(done)
+            reply: _Reply | _Unexpected | dict[str, str] = ray.get(done)
             if isinstance(reply, dict):
                 raise_failure(reply)
-            first = first or reply
-            if reply.kinds() != first.kinds():
-                raise FedveilError(
-                    "clients of one exchange answered with tensors of different shapes; "
-                    "the method must pad its uploads to one shape"
-                )
-            self._put(reply, number, chunks)
-        assert first is not None, "an exchange has at least one chunk"
-        up = {name: self._tables["up", name] for name in first.up}
-        states = {name: self._tables["state", name] for name in first.states}
+            if isinstance(reply, _Unexpected):
+                unexpected = True
+            else:
+                replies[number] = reply
+                self._put(reply, number, orders)
+        return None if unexpected else self._collected(replies, orders)
+
+    def _collected(self, replies: Mapping[int, _Reply], orders: Sequence[_Chunk]) -> Computed:
+        first = replies[0]
+        if any(reply.kinds != first.kinds for reply in replies.values()):
+            raise FedveilError(
+                "clients of one exchange answered with tensors of different shapes; "
+                "the method must pad its uploads to one shape"
+            )
+        left = [reply.left for reply in replies.values() if reply.left is not None]
+        if left:
+            self._expected[orders[0].at.exchange] = max(left, key=lambda tables: len(tables.trained))
+        up: dict[str, Tensor] = {}
+        states: State = {}
+        for leaf, table in self._places(first, orders).items():
+            kind, _, name = leaf.partition("/")
+            (up if kind == "up" else states)[name] = table
         return Computed(first.kind.assemble(first.head, up), states, first.row_size)
 
-    def _put(self, reply: _Reply, number: int, chunks: Sequence[Sequence[int]]) -> None:
-        total, rows = sum(map(len, chunks)), _place_of(chunks[number])
-        for name, leaf in reply.states.items():
-            self._table(("state", name), total, leaf)[rows] = leaf.mapped()
-        if reply.row_size is not None:
-            total, rows = len(chunks), slice(number, number + 1)
-        for name, leaf in reply.up.items():
-            self._table(("up", name), total, leaf)[rows] = leaf.mapped()
+    def _put(self, reply: _Reply, number: int, orders: Sequence[_Chunk]) -> None:
+        """Write what was sent into the tables."""
+        if not reply.sent:
+            return
+        places, rows = self._places(reply, orders), _place_of(orders[number].rows)
+        for name, leaf in reply.sent.items():
+            summed = reply.row_size is not None and name.startswith("up/")
+            places[name][slice(number, number + 1) if summed else rows] = leaf.mapped()
 
-    def _table(self, name: tuple[str, str], rows: int, like: _Packed) -> Tensor:
+    def _places(self, reply: _Reply, orders: Sequence[_Chunk]) -> dict[str, Tensor]:
+        """The tables of such a reply: shared ones wherever workers of this machine may have written to them."""
+        total = sum(len(order.rows) for order in orders)
+        if self._shared is not None and reply.row_size is None:
+            leaves = Expected(reply.kinds, {}).for_rows(total).leaves
+            if self._shared.memory.fits(leaves):
+                return {leaf.name: self._shared.memory.view(leaf) for leaf in leaves}
+        summed = reply.row_size is not None
+        return {
+            leaf.name: self._table(leaf, len(orders) if summed and leaf.name.startswith("up/") else total)
+            for leaf in reply.kinds
+        }
+
+    def _table(self, like: Leaf, rows: int) -> Tensor:
         """The memory of one upload, kept from exchange to exchange: fresh pages cost as much as the copy."""
-        kind = like.mapped()
-        found = self._tables.get(name)
-        if found is None or found.shape != (rows, *kind.shape[1:]) or found.dtype != kind.dtype:
-            found = self._tables[name] = kind.new_empty(rows, *kind.shape[1:])
+        found = self._tables.get(like.name)
+        if found is None or found.shape != (rows, *like.shape) or found.dtype != like.torch_dtype:
+            found = self._tables[like.name] = torch.empty(rows, *like.shape, dtype=like.torch_dtype)
         return found
 
     def holds(self, tensor: Tensor) -> bool:
+        if self._shared is not None and self._shared.memory.holds(tensor):
+            return True
         place = tensor.untyped_storage().data_ptr()
         return any(place == table.untyped_storage().data_ptr() for table in self._tables.values())
 
     def close(self) -> None:
         del self._placed
+        if self._shared is not None:
+            self._shared.close()
         if self._connected_here:
             ray.shutdown()
 
@@ -257,7 +314,13 @@ def _chunk_of(
     held = {name: _Packed.of(torch.stack([states[client][name] for client in known])) for name in names}
     picked = torch.as_tensor(list(rows), dtype=torch.long)
     sent = {name: _Packed.of(leaf.index_select(0, picked)) for name, leaf in own.items()}
-    return _Chunk(ids, sent, known, held, at, sums)
+    return _Chunk(ids, list(rows), sent, known, held, at, sums)
+
+
+def _changing() -> NoReturn:
+    raise FedveilError(
+        "a method's uploads change their kind from call to call; the same clients must answer alike"
+    )
 
 
 def _place_of(rows: Sequence[int]) -> slice | Tensor:
@@ -297,6 +360,7 @@ def _listed(versions: Mapping[str, str]) -> str:
 # In a worker process of the cluster.
 
 _LOADED: dict[Any, ClientWorker] = {}  # of the run that this process works for
+_OPENED: dict[Address, UploadTables | None] = {}
 
 
 def _loaded(placed: Any) -> ClientWorker:
@@ -308,29 +372,52 @@ def _loaded(placed: Any) -> ClientWorker:
     return _LOADED[placed]
 
 
-def _compute(placed: Sequence[Any], broadcast: _Broadcast, chunk: _Chunk) -> _Reply | dict[str, str]:
+def _opened(address: Address) -> UploadTables | None:
+    """The run's tables, None on another machine than its own."""
+    if address not in _OPENED:
+        _OPENED.clear()
+        memory = address.opened(ray.get_runtime_context().get_node_id())
+        _OPENED[address] = None if memory is None else UploadTables(memory)
+    return _OPENED[address]
+
+
+def _compute(
+    placed: Sequence[Any], broadcast: _Broadcast, chunk: _Chunk, where: _Tables | None
+) -> _Reply | _Unexpected | dict[str, str]:
     """A task: the uploads and new states of a chunk's clients, or what went wrong."""
     try:
-        return _answer(_loaded(placed[0]), broadcast, chunk)
+        return _answer(_loaded(placed[0]), broadcast, chunk, where)
     except Exception as error:
         return failure(error)
 
 
-def _answer(worker: ClientWorker, broadcast: _Broadcast, chunk: _Chunk) -> _Reply:
+def _answer(
+    worker: ClientWorker, broadcast: _Broadcast, chunk: _Chunk, where: _Tables | None
+) -> _Reply | _Unexpected:
     sent = {name: leaf.copied() for name, leaf in (broadcast.shared | chunk.own).items()}
     down = worker.method.down_type.assemble(broadcast.head, sent)
     held = {name: leaf.copied() for name, leaf in chunk.states.items()}
     known = {
         client: {name: table[row] for name, table in held.items()} for row, client in enumerate(chunk.known)
     }
+    tables = None if where is None else _opened(where.address)
+    worker.task.memory = own_memory
+    if where is not None and tables is not None:
+        tables.open(chunk.rows, where.expected)
+        worker.task.memory = tables.lend
     up, after = worker.update(chunk.clients, down, known, chunk.at)
     total = worker.method.exact_sum(chunk.at, down, up) if chunk.sums else None
     row_size = None
     if total is not None:
         require_finite(up, chunk.clients, chunk.at)
         up, row_size = total, up.row_bytes()
-    return _Reply(type(up), up.head(), _packed(up.tensors()), _packed(after), row_size)
-
-
-def _packed(leaves: Mapping[str, Tensor]) -> dict[str, _Packed]:
-    return {name: _Packed.of(leaf) for name, leaf in leaves.items()}
+    tensors = {f"up/{name}": leaf for name, leaf in up.tensors().items()}
+    tensors |= {f"state/{name}": leaf for name, leaf in after.items()}
+    kinds, left = layout(tensors, rows=0), None
+    if where is not None and tables is not None and tables.fit(tensors, where.total):
+        left = tables.put(tensors, where.total)
+        if left is None:
+            return _Unexpected()
+        tensors = {}
+    packed = {name: _Packed.of(leaf) for name, leaf in tensors.items()}
+    return _Reply(type(up), up.head(), kinds, packed, left, row_size)

@@ -80,11 +80,14 @@ def layout(tensors: Mapping[str, Tensor], rows: int | None = None) -> list[Leaf]
 
 
 class SharedMemory:
-    """A block that forked processes see alike. Pages are taken from the system only when written."""
+    """A block that forked processes, or those that open its file, see alike.
 
-    def __init__(self, capacity: int) -> None:
+    Pages are taken from the system only when written.
+    """
+
+    def __init__(self, capacity: int, file: int = -1) -> None:
         self.capacity = capacity
-        self._block = mmap.mmap(-1, capacity)
+        self._block = mmap.mmap(file, capacity)
         self._start = torch.frombuffer(self._block, dtype=torch.uint8, count=1).data_ptr()
 
     def fits(self, leaves: Sequence[Leaf]) -> bool:

@@ -83,15 +83,14 @@ class Simulation:
 
     def _started(self, plan: Plan, count: int, cluster: str | None, sums: bool) -> Workers | None:
         """The processes to compute in; None for this one."""
+        parameters = self._worker.task.module.parameters()
+        row = 4 * sum(p.numel() * p.element_size() for p in parameters) + 65536
+        capacity = _largest_cohort(plan) * row + (16 << 20)
         if cluster is not None:
             from fedveil.engines.ray_cluster import RayWorkers  # Ray is loaded where it is asked for
 
-            return RayWorkers(self._worker, cluster, sums=sums)
-        if count == 1 or not can_fork():
-            return None
-        parameters = self._worker.task.module.parameters()
-        row = 4 * sum(p.numel() * p.element_size() for p in parameters) + 65536
-        return Pool(self._worker, count, capacity=_largest_cohort(plan) * row + (16 << 20))
+            return RayWorkers(self._worker, cluster, capacity, sums=sums)
+        return None if count == 1 or not can_fork() else Pool(self._worker, count, capacity)
 
     def exchange(self, clients: Sequence[int], down: Message, at: At) -> Answers:
         if not clients:

@@ -84,6 +84,10 @@ class UploadTables:
                     memory[name] = rows
         return memory
 
+    def fit(self, tensors: Mapping[str, Tensor], total: int) -> bool:
+        """Whether there is room for tables of `total` such rows."""
+        return self._memory.fits(layout(tensors, rows=total))
+
     def put(self, tensors: Mapping[str, Tensor], total: int) -> Expected | None:
         """Writes the tensors into tables of `total` rows and says where; None if they are not what was expected.
 

@@ -19,6 +19,8 @@ from typing import IO, Any, NoReturn
 from flwr.supercore.tls import validate_and_resolve_root_certificates
 from flwr.supernode.runtime.run_clientapp import run_clientapp
 
+from fedveil.federation.parent_watch import PARENT, end_with_parent
+
 CLIENT_APP = "fedveil.federation.client_app"
 
 
@@ -37,9 +39,14 @@ def _answer(order: dict[str, Any]) -> NoReturn:
     """What Flower's `flwr-clientapp` does, then the end of this process."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
     code = 1
     try:
+        # Flower's own watch raises a signal that a main thread which waits for a lock never sees.
+        os.environ[PARENT] = str(order["parent_pid"])
+        end_with_parent()
         certificates = validate_and_resolve_root_certificates(
             order.pop("root_certificates"), order["insecure"]
         )

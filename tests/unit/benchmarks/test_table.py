@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[3]
 PEERS = ROOT / "benchmarks" / "peers"
 
 
-def load_table() -> Any:
-    spec = importlib.util.spec_from_file_location("peers_table", PEERS / "table.py")
+def load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"peers_{name}", PEERS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -34,11 +34,11 @@ def results(median: float, expected: float | None) -> dict[str, Any]:
     [(5.0, 4.0, "5.0 (4.0-6.0) |"), (5.0, None, "5.0 (4.0-6.0) |"), (3.0, 4.0, "target 4 missed |")],
 )
 def test_a_missed_target_is_shown_as_missed(median: float, expected: float | None, shown: str) -> None:
-    assert load_table().table(results(median, expected)).endswith(shown)
+    assert load("table").table(results(median, expected)).endswith(shown)
 
 
 def test_writing_the_table_twice_changes_nothing_more() -> None:
-    table = load_table()
+    table = load("table")
     page = f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n"
     once = table.written(page, results(5.0, None))
     assert "old" not in once
@@ -47,4 +47,21 @@ def test_writing_the_table_twice_changes_nothing_more() -> None:
 
 def test_readme_shows_the_recorded_results() -> None:
     page = (ROOT / "README.md").read_text()
-    assert load_table().written(page, json.loads((PEERS / "results.json").read_text())) == page
+    assert load("table").written(page, json.loads((PEERS / "results.json").read_text())) == page
+
+
+def test_results_are_kept_section_by_section_on_one_machine(tmp_path: Path) -> None:
+    record, path = load("recording").record, tmp_path / "results.json"
+    machine = {"processor": "a", "cores": 2, "torch": "2.13.0"}
+
+    def held() -> list[tuple[str, int]]:
+        return [(row["what"], row["seconds"]) for row in json.loads(path.read_text())["rows"]]
+
+    record(path, machine, 9, [{"what": "W1", "seconds": 1}, {"what": "W1", "seconds": 2}])
+    record(path, machine, 9, [{"what": "W5", "seconds": 3}])
+    record(path, machine, 9, [{"what": "W1", "seconds": 4}])
+    assert held() == [("W1", 4), ("W5", 3)]
+    record(path, machine | {"cores": 4}, 9, [{"what": "W5", "seconds": 5}])
+    assert held() == [("W5", 5)], "numbers of two machines stand in one table"
+    record(path, machine | {"cores": 4}, 3, [{"what": "W1", "seconds": 6}])
+    assert held() == [("W1", 6)], "numbers of long and short runs stand in one table"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,12 @@ from flwr.supernode import start_client_internal
 from fedveil.federation.superexec import IDLE_SECONDS, ReadyProcess
 from fedveil.federation.timeouts import FIRST_PAUSE, Pauses, ask_sooner
 
+COMMON = {
+    "runtime_api_address": "x",
+    "insecure": True,
+    "root_certificates": None,
+    "parent_pid": os.getpid(),
+}
 # Runs the module's own loop; what it would do for Flower is replaced by a line that tells this test about the process.
 LOOP = """
 import json, os, sys, threading
@@ -40,9 +47,43 @@ def spec(token: str, kind: TaskType = TaskType.CLIENT_APP) -> ExecutionSpec:
     return ExecutionSpec(kind, "127.0.0.1:1", token, True, None, False, None, False, 1)
 
 
+STUCK = """
+import os, signal, sys, threading
+from fedveil.federation import client_processes, parent_watch
+
+def hang(**order):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.write(1, (str(os.getpid()) + "\\n").encode())
+    held = threading.Lock()
+    held.acquire()
+    held.acquire()
+
+parent_watch._LAST_SECONDS = 0.2
+client_processes.run_clientapp = hang
+client_processes.main(sys.stdin.buffer)
+"""
+
+
+def test_a_process_that_hangs_does_not_outlive_the_node() -> None:
+    with subprocess.Popen(["sleep", "600"]) as node:
+        order = {"token": "0", **COMMON, "parent_pid": node.pid}
+        loop = subprocess.Popen(
+            [sys.executable, "-c", STUCK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert loop.stdin is not None
+        assert loop.stdout is not None
+        loop.stdin.write(json.dumps(order) + "\n")
+        loop.stdin.flush()
+        assert int(loop.stdout.readline()) != loop.pid
+        loop.stdin.close()
+        loop.wait(60)
+        node.kill()
+    assert loop.stdout.read() == "", "this ends when the last process that could write has ended"
+    loop.stdout.close()
+
+
 def test_each_message_has_its_own_process_with_its_own_randomness_and_no_inherited_thread() -> None:
-    common = {"runtime_api_address": "x", "insecure": True, "root_certificates": None, "parent_pid": None}
-    orders = "".join(json.dumps({"token": str(number), **common}) + "\n" for number in range(3))
+    orders = "".join(json.dumps({"token": str(number), **COMMON}) + "\n" for number in range(3))
     done = subprocess.run(
         [sys.executable, "-c", LOOP], input=orders, capture_output=True, text=True, timeout=300
     )
@@ -50,7 +91,7 @@ def test_each_message_has_its_own_process_with_its_own_randomness_and_no_inherit
     assert sorted(line["token"] for line in told) == ["0", "1", "2"], done.stderr
     assert len({line["pid"] for line in told}) == 3
     assert len({tuple(line["drawn"]) for line in told}) == 3
-    assert all(line["imported"] and line["threads"] == 1 for line in told)
+    assert all(line["imported"] and line["threads"] == 2 for line in told), "the watch alone"
     assert all(line["stdin"] == "" for line in told), "a fork could read the orders of others"
 
 
