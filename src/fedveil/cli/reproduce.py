@@ -113,7 +113,7 @@ def _account(job: Job, records: Path, data: Path | None, *, as_json: bool) -> No
 
     found, failed = account_claims(job.table, job.rows, records, data)
     kept = Records(job.table, records)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "row": row.name,
             "claimed": row.claim.model_dump(),

@@ -2,17 +2,20 @@
 
 `fedveil reproduce --pages docs` writes one page per paper, the scoreboard and the README's copy of it; a test holds the
 pages to the records. A paper's `findings.md`, beside its tables, says in words what came out; its first paragraph is
-the sentence of the scoreboard.
+the sentence of the scoreboard. In it `{{TABLE | ROW}}` stands for what was measured of a row, so that words and records
+agree; a row that is not on record is refused.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from fedveil.errors import InputError
 from fedveil.experiment.records import Entry, Records
 from fedveil.experiment.reproduce import number
 from fedveil.experiment.tables import PAPERS, PublishedTable, Row, list_tables
@@ -28,6 +31,7 @@ from fedveil.experiment.verdicts import (
 )
 
 TITLES = {"fedceo": "FedCEO", "fedlap-dp": "FedLAP-DP", "dp-fedags": "DP-FedAGS", "fedem": "FedEM"}
+_PLACE = re.compile(r"\{\{([^|{}]+)\|([^|{}]+)\}\}")
 _MARKS = ("<!-- scoreboard -->", "<!-- end of scoreboard -->")
 _GENERATED = "<!-- Written by `fedveil reproduce --pages docs` from experiments/. Do not edit. -->"
 _RULE = """\
@@ -145,9 +149,21 @@ def _judged(folder: Path, records: Path, paper: str) -> list[_Judged]:
     return found
 
 
-def _findings(folder: Path, paper: str) -> str:
+def _findings(folder: Path, paper: str, tables: Sequence[_Judged]) -> str:
     path = folder / paper / "findings.md"
-    return path.read_text().strip() if path.exists() else ""
+    text = path.read_text().strip() if path.exists() else ""
+    return _PLACE.sub(lambda found: _told(path, tables, found[1].strip(), found[2].strip()), text)
+
+
+def _told(path: Path, tables: Sequence[_Judged], table: str, name: str) -> str:
+    """The number that stands for a row in the findings."""
+    for one in tables:
+        for row, measured in zip(one.published, one.rows, strict=True):
+            if (one.table.name, row.name) == (table, name) and measured.values:
+                return number(measured.mean, one.table.metric(row))
+    raise InputError(
+        str(path), f"{table} | {name}", "is no row on record", "Name a table and a row that were run."
+    )
 
 
 def _scoreboard(papers: dict[str, list[_Judged]], folder: Path) -> str:
@@ -160,7 +176,7 @@ def _scoreboard(papers: dict[str, list[_Judged]], folder: Path) -> str:
         judged = [row for one in tables for row in one.judged]
         ordered = [one for one in tables if one.order().pairs]
         right = sum(one.order().reproduced for one in ordered)
-        sentence = " ".join(_findings(folder, paper).split("\n\n")[0].split())
+        sentence = " ".join(_findings(folder, paper, tables).split("\n\n")[0].split())
         lines.append(
             f"| [{TITLES[paper]}]({paper}.md) | {sum(len(one.rows) for one in tables)} | "
             f"{sum(len(one.run) for one in tables)} | {sum(one.levels for one in tables)} of {len(judged)} rows | "
@@ -205,7 +221,8 @@ fedveil reproduce --pages docs                                              # wr
 
 
 def _page(paper: str, tables: Sequence[_Judged], folder: Path, records: Path) -> str:
-    parts = [_GENERATED, f"# {TITLES[paper]}", _findings(folder, paper), "## Tables", _overview(tables)]
+    words = _findings(folder, paper, tables)
+    parts = [_GENERATED, f"# {TITLES[paper]}", words, "## Tables", _overview(tables)]
     parts += [_section(one) for one in tables if one.run]
     parts += [_measured(path) for path in sorted(records.glob(f"{paper}-*.json"))]
     parts += ["## How it is judged", _RULE]

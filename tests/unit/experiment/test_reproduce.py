@@ -339,6 +339,24 @@ def test_each_reading_is_judged_by_itself(folder: Path, tmp_path: Path) -> None:
     assert "### Table 1, digits, other\n" in text
 
 
+def test_findings_quote_the_records_and_nothing_else(
+    folder: Path, table: PublishedTable, tmp_path: Path
+) -> None:
+    for paper in ("fedlap-dp", "dp-fedags", "fedem"):
+        (folder / paper).mkdir()
+        (folder / paper / "table-1-digits.toml").write_text(TABLE)
+    words = folder / "fedceo" / "findings.md"
+    words.write_text("It reaches {{table-1-digits | FedAvg}} %.")
+    with pytest.raises(InputError) as refused:
+        pages(folder, tmp_path / "records", tmp_path / "docs")
+    assert refused.value.field == str(words)
+    done = run_job(
+        choose(table, ["FedAvg"], 1, reduced=False), tmp_path / "results", tmp_path / "records", jobs=1
+    )
+    text = pages(folder, tmp_path / "records", tmp_path / "docs")[tmp_path / "docs/reproduction/fedceo.md"]
+    assert f"It reaches {100 * done.measured[0].values[0]:.2f} %." in text
+
+
 def test_the_documentations_pages_are_those_of_the_records() -> None:
     root = Path(__file__).parents[3]
     for path, text in pages(root / "experiments", root / "experiments" / "records", root / "docs").items():
