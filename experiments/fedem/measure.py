@@ -127,6 +127,7 @@ READINGS: dict[str, tuple[dict[str, Any], Callable[[StoredRun], dict[str, float]
     "FedEM, radius 8/255, without decay": (FEDEM | {"rho_max": RADIUS}, partial(attacked, decay=False)),
     "FedEM, radius 255/255, without decay": (FEDEM | {"rho_max": 1.0}, partial(attacked, decay=False)),
     "gradients not signed": (FEDSGD, partial(attacked, signed=False)),
+    "FedEM, radius 8/255, not signed": (FEDEM | {"rho_max": RADIUS}, partial(attacked, signed=False)),
     "no box": (FEDSGD, partial(attacked, change=without_box)),
     "100 steps": (FEDSGD, partial(attacked, steps=100)),
     "total variation 0.01": (FEDSGD, partial(attacked, tv=0.01)),
