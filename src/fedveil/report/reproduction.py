@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from textwrap import fill
 
 from fedveil.errors import InputError
 from fedveil.experiment.records import Entry, Records
@@ -152,7 +153,15 @@ def _judged(folder: Path, records: Path, paper: str) -> list[_Judged]:
 def _findings(folder: Path, paper: str, tables: Sequence[_Judged]) -> str:
     path = folder / paper / "findings.md"
     text = path.read_text().strip() if path.exists() else ""
-    return _PLACE.sub(lambda found: _told(path, tables, found[1].strip(), found[2].strip()), text)
+    said = _PLACE.sub(
+        lambda found: _told(path, tables, *(" ".join(part.split()) for part in found.groups())), text
+    )
+    paragraphs = (" ".join(paragraph.split()) for paragraph in said.split("\n\n"))
+    return "\n\n".join(map(_wrapped, paragraphs))
+
+
+def _wrapped(text: str) -> str:
+    return fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
 def _told(path: Path, tables: Sequence[_Judged], table: str, name: str) -> str:
@@ -236,7 +245,7 @@ def _measured(path: Path) -> str:
     lines = [f"| {' | '.join(heads)} |", "|---|" + "---|" * (len(heads) - 1)]
     lines += [f"| {' | '.join(str(row[head]) for head in heads)} |" for row in content["rows"]]
     said = f"{content['note']} Made by `{content['command']}`."
-    return "\n\n".join((f"### {content['title']}", said, "\n".join(lines)))
+    return "\n\n".join((f"### {content['title']}", _wrapped(said), "\n".join(lines)))
 
 
 def _overview(tables: Sequence[_Judged]) -> str:
@@ -259,7 +268,8 @@ def _tau(order: Order) -> str:
     if order.tau is None:
         return ""
     interval = "" if order.low is None else f" ({order.low:.2f} to {order.high:.2f})"
-    return f"{'reproduced' if order.reproduced else 'not reproduced'}, {order.tau:.2f}{interval}"
+    pairs = f"{order.pairs} pair{'s' * (order.pairs > 1)}"
+    return f"{'reproduced' if order.reproduced else 'not reproduced'}, {order.tau:.2f}{interval} over {pairs}"
 
 
 def _cost(one: _Judged) -> str:
@@ -276,7 +286,7 @@ def _section(one: _Judged) -> str:
     head = one.table.content.table
     lines = [f"### {one.title}", ""]
     if head.note:
-        lines += [head.note, ""]
+        lines += [_wrapped(head.note), ""]
     lines += [
         "| row | paper | here | verdict | seeds | last round | best | before last | own models "
         "| proven epsilon | claimed |",
@@ -310,7 +320,7 @@ def _attack_lines(one: _Judged) -> list[str]:
             ]
             lines.append(f"| {row.name} | {' | '.join(cells)} |")
     orders = [f"{score} {_tau(order)}" for score, rows in attacked.items() if (order := order_of(rows)).pairs]
-    return [*lines, "", f"Orders of the attacked rows: {'; '.join(orders)}."] if orders else lines
+    return [*lines, "", _wrapped(f"Orders of the attacked rows: {'; '.join(orders)}.")] if orders else lines
 
 
 def _line(one: _Judged, row: Row, measured: Measured, entry: Entry) -> str:
