@@ -48,6 +48,9 @@ _Reduced = Annotated[
 _Attacks = Annotated[
     bool, typer.Option(help="Whether to attack the runs of rows with published attacks, and to judge that.")
 ]
+_Claims = Annotated[
+    bool, typer.Option("--claims", help="Only account for the rows whose epsilon is claimed; nothing is run.")
+]
 _Only = Annotated[bool, typer.Option("--estimate", help="Only say how long it takes, from measured rounds.")]
 _Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Processes at a time; else one per core.")]
 _Tables = Annotated[Path | None, typer.Option("--tables", help="The folder of tables; else `experiments`.")]
@@ -68,6 +71,7 @@ def reproduce(
     seeds: _Seeds = None,
     reduced: _Reduced = False,
     attacks: _Attacks = True,
+    claims: _Claims = False,
     estimate_only: _Only = False,
     jobs: _Jobs = None,
     results: Results = Path("results"),
@@ -87,6 +91,9 @@ def reproduce(
         _list(folder, kept, [paper] if paper else PAPERS, as_json=as_json)
         return
     job = choose(find_table(folder, paper, table), rows or (), seeds, reduced=reduced)
+    if claims:
+        _account(job, kept, data, as_json=as_json)
+        return
     lengths = _estimate(job, results, data, jobs, needed=estimate_only)
     if estimate_only:
         _show_estimate(job, lengths, jobs, as_json=as_json)
@@ -99,6 +106,31 @@ def reproduce(
     if done.failed:
         told = "; ".join(f"{title}: {reason}" for title, reason in done.failed.items())
         raise ResultError(f"{len(done.failed)} of {len(job.cells())} runs failed: {told}")
+
+
+def _account(job: Job, records: Path, data: Path | None, *, as_json: bool) -> None:
+    from fedveil.experiment.claims import account_claims
+
+    found, failed = account_claims(job.table, job.rows, records, data)
+    kept = Records(job.table, records)
+    rows: list[dict[str, Any]] = [
+        {
+            "row": row.name,
+            "claimed": row.claim.model_dump(),
+            "proven": dict(kept.epsilons(row)[0]),
+            "verdict": found[row.name],
+        }
+        for row in job.rows
+        if row.claim is not None and row.name in found
+    ]
+    if as_json:
+        print(json.dumps({"table": job.table.name, "claims": rows}))
+    else:
+        for one in rows:
+            claimed = f"{one['claimed']['unit']} {one['claimed']['epsilon']:g}"
+            out.print(f"{one['row']}: claimed {claimed}, {one['verdict']}", soft_wrap=True)
+    if failed:
+        raise ResultError("; ".join(f"{name}: {reason}" for name, reason in failed.items()))
 
 
 def _estimate(

@@ -29,7 +29,7 @@ class Records:
     def __init__(self, table: PublishedTable, folder: Path) -> None:
         self.table = table
         self.path = folder / table.paper / f"{table.name}.json"
-        self._content: dict[str, dict[str, Entry]] = {"full": {}, "reduced": {}}
+        self._content: dict[str, dict[str, Entry]] = {"full": {}, "reduced": {}, "accounted": {}}
         if self.path.exists():
             self._content |= _read(self.path)
 
@@ -55,21 +55,30 @@ class Records:
         entry["seeds"][str(seed)] = measurements(result) | found
         self._of(reduced)[row.name] = entry
 
+    def add_accounted(self, row: Row, epsilon: Mapping[str, float | None]) -> None:
+        """Keep what the ledger proves for a row, by unit and adversary, whether or not it was run."""
+        head = {"config": self.table.config(row).identity(), "numerics": NUMERICS}
+        self._content["accounted"][row.name] = head | {"epsilon": _short(dict(epsilon))}
+
     def entry(self, row: Row, *, reduced: bool = False) -> Entry | None:
         """What was measured for this row as it stands."""
-        entry = self._of(reduced).get(row.name)
+        return self._current(row, "reduced" if reduced else "full")
+
+    def _current(self, row: Row, kind: str) -> Entry | None:
+        entry = self._content[kind].get(row.name)
         if entry is None or entry["numerics"] != NUMERICS:
             return None
-        return entry if entry["config"] == self.table.config(row, reduced=reduced).identity() else None
+        config = self.table.config(row, reduced=kind == "reduced")
+        return entry if entry["config"] == config.identity() else None
 
     def stale(self) -> list[str]:
         """Rows on record that the table no longer has as they were."""
         rows = {row.name: row for row in self.table.rows}
         return [
             name
-            for reduced in (False, True)
-            for name in self._of(reduced)
-            if name not in rows or self.entry(rows[name], reduced=reduced) is None
+            for kind, entries in self._content.items()
+            for name in entries
+            if name not in rows or self._current(rows[name], kind) is None
         ]
 
     def measured(self, row: Row, *, reduced: bool = False, seeds: Sequence[int] | None = None) -> Measured:
@@ -97,12 +106,18 @@ class Records:
         )
 
     def proven(self, row: Row) -> Proven:
-        """Whether the epsilon that is claimed for the row is proven here: the worst of its seeds."""
-        if row.claim is None or (entry := self.entry(row)) is None:
+        """Whether the epsilon that is claimed for the row is proven here: by every run, or by accounting alone."""
+        if row.claim is None:
             return "not run"
         key = f"{row.claim.unit} against {row.claim.adversary}"
-        found = [one["epsilon"].get(key) for one in entry["seeds"].values()]
-        return judge_claim(row.claim.epsilon, found)
+        return judge_claim(row.claim.epsilon, [one.get(key) for one in self.epsilons(row)])
+
+    def epsilons(self, row: Row) -> list[Mapping[str, float | None]]:
+        """What the ledger proves for each run of the row, or for its plan where none is on record."""
+        entry, accounted = self.entry(row), self._current(row, "accounted")
+        if entry is not None:
+            return [one["epsilon"] for one in entry["seeds"].values()]
+        return [] if accounted is None else [accounted["epsilon"]]
 
     def _seeds(self, row: Row, reduced: bool, seeds: Sequence[int] | None) -> list[Entry]:
         entry = self.entry(row, reduced=reduced)
@@ -183,4 +198,4 @@ def _read(path: Path) -> dict[str, dict[str, Entry]]:
             raise ValueError("no records in it")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ResultError(f"{path} is damaged: {error}. Restore it from a copy, or remove it.") from error
-    return {scale: content[scale] for scale in ("full", "reduced")}
+    return {kind: content.get(kind, {}) for kind in ("full", "reduced", "accounted")}

@@ -2,17 +2,21 @@
 
 `fedveil reproduce --pages docs` writes one page per paper, the scoreboard and the README's copy of it; a test holds the
 pages to the records. A paper's `findings.md`, beside its tables, says in words what came out; its first paragraph is
-the sentence of the scoreboard.
+the sentence of the scoreboard. In it `{{TABLE | ROW}}` stands for what was measured of a row, so that words and records
+agree; a row that is not on record is refused.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from textwrap import fill
 
+from fedveil.errors import InputError
 from fedveil.experiment.records import Entry, Records
 from fedveil.experiment.reproduce import number
 from fedveil.experiment.tables import PAPERS, PublishedTable, Row, list_tables
@@ -28,6 +32,7 @@ from fedveil.experiment.verdicts import (
 )
 
 TITLES = {"fedceo": "FedCEO", "fedlap-dp": "FedLAP-DP", "dp-fedags": "DP-FedAGS", "fedem": "FedEM"}
+_PLACE = re.compile(r"\{\{([^|{}]+)\|([^|{}]+)\}\}")
 _MARKS = ("<!-- scoreboard -->", "<!-- end of scoreboard -->")
 _GENERATED = "<!-- Written by `fedveil reproduce --pages docs` from experiments/. Do not edit. -->"
 _RULE = """\
@@ -145,9 +150,29 @@ def _judged(folder: Path, records: Path, paper: str) -> list[_Judged]:
     return found
 
 
-def _findings(folder: Path, paper: str) -> str:
+def _findings(folder: Path, paper: str, tables: Sequence[_Judged]) -> str:
     path = folder / paper / "findings.md"
-    return path.read_text().strip() if path.exists() else ""
+    text = path.read_text().strip() if path.exists() else ""
+    said = _PLACE.sub(
+        lambda found: _told(path, tables, *(" ".join(part.split()) for part in found.groups())), text
+    )
+    paragraphs = (" ".join(paragraph.split()) for paragraph in said.split("\n\n"))
+    return "\n\n".join(map(_wrapped, paragraphs))
+
+
+def _wrapped(text: str) -> str:
+    return fill(text, 100, break_long_words=False, break_on_hyphens=False)
+
+
+def _told(path: Path, tables: Sequence[_Judged], table: str, name: str) -> str:
+    """The number that stands for a row in the findings."""
+    for one in tables:
+        for row, measured in zip(one.published, one.rows, strict=True):
+            if (one.table.name, row.name) == (table, name) and measured.values:
+                return number(measured.mean, one.table.metric(row))
+    raise InputError(
+        str(path), f"{table} | {name}", "is no row on record", "Name a table and a row that were run."
+    )
 
 
 def _scoreboard(papers: dict[str, list[_Judged]], folder: Path) -> str:
@@ -160,7 +185,7 @@ def _scoreboard(papers: dict[str, list[_Judged]], folder: Path) -> str:
         judged = [row for one in tables for row in one.judged]
         ordered = [one for one in tables if one.order().pairs]
         right = sum(one.order().reproduced for one in ordered)
-        sentence = " ".join(_findings(folder, paper).split("\n\n")[0].split())
+        sentence = " ".join(_findings(folder, paper, tables).split("\n\n")[0].split())
         lines.append(
             f"| [{TITLES[paper]}]({paper}.md) | {sum(len(one.rows) for one in tables)} | "
             f"{sum(len(one.run) for one in tables)} | {sum(one.levels for one in tables)} of {len(judged)} rows | "
@@ -205,7 +230,8 @@ fedveil reproduce --pages docs                                              # wr
 
 
 def _page(paper: str, tables: Sequence[_Judged], folder: Path, records: Path) -> str:
-    parts = [_GENERATED, f"# {TITLES[paper]}", _findings(folder, paper), "## Tables", _overview(tables)]
+    words = _findings(folder, paper, tables)
+    parts = [_GENERATED, f"# {TITLES[paper]}", words, "## Tables", _overview(tables)]
     parts += [_section(one) for one in tables if one.run]
     parts += [_measured(path) for path in sorted(records.glob(f"{paper}-*.json"))]
     parts += ["## How it is judged", _RULE]
@@ -219,7 +245,7 @@ def _measured(path: Path) -> str:
     lines = [f"| {' | '.join(heads)} |", "|---|" + "---|" * (len(heads) - 1)]
     lines += [f"| {' | '.join(str(row[head]) for head in heads)} |" for row in content["rows"]]
     said = f"{content['note']} Made by `{content['command']}`."
-    return "\n\n".join((f"### {content['title']}", said, "\n".join(lines)))
+    return "\n\n".join((f"### {content['title']}", _wrapped(said), "\n".join(lines)))
 
 
 def _overview(tables: Sequence[_Judged]) -> str:
@@ -242,7 +268,8 @@ def _tau(order: Order) -> str:
     if order.tau is None:
         return ""
     interval = "" if order.low is None else f" ({order.low:.2f} to {order.high:.2f})"
-    return f"{'reproduced' if order.reproduced else 'not reproduced'}, {order.tau:.2f}{interval}"
+    pairs = f"{order.pairs} pair{'s' * (order.pairs > 1)}"
+    return f"{'reproduced' if order.reproduced else 'not reproduced'}, {order.tau:.2f}{interval} over {pairs}"
 
 
 def _cost(one: _Judged) -> str:
@@ -259,7 +286,7 @@ def _section(one: _Judged) -> str:
     head = one.table.content.table
     lines = [f"### {one.title}", ""]
     if head.note:
-        lines += [head.note, ""]
+        lines += [_wrapped(head.note), ""]
     lines += [
         "| row | paper | here | verdict | seeds | last round | best | before last | own models "
         "| proven epsilon | claimed |",
@@ -293,7 +320,7 @@ def _attack_lines(one: _Judged) -> list[str]:
             ]
             lines.append(f"| {row.name} | {' | '.join(cells)} |")
     orders = [f"{score} {_tau(order)}" for score, rows in attacked.items() if (order := order_of(rows)).pairs]
-    return [*lines, "", f"Orders of the attacked rows: {'; '.join(orders)}."] if orders else lines
+    return [*lines, "", _wrapped(f"Orders of the attacked rows: {'; '.join(orders)}.")] if orders else lines
 
 
 def _line(one: _Judged, row: Row, measured: Measured, entry: Entry) -> str:

@@ -382,3 +382,13 @@ def test_the_distances_gradients_are_autograds() -> None:
     flat, wanted = flatten(dict(zip("ab", seen, strict=True))), flatten(observed)
     plain = 1 - torch.cosine_similarity(flat, wanted, dim=1)
     torch.testing.assert_close(distance(dict(zip("ab", seen, strict=True))), plain)
+
+
+@pytest.mark.parametrize(("decay", "moved"), [(False, 8.0), (True, 3.222)])
+def test_the_learning_rate_stays_without_decay(decay: bool, moved: float) -> None:
+    """Signed steps on a slope are as long as the learning rate: 3 + 0.2 + 0.02 + 0.002 with decay at 3/8, 5/8, 7/8."""
+    start = torch.zeros(1, 1, dtype=torch.float64)
+    found = stacked_adam(
+        [start], lambda leaves: -leaves[0].sum(1), steps=80, lr=0.1, signed=True, decay=decay
+    )
+    assert float(found.variables[0]) == pytest.approx(moved, rel=1e-3)

@@ -299,6 +299,32 @@ def test_a_row_whose_data_is_missing_is_not_run_and_said_so(folder: Path, tmp_pa
     assert not (folder / "records").exists()
 
 
+def test_claims_are_accounted_for_without_running(folder: Path, tmp_path: Path) -> None:
+    path = folder / "fedceo" / "table-1-digits.toml"
+    claim = 'claim = {{ epsilon = {}, unit = "client" }}\npublished = 0.{}'
+    text = TABLE.replace("published = 0.4", claim.format("1e6", 4)).replace(
+        "published = 0.3", claim.format(0.01, 3)
+    )
+    path.write_text(text)
+    options = ["--tables", str(folder), "--results", str(tmp_path / "results"), "--json"]
+    ran = CliRunner().invoke(app, ["reproduce", "fedceo", "table-1-digits", "--claims", *options])
+    assert ran.exit_code == 0, ran.output
+    told = json.loads(ran.stdout.splitlines()[-1])["claims"]
+    assert [(row["row"], row["verdict"]) for row in told] == [
+        ("UDP-FedAvg, sigma 1", "proven"),
+        ("UDP-FedAvg, sigma 2", "not proven"),
+    ]
+    assert not (tmp_path / "results").exists()
+    table = load_table(path)
+    accounted = Records(table, folder / "records").epsilons(table.rows[1])
+    run_job(choose(table, [], 1, reduced=False), tmp_path / "results", folder / "records", jobs=1)
+    kept = Records(table, folder / "records")
+    assert kept.epsilons(table.rows[1]) == accounted  # the run proves what its plan does
+    assert kept.stale() == []
+    path.write_text(text.replace("noise_multiplier = 1.0", "noise_multiplier = 1.5"))
+    assert "UDP-FedAvg, sigma 1" in Records(load_table(path), folder / "records").stale()
+
+
 def test_each_reading_is_judged_by_itself(folder: Path, tmp_path: Path) -> None:
     path = folder / "fedceo" / "table-1-digits.toml"
     path.write_text(TABLE.replace('sigma 2"\n', 'sigma 2"\nreading = "other"\n'))
@@ -311,6 +337,24 @@ def test_each_reading_is_judged_by_itself(folder: Path, tmp_path: Path) -> None:
     text = pages(folder, tmp_path / "records", tmp_path / "docs")[tmp_path / "docs/reproduction/fedceo.md"]
     assert "### Table 1, digits\n" in text
     assert "### Table 1, digits, other\n" in text
+
+
+def test_findings_quote_the_records_and_nothing_else(
+    folder: Path, table: PublishedTable, tmp_path: Path
+) -> None:
+    for paper in ("fedlap-dp", "dp-fedags", "fedem"):
+        (folder / paper).mkdir()
+        (folder / paper / "table-1-digits.toml").write_text(TABLE)
+    words = folder / "fedceo" / "findings.md"
+    words.write_text("It reaches {{table-1-digits | FedAvg}} %.")
+    with pytest.raises(InputError) as refused:
+        pages(folder, tmp_path / "records", tmp_path / "docs")
+    assert refused.value.field == str(words)
+    done = run_job(
+        choose(table, ["FedAvg"], 1, reduced=False), tmp_path / "results", tmp_path / "records", jobs=1
+    )
+    text = pages(folder, tmp_path / "records", tmp_path / "docs")[tmp_path / "docs/reproduction/fedceo.md"]
+    assert f"It reaches {100 * done.measured[0].values[0]:.2f} %." in text
 
 
 def test_the_documentations_pages_are_those_of_the_records() -> None:

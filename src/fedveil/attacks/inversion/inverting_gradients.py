@@ -41,6 +41,7 @@ class InvertingGradients(Named):
     lr: Annotated[float, Field(gt=0)] = 0.1
     tv: Weight = 1e-4
     signed: bool = True
+    decay: bool = True
 
     def __call__(
         self, view: ServerView, rng: np.random.Generator, callback: StepCallback | None = None
@@ -63,6 +64,7 @@ class InvertingGradients(Named):
             lr=self.lr * view.unit,
             signed=self.signed,
             box=view.box,
+            decay=self.decay,
             callback=callback,
         )
         return best_images(self, rows, found, steps=self.steps, clock=clock, notes=notes)

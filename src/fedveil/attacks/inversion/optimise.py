@@ -40,15 +40,17 @@ def stacked_adam(
     lr: float,
     signed: bool = False,
     box: tuple[Tensor, Tensor] | None = None,
+    decay: bool = True,
     callback: StepCallback | None = None,
 ) -> Optimised:
     """Adam on every row; `signed` keeps only the signs of gradients; `box` bounds the first variable.
+    Without `decay` the learning rate stays as it is.
 
     A gradient that is not a finite number counts as zero: candidates that are trained may leave the finite numbers.
     """
     leaves = [variable.detach().clone().requires_grad_() for variable in variables]
     moments = [_Moments(leaf) for leaf in leaves]
-    milestones = [int(steps * part) for part in _DECAYS]
+    milestones = [int(steps * part) for part in _DECAYS] if decay else []
     wanted = snapshot_steps(steps)
     path = [(0, leaves[0].detach().clone())]
     loss = torch.zeros(leaves[0].shape[0])
