@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from textwrap import fill
 
 from fedveil.experiment.records import Entry, Records
 from fedveil.experiment.reproduce import number
@@ -121,10 +122,10 @@ def _scoreboard(papers: dict[str, list[_Judged]], folder: Path) -> str:
 def _index(board: str) -> str:
     return f"""{_GENERATED}
 
-# What came out beside what was published
+# Reproduction
 
 {board}
-{_RULE}
+{_wrapped(_RULE)}
 
 Every number is a record under `experiments/records/`, made by one command per table:
 
@@ -137,10 +138,35 @@ fedveil reproduce --pages docs                                              # wr
 
 
 def _page(paper: str, tables: Sequence[_Judged], folder: Path) -> str:
-    parts = [_GENERATED, f"# {TITLES[paper]}", _findings(folder, paper), "## Tables", _overview(tables)]
+    parts = [_GENERATED, f"# {TITLES[paper]}", _verdict(tables), _findings(folder, paper)]
+    parts += ["## Tables", _overview(tables)]
     parts += [_section(one) for one in tables if one.run]
     parts += ["## How it is judged", _RULE]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return "\n\n".join(_wrapped(part) for part in parts if part) + "\n"
+
+
+def _verdict(tables: Sequence[_Judged]) -> str:
+    """The first sentence of a page: how much was run, and what of it agrees with the paper."""
+    rows, run = sum(len(one.rows) for one in tables), sum(len(one.run) for one in tables)
+    if not run:
+        return f"**Verdict: open.** None of the {rows} published rows has been run at full scale."
+    judged = sum(len(one.judged) for one in tables)
+    ordered = [one for one in tables if one.order().pairs]
+    levels, right = sum(one.levels for one in tables), sum(one.order().reproduced for one in ordered)
+    return (
+        f"**Verdict.** {run} of {rows} published rows were run at full scale. {levels} of {judged} have the published "
+        f"level; the order is reproduced in {right} of {len(ordered)} tables."
+    )
+
+
+def _wrapped(text: str) -> str:
+    """Paragraphs of prose at 100 columns; tables, headings and lists as they are."""
+    return "\n\n".join(
+        part
+        if part.startswith(("|", "#", "- ", "<"))
+        else fill(" ".join(part.split()), 100, break_on_hyphens=False, break_long_words=False)
+        for part in text.split("\n\n")
+    )
 
 
 def _overview(tables: Sequence[_Judged]) -> str:
