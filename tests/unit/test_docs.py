@@ -208,3 +208,9 @@ def test_pages_say_what_is_true_now(page: Path) -> None:
         r"(?i)\b(an earlier (figure|version|table)|made before|used to be|no longer|formerly|previously)\b"
     )
     assert re.findall(history, page.read_text()) == []
+
+
+def test_every_picture_is_shown_on_a_page() -> None:
+    shown = "".join(page.read_text() for page in PAGES)
+    pictures = [path for kind in ("png", "svg") for path in (ROOT / "docs").rglob(f"*.{kind}")]
+    assert {path.name for path in pictures if path.name not in shown} == set()
