@@ -214,3 +214,19 @@ def test_every_picture_is_shown_on_a_page() -> None:
     shown = "".join(page.read_text() for page in PAGES)
     pictures = [path for kind in ("png", "svg") for path in (ROOT / "docs").rglob(f"*.{kind}")]
     assert {path.name for path in pictures if path.name not in shown} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_page_is_empty(page: Path) -> None:
+    text = page.read_text()
+    assert re.search(r"^# \S", text, re.MULTILINE)
+    assert len(text.split()) > 40
+
+
+def test_versions_of_peers_are_those_that_were_read() -> None:
+    readme = (ROOT / "README.md").read_text()
+    pins = (ROOT / "constraints.txt").read_text() + (ROOT / "benchmarks/peers/requirements.txt").read_text()
+    for title, package in (("Flower", "flwr"), ("Opacus", "opacus"), ("pfl-research", "pfl")):
+        pinned = re.search(rf"^{package}==(\S+)$", pins, re.MULTILINE)
+        assert pinned is not None
+        assert f"| {title} {pinned[1]} |" in readme
