@@ -30,6 +30,7 @@ demo: $(READY)
 
 figures: demo
 	$(BIN)/python docs/figures/make_figures.py results/demo
+	$(BIN)/python docs/figures/make_method_figures.py
 
 test: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile

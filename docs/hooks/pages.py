@@ -1,4 +1,4 @@
-"""Pages of the site that are made, not written: the home page, one page per method, the API reference.
+"""Pages and parts of pages that are made, not written: the home page, methods' fields, the API reference.
 
 MkDocs calls the functions at the end of this file. Pages made here are never on disk, so nothing can be out of date.
 """
@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT / "src"))
 _ROOT_PAGES = {"CONTRIBUTING.md": "project/contributing.md", "SECURITY.md": "project/reporting.md"}
 _ROOT_PAGES |= {"CHANGELOG.md": "project/changelog.md", "README.md": "index.md"}
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)(#[^)]*)?\)")
+_MARK = re.compile(r"^<!-- (fields|privacy|source): ([a-z-]+) -->$", re.MULTILINE)
 _FENCE = re.compile(r"(^```.*?^```[^\n]*$)", re.MULTILINE | re.DOTALL)
 
 
@@ -34,81 +35,33 @@ def written() -> set[str]:
 def made() -> dict[str, str]:
     """Every page that is made, by its path below docs/."""
     pages = {target: (ROOT / source).read_text() for source, target in _ROOT_PAGES.items()}
-    return pages | method_pages() | reference_pages() | reproduction_page()
+    return pages | reference_pages() | reproduction_page()
 
 
-def method_pages() -> dict[str, str]:
-    """One page per method and one table of all, from the registry."""
+def fill(text: str) -> str:
+    """Replace each comment like `fields: NAME` by what the registry of methods says of that method."""
     from fedveil.methods import METHODS
 
-    pages = {f"methods/all/{name}.md": _method_page(name, METHODS[name]) for name in sorted(METHODS)}
-    rows = [f"| [`{name}`](all/{name}.md) | {METHODS[name].summary} |" for name in sorted(METHODS)]
-    top = [
-        "# All methods",
-        "",
-        "`fedveil list methods` prints the same list.",
-        "",
-        "| name | idea |",
-        "|---|---|",
-    ]
-    return pages | {"methods/index.md": "\n".join([*top, *rows, ""])}
+    parts = {"fields": _fields, "privacy": _privacy, "source": _source}
+    return _MARK.sub(lambda mark: parts[mark[1]](METHODS[mark[2]]), text)
 
 
-def _method_page(name: str, kind: Any) -> str:
+def _fields(kind: Any) -> str:
     from fedveil.methods.describe import describe_fields
 
-    module = inspect.getmodule(kind)
-    assert module is not None
-    assert module.__doc__ is not None
-    title, _, rest = module.__doc__.partition("\n")
     rows = [
         f"| `{field.name}` | {_cell(field.meaning)} | {_cell(field.values)} | `{field.default}` |"
         for field in describe_fields(kind)
     ]
-    parts = [
-        f"# {name}",
-        "",
-        title.rstrip("."),
-        "",
-        _picture(kind),
-        "",
-        "## Source, symbols and deviations",
-        "",
-        _lists(rest.strip()),
-        "",
-        "## Fields of `[method]`",
-        "",
-        "| field | meaning | values | default |",
-        "|---|---|---|---|",
-        *rows,
-        "",
-        "## Privacy",
-        "",
-        _privacy(kind),
-        "",
-        *_more(name),
-    ]
-    return "\n".join(parts) + "\n"
+    return "\n".join(["| field | meaning | values | default |", "|---|---|---|---|", *rows])
 
 
-def _picture(kind: Any) -> str:
-    """Who sends what: drawn as text, so that it needs no script."""
-    down, up = _contents(kind.down_type), _contents(kind.up_type)
-    width = max(len(down), len(up)) + 4
-    return "\n".join(
-        [
-            "```text",
-            f"server  ──{down.center(width, '─')}─>  client",
-            f"server  <─{up.center(width, '─')}──  client",
-            "```",
-        ]
-    )
-
-
-def _contents(message: Any) -> str:
-    from dataclasses import fields
-
-    return f" {', '.join(field.name.replace('_', ' ') for field in fields(message))} "
+def _source(kind: Any) -> str:
+    """The docstring of the method's file, but for its title."""
+    module = inspect.getmodule(kind)
+    assert module is not None
+    assert module.__doc__ is not None
+    return _lists(module.__doc__.partition("\n")[2].strip())
 
 
 def _privacy(kind: Any) -> str:
@@ -119,8 +72,8 @@ def _privacy(kind: Any) -> str:
 
     plan = Plan(clients=100, cohort=10, sampler="poisson", rounds=100, records_per_client=600)
     lead = (
-        "With the default fields, 100 clients of 600 records, Poisson cohorts of 10 expected, 100 rounds, "
-        "delta 1e-5. `fedveil account CONFIG` computes this for your run."
+        "What is proven with the default fields, 100 clients of 600 records, Poisson cohorts of 10 expected, "
+        "100 rounds, delta 1e-5. `fedveil account CONFIG` computes this for your run."
     )
     try:
         rows = privacy_statement(kind(), plan, 1e-5).proven
@@ -132,19 +85,6 @@ def _privacy(kind: Any) -> str:
         why = row.reason if row.epsilon is None else row.theorem
         table.append(f"| {row.adversary} | {row.unit} | {epsilon} | {_cell(why)} |")
     return "\n".join([lead, "", *table])
-
-
-def _more(name: str) -> list[str]:
-    """Links to the pages that say more about this method."""
-    found = [
-        page
-        for page in sorted(written())
-        if page.startswith(("methods/", "reproduction/")) and f"`{name}`" in (DOCS / page).read_text()
-    ]
-    if not found:
-        return []
-    links = [f"- [{_title(page)}]({_relative(f'methods/all/{name}.md', page)})" for page in found]
-    return ["## When to use it, and results", "", *links]
 
 
 def reference_pages() -> dict[str, str]:
@@ -288,4 +228,4 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    return _redirect(page.file.src_uri, markdown)
+    return _redirect(page.file.src_uri, fill(markdown))

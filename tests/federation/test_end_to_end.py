@@ -1,4 +1,4 @@
-"""The commands of docs/deploy.md, as an operator types them: a server and two nodes with tables, over TLS."""
+"""The commands of the pages on deployment, as an operator types them: a server and two nodes with tables, over TLS."""
 
 from __future__ import annotations
 

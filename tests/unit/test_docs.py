@@ -6,14 +6,18 @@ import ast
 import importlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import fedveil
+from fedveil.federation.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -45,26 +49,55 @@ TITLED = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL 
 WALKED = [page for page in PAGES if 'title="Terminal"' in page.read_text()]
 
 
-@pytest.mark.parametrize("page", WALKED, ids=lambda page: page.name)
-def test_the_commands_of_a_page_run_as_a_user_types_them(page: Path, tmp_path: Path) -> None:
-    """Blocks with a file's name are saved under it; Python without one is run; so are those titled Terminal."""
-    shim = tmp_path / "bin" / "fedveil"
-    shim.parent.mkdir()
-    shim.write_text(f'#!/bin/sh\nexec {sys.executable} -m fedveil "$@"\n')
-    shim.chmod(0o755)
-    work = tmp_path / "work"
-    work.mkdir()
-    path = os.pathsep.join((str(shim.parent), os.environ["PATH"]))
+@pytest.fixture
+def typed(tmp_path: Path) -> Iterator[Callable[..., None]]:
+    """Runs a command as a user would, in an empty folder; what it left running is stopped."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, command in (("fedveil", "-m fedveil"), ("python", "")):
+        shim = folder / name
+        shim.write_text(f'#!/bin/sh\nexec {sys.executable} {command} "$@"\n')
+        shim.chmod(0o755)
+    (tmp_path / "work").mkdir()
+    path = os.pathsep.join((str(folder), os.environ["PATH"]))
     source = os.pathsep.join((str(ROOT / "src"), os.environ.get("PYTHONPATH", "")))
     where = os.environ | {"PATH": path, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    groups: list[int] = []
+
+    def run(command: list[str]) -> None:
+        with (tmp_path / "out").open("w+") as out:
+            process = subprocess.Popen(
+                command,
+                cwd=tmp_path / "work",
+                env=where,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            groups.append(process.pid)
+            code = process.wait()
+            out.seek(0)
+            assert code == 0, f"{command[-1]}\n{out.read()[-4000:]}"
+
+    yield run
+    for group in groups:
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("page", WALKED, ids=lambda page: page.name)
+def test_the_commands_of_a_page_run_as_a_user_types_them(
+    page: Path, tmp_path: Path, typed: Callable[..., None]
+) -> None:
+    """Blocks with a file's name are saved under it; Python without one is run; so are those titled Terminal."""
     for language, title, code in TITLED.findall(page.read_text()):
         if title and title != "Terminal":
-            (work / title).write_text(code)
-            continue
-        command = ["bash", "-euo", "pipefail", "-c", code] if title else [sys.executable, "-c", code]
-        if title or language == "python":
-            done = subprocess.run(command, cwd=work, env=where, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, f"{code}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+            (tmp_path / "work" / title).write_text(code)
+        elif title:
+            free = code.replace("--port 8443", f"--port {free_port()}")  # another test may have it
+            typed(["bash", "-euo", "pipefail", "-c", free])
+        elif language == "python":
+            typed([sys.executable, "-c", code])
 
 
 def test_no_page_drives_the_commands_from_python() -> None:
@@ -154,3 +187,46 @@ def test_the_release_has_one_version() -> None:
     newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest is not None
     assert newest[1] == version
+
+
+PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
+def test_prose_has_at_most_100_columns(page: Path) -> None:
+    """Tables, pictures and code cannot be wrapped; everything else is."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    lines = [line for line in text.splitlines() if not line.startswith(("|", "!["))]
+    bare = [re.sub(r"`[^`]*`|\]\([^)]*\)", "", line) for line in lines]
+    assert [line for line in bare if len(line) > 100] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_say_what_is_true_now(page: Path) -> None:
+    """The history of the project is in the CHANGELOG."""
+    history = (
+        r"(?i)\b(an earlier (figure|version|table)|made before|used to be|no longer|formerly|previously)\b"
+    )
+    assert re.findall(history, page.read_text()) == []
+
+
+def test_every_picture_is_shown_on_a_page() -> None:
+    shown = "".join(page.read_text() for page in PAGES)
+    pictures = [path for kind in ("png", "svg") for path in (ROOT / "docs").rglob(f"*.{kind}")]
+    assert {path.name for path in pictures if path.name not in shown} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_page_is_empty(page: Path) -> None:
+    text = page.read_text()
+    assert re.search(r"^# \S", text, re.MULTILINE)
+    assert len(text.split()) > 40
+
+
+def test_versions_of_peers_are_those_that_were_read() -> None:
+    readme = (ROOT / "README.md").read_text()
+    pins = (ROOT / "constraints.txt").read_text() + (ROOT / "benchmarks/peers/requirements.txt").read_text()
+    for title, package in (("Flower", "flwr"), ("Opacus", "opacus"), ("pfl-research", "pfl")):
+        pinned = re.search(rf"^{package}==(\S+)$", pins, re.MULTILINE)
+        assert pinned is not None
+        assert f"| {title} {pinned[1]} |" in readme

@@ -19,9 +19,15 @@ def test_the_site_loads_nothing_from_other_hosts(site: Path) -> None:
 
 def test_every_method_has_a_page_with_all_its_fields(site: Path) -> None:
     for name, kind in METHODS.items():
-        text = (site / "methods" / "all" / f"{name}.html").read_text()
+        text = (site / "methods" / f"{name}.html").read_text()
         missing = {field for field in field_names(kind) if f"<code>{field}</code>" not in text}
         assert missing == set(), name
+
+
+def test_no_mark_and_no_tex_is_left(site: Path) -> None:
+    pages = {page: re.sub(r"<code>.*?</code>", "", page.read_text()) for page in site.rglob("*.html")}
+    left = re.compile(r"<!-- (fields|privacy|source):|\$`|language-math|\\\\frac")
+    assert {page.name for page, text in pages.items() if left.search(text)} == set()
 
 
 def test_every_public_name_is_in_the_reference(site: Path) -> None:

@@ -160,10 +160,6 @@ def _findings(folder: Path, paper: str, tables: Sequence[_Judged]) -> str:
     return "\n\n".join(map(_wrapped, paragraphs))
 
 
-def _wrapped(text: str) -> str:
-    return fill(text, 100, break_long_words=False, break_on_hyphens=False)
-
-
 def _told(path: Path, tables: Sequence[_Judged], table: str, name: str) -> str:
     """The number that stands for a row in the findings."""
     for one in tables:
@@ -214,10 +210,10 @@ def _claim_score(tables: Sequence[_Judged]) -> str:
 def _index(board: str) -> str:
     return f"""{_GENERATED}
 
-# What came out beside what was published
+# Reproduction
 
 {board}
-{_RULE}
+{_wrapped(_RULE)}
 
 Every number is a record under `experiments/records/`, made by one command per table:
 
@@ -231,11 +227,35 @@ fedveil reproduce --pages docs                                              # wr
 
 def _page(paper: str, tables: Sequence[_Judged], folder: Path, records: Path) -> str:
     words = _findings(folder, paper, tables)
-    parts = [_GENERATED, f"# {TITLES[paper]}", words, "## Tables", _overview(tables)]
+    parts = [_GENERATED, f"# {TITLES[paper]}", _verdict(tables), words, "## Tables", _overview(tables)]
     parts += [_section(one) for one in tables if one.run]
     parts += [_measured(path) for path in sorted(records.glob(f"{paper}-*.json"))]
     parts += ["## How it is judged", _RULE]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return "\n\n".join(_wrapped(part) for part in parts if part) + "\n"
+
+
+def _verdict(tables: Sequence[_Judged]) -> str:
+    """The first sentence of a page: how much was run, and what of it agrees with the paper."""
+    rows, run = sum(len(one.rows) for one in tables), sum(len(one.run) for one in tables)
+    if not run:
+        return f"**Verdict: open.** None of the {rows} published rows has been run at full scale."
+    judged = sum(len(one.judged) for one in tables)
+    ordered = [one for one in tables if one.order().pairs]
+    levels, right = sum(one.levels for one in tables), sum(one.order().reproduced for one in ordered)
+    return (
+        f"**Verdict.** {run} of {rows} published rows were run at full scale. {levels} of {judged} have the published "
+        f"level; the order is reproduced in {right} of {len(ordered)} tables."
+    )
+
+
+def _wrapped(text: str) -> str:
+    """Paragraphs of prose at 100 columns; tables, headings and lists as they are."""
+    return "\n\n".join(
+        part
+        if part.startswith(("|", "#", "- ", "<"))
+        else fill(" ".join(part.split()), 100, break_on_hyphens=False, break_long_words=False)
+        for part in text.split("\n\n")
+    )
 
 
 def _measured(path: Path) -> str:

@@ -238,8 +238,8 @@ def test_a_certificate_is_renewed_for_the_names_of_the_file_by_its_own_authority
 
 def test_the_experiment_on_the_page_is_one_that_new_policies_admit(tmp_path: Path) -> None:
     """And the page says what it costs, and how many rounds remain."""
-    page = (Path(__file__).parents[3] / "docs" / "deploy.md").read_text()
-    found = re.search(r"```toml\n(\[task\].*?)```", page, re.DOTALL)
+    page = (Path(__file__).parents[3] / "docs" / "tutorials" / "deploy.md").read_text()
+    found = re.search(r"```toml title=\"experiment.toml\"\n(\[task\].*?)```", page, re.DOTALL)
     assert found is not None
     config = make_config(tomllib.loads(found[1]) | {"partition": {"clients": 2}}, ['run.engine="flower"'])
     node = init(tmp_path / "fed", Federation(nodes=2))[0]
