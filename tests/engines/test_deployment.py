@@ -144,7 +144,7 @@ def test_a_killed_server_resumes_and_charges_every_attempt(tmp_path: Path) -> No
         result = loopback.run(config)
     finally:
         loopback.close()
-    assert "was interrupted; submit it again to go on" in loopback.log("server")
+    assert "was interrupted; submit it again to resume it" in loopback.log("server")
     assert distance(here.model, result.model) == 0, "the noise of this test is seeded"
     assert [line["round"] for line in result.history] == [1, 2, 3, 4]
     for node in loopback.folders:

@@ -1,4 +1,4 @@
-"""Start a run on Flower and wait for its result: in a simulation of its own, or on a federation that is there."""
+"""Start a run on Flower and wait for its result: in a simulation of its own, or on a running federation."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def _follow(
             if problem.exists():
                 raise FedveilError(problem.read_text())
             if silent >= _TRIES:
-                raise FedveilError("the server does not answer any more. Submit the run again to go on.")
+                raise FedveilError("the server does not answer any more. Submit the run again to resume it.")
             if time.monotonic() - asked > _ASK_EVERY:
                 status = _status(home, number)
                 silent = 0 if status else silent + 1

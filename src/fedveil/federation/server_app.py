@@ -208,7 +208,7 @@ def _limits(settings: RunSettings) -> Limits:
 
 
 def _agreed_plan(roster: Roster, settings: RunSettings) -> Plan:
-    """The plan of this run: made from the nodes that are there when it begins, and kept when it resumes."""
+    """The plan of this run: made from the nodes that are online when it begins, and kept when it resumes."""
     path = settings.folder / FEDERATION
     section = settings.config.run
     clients = settings.config.partition.clients or 1

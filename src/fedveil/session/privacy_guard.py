@@ -72,7 +72,22 @@ def privacy_statement(
     noise: NoiseSource = "entropy",
     deployed: bool = False,
 ) -> PrivacyStatement:
-    """What a run of this plan claims and proves; `deployed`: its clients are nodes with policies of their own."""
+    """State what a run of this plan claims and proves.
+
+    Args:
+        method: The method with its fields.
+        plan: The outline of the run.
+        delta: Of every guarantee.
+        noise: Where privacy noise comes from; noise from a seed can be removed by whoever knows it.
+        deployed: Whether clients are nodes with policies of their own, who may refuse.
+
+    Returns:
+        The paper's claim and what is proven for each unit and adversary.
+
+    Guarantees:
+        What the method releases without protection has no epsilon
+        (`test_an_unprotected_method_proves_nothing_and_says_why`).
+    """
     releases = declared(method, plan, deployed=deployed)
     claim = method.paper_claim(plan)
     proven = account(releases, plan, delta)

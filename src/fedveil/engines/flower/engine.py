@@ -114,7 +114,7 @@ class FlowerEngine:
             del uploads[client]
             self.lose(client, at, problem)
         for client in sent.keys() - uploads.keys() - self.lost.keys():
-            self.lose(client, at, f"no answer within {timeout:g} s, or its node is gone")
+            self.lose(client, at, f"no answer within {timeout:g} s, or its node went offline")
         answered = sorted(uploads)
         if not answered or len(answered) < self._limits.min_clients:
             return Answers((), None, dict(self.lost))
@@ -123,13 +123,13 @@ class FlowerEngine:
         return Answers(tuple(answered), self.on_device(up), dict(self.lost))
 
     def begin(self, at: At) -> None:
-        """Forget who was left out of the last round, and see who is here."""
+        """Forget who dropped out of the last round, and ask who is online."""
         if at.exchange == 0:
             self.lost.clear()
             self._roster.refresh()
 
     def accept(self, clients: Iterable[int], at: At) -> None:
-        """The states of these clients after this exchange are those to go on from."""
+        """The states of these clients after this exchange are those to continue from."""
         self._accepted |= dict.fromkeys(clients, (at.round, at.exchange))
 
     def on_device(self, up: Message) -> Message:
@@ -165,7 +165,7 @@ class FlowerEngine:
                 self.lose(client, at, str(refusal))
         for client in asked.keys() - found.keys() - self.lost.keys():
             absent = "no node of it is here"
-            late = f"no answer to {name!r} within {timeout:g} s, or its node is gone"
+            late = f"no answer to {name!r} within {timeout:g} s, or its node went offline"
             self.lose(client, at, absent if nodes[client] is None else late)
         return found, sum(size_of(message.content) for message in messages), received
 

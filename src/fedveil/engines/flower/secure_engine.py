@@ -201,7 +201,7 @@ class _Legs:
         read: Callable[[str, Leg], T],
         down: Message | None = None,
     ) -> list[T]:
-        """The answers of the nodes that are asked, in the order of their names; who does not answer is left out."""
+        """The answers of the nodes that are asked, in the order of their names; who does not answer drops out."""
         began = time.monotonic()
         asked = {}
         for node, part in content.items():
@@ -230,7 +230,7 @@ class _Legs:
         return found
 
     def _drop(self, asked: Mapping[str, Any], kept: Any, problem: str) -> None:
-        """Say who answered and is left out all the same."""
+        """Say who answered and drops out all the same."""
         for name in asked:
             client = self.clients[name]
             if name not in kept and client not in self.flower.lost:

@@ -1,7 +1,7 @@
 """Post-processing of the released model, usable with any method: `[[wrap]]` in a configuration.
 
 A rule reads the model that a method has after each round and answers with the model to release in its place, and
-perhaps with one to go on training from. It is given nothing else, so it discloses nothing else: the releases, and
+perhaps with one to continue training from. It is given nothing else, so it discloses nothing else: the releases, and
 with them every epsilon, are those of the method inside.
 """
 
@@ -42,7 +42,7 @@ Memory = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Step:
-    """What a rule makes of a round: what it remembers, what is released, where training goes on (None: as it was)."""
+    """What a rule makes of a round: what it remembers, what is released, where training continues (None: as it was)."""
 
     memory: Memory
     released: Params
@@ -180,7 +180,12 @@ class Around(Method[S, Message, Message]):
 
 @dataclass(frozen=True)
 class WrappedMethod(Around[Wrapped]):
-    """A method whose released model goes through a rule. Everything else is the method's own."""
+    """A method whose released model goes through a rule. Everything else is the method's own.
+
+    Args:
+        inner: The method.
+        rule: The post-processing.
+    """
 
     rule: Rule
 
