@@ -148,7 +148,7 @@ def test_an_upload_that_the_server_cannot_use_is_left_out_of_the_update(tmp_path
     faults = {1001: uploading(elsewhere)}
     result = deployed(config, write_nodes(tmp_path), tmp_path, faults=faults)
     assert [line["answered"] for line in result.history] == [2, 2]
-    assert "is left out: the server cannot use its upload (RuntimeError)" in log_of(result)
+    assert "dropped out: the server cannot use its upload (RuntimeError)" in log_of(result)
 
 
 def told(folder: Path, values: dict[str, Any]) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""What a run is told through Flower's run configuration: the whole experiment as one text."""
+"""What a run is given through Flower's run configuration: the whole experiment as one text."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ def _agreed_plan(roster: Roster, settings: RunSettings) -> Plan:
     if len(sizes) < needed:
         refused = "".join(f"\n{name} is not let in: {why}" for name, why in roster.refusals.items())
         raise FedveilError(
-            f"{len(sizes)} of {clients} nodes are here, {needed} are needed. Start the others.{refused}"
+            f"{len(sizes)} of {clients} nodes are online, {needed} are needed. Start the others.{refused}"
         )
     cohort = clients if section.cohort is None or section.sampler == "all" else section.cohort
     plan = Plan(clients, cohort, section.sampler, section.rounds, max(1, min(sizes)), max(1, max(sizes)))

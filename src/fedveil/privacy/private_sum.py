@@ -106,7 +106,7 @@ class CohortNoise:
         insider = None
         if self.scope != "central" and plan.clients > 1 and (plan.sampler == "poisson" or self.sharers() > 1):
             insider = protection_in_cohorts(self.others, plan, present=2)
-        betrayed = isinstance(total, RandomGaussianNoise)  # the noise's size shows how many participated
+        disclosed = isinstance(total, RandomGaussianNoise)  # the noise's size shows how many participated
         return (
             Release(
                 "each client's noisy model", "client", ("server",), protection_in_cohorts(self.upload, plan)
@@ -116,7 +116,7 @@ class CohortNoise:
                 "client",
                 ("observer", "client"),
                 total,
-                participation="seen" if betrayed else "hidden",
+                participation="seen" if disclosed else "hidden",
                 insider=insider,
             ),
         )
@@ -127,7 +127,7 @@ def protection_in_cohorts(
 ) -> Protection:
     """The protection of `mechanism(K)`, K the size of a cohort in which `present` given clients are.
 
-    The size of a Poisson cohort is random, independent of the data and known to those who are told it.
+    The size of a Poisson cohort is random, independent of the data and known to those to whom it is announced.
     """
     if plan.sampler != "poisson":
         return mechanism(0).protection()

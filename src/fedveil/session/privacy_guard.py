@@ -57,11 +57,11 @@ def declared(method: AnyMethod, plan: Plan, *, deployed: bool) -> tuple[Release,
     if not deployed:
         return releases
 
-    def betrayed(release: Release) -> bool:
+    def disclosed(release: Release) -> bool:
         disclosed = plan.sampler == "fixed" or release.insider is not None
         return disclosed and release.unit == "client" and release.participation == "hidden"
 
-    return tuple(replace(r, participation="seen") if betrayed(r) else r for r in releases)
+    return tuple(replace(r, participation="seen") if disclosed(r) else r for r in releases)
 
 
 def privacy_statement(

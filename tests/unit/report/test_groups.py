@@ -35,15 +35,15 @@ def test_seeds_of_one_setting_are_one_group_and_names_tell_settings_apart(tmp_pa
 
 def test_names_hold_as_few_settings_as_tell_them_apart() -> None:
     """The model first, then the noise; what follows from what is named already is left out."""
-    first = {
+    first: dict[str, Any] = {
         "task": {"model": "logistic"},
         "method": {"name": "m", "batch_size": 1000, "clip": 1.0, "noise_multiplier": 4.0},
     }
-    second = {
+    second: dict[str, Any] = {
         "task": {"model": "mlp-2"},
         "method": {"name": "m", "batch_size": 8, "clip": 0.5, "noise_multiplier": 5.0},
     }
-    third = {"task": {"model": "mlp-2"}, "method": second["method"] | {"noise_multiplier": 6.0}}
+    third: dict[str, Any] = {"task": {"model": "mlp-2"}, "method": second["method"] | {"noise_multiplier": 6.0}}
     assert _names([first, second]) == ["m, model logistic", "m, model mlp-2"]
     assert _names([first, second, third]) == [
         "m, noise multiplier 4",

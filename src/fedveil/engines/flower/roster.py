@@ -242,6 +242,6 @@ class Roster:
             if here >= count or time.monotonic() >= end:
                 return
             if here != told:
-                log.info("%d of %d nodes are here; waiting for the others up to %g s", here, count, timeout)
+                log.info("%d of %d nodes are online; waiting for the others up to %g s", here, count, timeout)
                 told = here
             time.sleep(1.0)

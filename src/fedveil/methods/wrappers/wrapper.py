@@ -87,7 +87,7 @@ class Wrapped(Record):
 
 @dataclass(frozen=True)
 class Around(Method[S, Message, Message]):
-    """A method around another, whose exchanges, first states, claim and hooks it keeps."""
+    """A method around another, whose exchanges, states, messages to clients, claim and hooks it keeps."""
 
     inner: AnyMethod
 
@@ -117,6 +117,18 @@ class Around(Method[S, Message, Message]):
 
     def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
         return self.inner.init_client(task, data, rng)
+
+    def init_server(self, params: Params, plan: Plan) -> S:
+        return cast(S, self.inner.init_server(params, plan))
+
+    def broadcast(self, at: At, server: S, clients: Sequence[int]) -> Message:
+        return cast(Message, self.inner.broadcast(at, server, clients))
+
+    def model(self, server: S) -> Params:
+        return self.inner.model(server)
+
+    def with_model(self, server: S, params: Params) -> S:
+        return cast(S, self.inner.with_model(server, params))
 
     def paper_claim(self, plan: Plan) -> str | None:
         return self.inner.paper_claim(plan)
