@@ -217,7 +217,7 @@ def test_a_model_that_overflows_on_the_data_is_answered_all_the_same(tmp_path: P
     assert len(open_node(folder).guard.ledger) > 0
 
 
-def test_a_node_whose_policy_says_no_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_node_whose_policy_refuses_is_named_and_the_others_continue(tmp_path: Path) -> None:
     folders = write_nodes(tmp_path, policies={1: {"methods": ["fedlap-dp"], "minimum_cohort": 1}})
     result = deployed(federated("fedavg"), folders, tmp_path)
     assert [line["answered"] for line in result.history] == [2, 2]
@@ -357,7 +357,7 @@ def test_what_would_read_a_file_or_tell_of_the_data_is_refused_at_both_ends(
         node_of(context)
 
 
-def test_a_server_that_dies_goes_on_and_every_attempt_is_charged(tmp_path: Path) -> None:
+def test_a_killed_server_resumes_and_every_attempt_is_charged(tmp_path: Path) -> None:
     """Deployed nodes draw fresh noise, so what a dead server asked for is spent, and spent again."""
     config = federated("scaffold", rounds=4, cohort=3, checkpoint_every=2)
     folders = write_nodes(tmp_path, seeded=False)

@@ -136,7 +136,7 @@ def test_the_only_answer_of_a_round_may_be_hostile(change: Callable[[bytes], byt
     assert sorted(caught.value.reasons) == [0, 1, 2]
 
 
-def test_an_upload_that_the_server_cannot_use_is_left_out_of_the_update(tmp_path: Path) -> None:
+def test_an_upload_that_the_server_cannot_use_is_dropped(tmp_path: Path) -> None:
     """Coordinates that no model has are of the right shape and type."""
 
     def elsewhere(data: bytes) -> bytes:

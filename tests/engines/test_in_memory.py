@@ -187,7 +187,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Result:
 
 
 @pytest.mark.parametrize("kind", sorted(FAULTY))
-def test_a_broken_node_is_named_and_left_out_and_the_run_goes_on(
+def test_a_broken_node_drops_out_by_name_and_the_run_continues(
     kind: str, three: Result, tmp_path: Path
 ) -> None:
     fault, said = FAULTY[kind]

@@ -1,4 +1,4 @@
-"""A node that sends more than clip and noise explain is left out of the round."""
+"""A node that sends more than clip and noise explain drops out of the round."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def test_the_radius_may_be_measured_on_some_examples() -> None:
     assert torch.equal(some.images, plain.images)
 
 
-def test_warm_images_go_on_where_the_last_round_ended() -> None:
+def test_warm_images_continue_from_the_last_round() -> None:
     method = FedLAP(**QUICK, reinit=False)
     up, states = uploads(method)
     assert torch.equal(states["images"], up.images)

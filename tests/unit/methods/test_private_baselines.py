@@ -130,7 +130,7 @@ def test_record_level_refuses_momentum() -> None:
 
 
 @pytest.mark.parametrize("name", ["dp-fedavg", "fedceo"])
-def test_record_level_noise_is_priced_by_epochs(name: str) -> None:
+def test_record_level_noise_is_accounted_for_by_epochs(name: str) -> None:
     with pytest.raises(InputError, match="local_steps"):
         made(name, unit="record", local_steps=5)
     assert made(name, unit="client", local_steps=5)

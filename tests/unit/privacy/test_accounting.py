@@ -160,7 +160,7 @@ def test_hidden_costs_less_than_seen_and_seen_less_than_charged() -> None:
 @pytest.mark.parametrize(
     "protection", [PureDP(0.3), ApproximateDP(0.3, 1e-8), ZeroConcentratedDP(0.01), LaplaceNoise(0.3)]
 )
-def test_every_protection_is_priced_seen_hidden_and_charged(protection: Protection) -> None:
+def test_every_protection_is_accounted_for_seen_hidden_and_charged(protection: Protection) -> None:
     hidden, seen, charged = (
         _epsilon([_client(protection, participation=p)]) for p in ("hidden", "seen", "charged")
     )
@@ -213,7 +213,7 @@ def test_next_to_no_noise_has_a_huge_epsilon_and_does_not_overflow() -> None:
 
 @pytest.mark.parametrize("sampler", ["fixed", "poisson"])
 @pytest.mark.parametrize("delta", [1e-12, 1e-5])
-def test_next_to_no_noise_on_a_hidden_sum_is_priced_too(sampler: Any, delta: float) -> None:
+def test_next_to_no_noise_on_a_hidden_sum_is_accounted_for_too(sampler: Any, delta: float) -> None:
     plan = Plan(3, 2, sampler, 7)
     release = Release("sum", "client", ("observer",), GaussianNoise(1e-4), participation="hidden")
     (row,) = [row for row in account([release], plan, delta) if row.adversary == "observer"]
@@ -290,7 +290,7 @@ def test_the_curve_over_rounds_grows() -> None:
         assert len(values) == 5
 
 
-def test_two_releases_of_one_round_hang_on_the_same_draw() -> None:
+def test_two_releases_of_one_round_depend_on_the_same_draw() -> None:
     """Given the draw they are one Gaussian; drawn apart they would seem to cost less."""
     noise, joint = (RandomGaussianNoise((m, 4 * m), (0.1, 0.9)) for m in (1.0, 1 / math.sqrt(2)))
     pair = [_client(noise), Release("y", "client", ("server",), noise)]
@@ -371,7 +371,7 @@ def test_calibrating_then_accounting_returns_the_target(target: float, adversary
     assert 0.99 * target <= epsilon <= target
 
 
-def test_calibration_refuses_what_noise_cannot_mend() -> None:
+def test_calibration_refuses_what_noise_cannot_reach() -> None:
     with pytest.raises(InputError, match="whatever the noise"):
         calibrate(lambda _: declared.fedem(), PLAN, DELTA, 1.0, "server", "client")
     with pytest.raises(InputError):

@@ -43,7 +43,10 @@ def test_names_hold_as_few_settings_as_tell_them_apart() -> None:
         "task": {"model": "mlp-2"},
         "method": {"name": "m", "batch_size": 8, "clip": 0.5, "noise_multiplier": 5.0},
     }
-    third: dict[str, Any] = {"task": {"model": "mlp-2"}, "method": second["method"] | {"noise_multiplier": 6.0}}
+    third: dict[str, Any] = {
+        "task": {"model": "mlp-2"},
+        "method": second["method"] | {"noise_multiplier": 6.0},
+    }
     assert _names([first, second]) == ["m, model logistic", "m, model mlp-2"]
     assert _names([first, second, third]) == [
         "m, noise multiplier 4",
@@ -176,7 +179,7 @@ def test_the_headline_prefers_a_useful_model_that_is_protected_against_the_serve
     assert "most frequent class" in headline(group(read_runs([tmp_path / "b"]))).text
 
 
-def test_a_delta_that_betrays_somebody_is_no_protection(tmp_path: Path) -> None:
+def test_a_delta_that_exposes_one_unit_is_no_protection(tmp_path: Path) -> None:
     row = proof("observer", 0.5)
     write_run(tmp_path / "small", "udp-fedavg", proven=[row | {"delta": 0.2}])
     assert headline(group(read_runs([tmp_path / "small"]))).level == "good"  # of four clients

@@ -26,7 +26,7 @@ def test_a_whole_folder_has_no_problems(tmp_path: Path) -> None:
     assert run.per_class == (0.75, 1.0, None)
 
 
-def test_an_unfinished_run_keeps_its_rounds_and_says_how_far_it_came(tmp_path: Path) -> None:
+def test_an_unfinished_run_keeps_its_rounds_and_their_number(tmp_path: Path) -> None:
     run = read_folder(write_run(tmp_path, "scaffold", seed=7, finished=False))
     assert not run.finished
     assert (run.method, run.seed, run.accuracy) == ("scaffold", 7, None)

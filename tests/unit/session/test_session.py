@@ -78,7 +78,7 @@ def test_a_finished_run_does_not_pass_for_another(tmp_path: Path, changed: dict[
 
 
 @pytest.mark.parametrize("finished", [True, False], ids=["finished", "interrupted"])
-def test_a_run_does_not_go_on_with_other_data(tmp_path: Path, finished: bool) -> None:
+def test_a_run_does_not_resume_with_other_data(tmp_path: Path, finished: bool) -> None:
     def go_on(
         x: torch.Tensor, y: torch.Tensor, parts: torch.Tensor, test: torch.Tensor, *callbacks: Callback
     ) -> Result:

@@ -7,6 +7,7 @@ import functools
 import json
 import shutil
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 
 import fedveil
 from fedveil.cli.app import app
+from fedveil.methods.udp_fedavg import UDPFedAvg
 from fedveil.privacy.accounting import account_rounds
 from fedveil.privacy.ledger import Entry
 from fedveil.session import statement_file
@@ -32,7 +34,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "run"
     data = [(torch.randn(6, 3), torch.randint(0, 2, (6,))) for _ in range(3)]
     task = fedveil.Task(lambda: torch.nn.Linear(3, 2))
-    method = fedveil.METHODS["udp-fedavg"](noise_multiplier=2.0, clip=1.0)
+    method = UDPFedAvg(noise_multiplier=2.0, clip=1.0)
     fedveil.run(task, data, method, rounds=1, cohort=2, test=data[0], noise="entropy", results=folder)
     return folder
 
@@ -50,7 +52,7 @@ def accounted_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @functools.cache
 def _account_cached(rounds: Any, delta: Any, pairs: Any) -> Any:
-    return account_rounds(dict(rounds), delta, pairs=list(pairs))
+    return account_rounds(Counter(dict(rounds)), delta, pairs=list(pairs))
 
 
 def _account(rounds: Any, delta: Any, *, pairs: Any) -> Any:
