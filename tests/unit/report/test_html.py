@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.errors import InputError
 from fedveil.report.charts import Dot, plane_chart
 from fedveil.report.html import render, write_report
 from fedveil.report.privacy_chart import Mark, Row, privacy_chart
 from fedveil.report.reading import read_runs
+from tests.refusals import refuses
 from tests.unit.report.makers import proof, write_everything, write_picture, write_run
 
 _VOID = {"meta", "link", "img", "br"}
@@ -268,7 +268,7 @@ def test_the_same_runs_make_the_same_page(tmp_path: Path) -> None:
 
 def test_a_folder_is_no_place_for_a_page(tmp_path: Path) -> None:
     write_run(tmp_path)
-    with pytest.raises(InputError, match="is a folder"):
+    with refuses("-o"):
         write_report([tmp_path], tmp_path)
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from fedveil.errors import InputError, ResultError
+from fedveil.errors import ResultError
 from fedveil.report.html import render
 from fedveil.report.reading import read_folder, read_runs, run_folders
 from fedveil.session.results import Result, ResultFolder
+from tests.refusals import refuses
 from tests.unit.report.makers import proof, summary_of, write_everything, write_picture, write_run
 
 
@@ -129,12 +130,12 @@ def test_folders_are_found_at_any_depth_and_once(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such folder"):
+    with refuses("RESULT"):
         read_runs([tmp_path / "nowhere"])
     with pytest.raises(ResultError, match="no run"):
         read_runs([tmp_path])
     (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(InputError, match="is a file"):
+    with refuses("RESULT"):
         run_folders(tmp_path / "notes.txt")
 
 

@@ -12,7 +12,7 @@ import pytest
 from scipy.stats import norm
 
 from fedveil import METHODS, Plan, run
-from fedveil.errors import InputError, LedgerError
+from fedveil.errors import LedgerError
 from fedveil.methods.method import AnyMethod, At
 from fedveil.privacy import ledger as ledger_module
 from fedveil.privacy.accounting import epsilon_of
@@ -30,6 +30,7 @@ from tests.contract.federation import (
     make_plan,
     make_task,
 )
+from tests.refusals import refuses
 
 METHOD = make_method("udp-fedavg", noise_multiplier=2.0)
 
@@ -129,13 +130,13 @@ def test_a_run_on_other_data_does_not_pass_for_one_resumed(
 def test_a_budget_that_nothing_can_prove_is_refused_before_anything_is_written(
     tmp_path: Path, method: AnyMethod, settings: PrivacySettings
 ) -> None:
-    with pytest.raises(InputError, match="budget"):
+    with refuses("privacy.budget"):
         go(tmp_path / "run", method, privacy=settings)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_budget_needs_a_ledger() -> None:
-    with pytest.raises(InputError, match="ledger"):
+    with refuses("privacy.budget"):
         go(None, privacy=PrivacySettings(budget=5.0))
 
 
