@@ -230,7 +230,7 @@ class Config(_Section):
             raise InputError(
                 "run.min_clients",
                 self.run.min_clients,
-                "dropping small Poisson rounds would disclose how many clients participated, which is not charged",
+                "dropping small Poisson rounds would disclose how many participate, which is not accounted for",
                 "Leave it out, or use another sampler.",
             )
         if self.run.deadline is not None and self.run.engine in _SAME_BITS:
