@@ -358,3 +358,14 @@ def test_an_audit_file_tells_every_audit_and_its_own_verdict(tmp_path: Path) -> 
     assert "refutes what is proven against the server" in " ".join(line.text for line in lines(setting))
     path.write_text(json.dumps({"audit": None}))
     assert group(read_runs([tmp_path]))[0].audited() == []
+
+
+def test_a_method_keeps_its_look_from_report_to_report() -> None:
+    def looks(*methods: str) -> dict[str, int]:
+        runs = [Run(name, True, method=name, config={"method": {"name": name}}) for name in methods]
+        return {setting.method: setting.look for setting in group(runs)}
+
+    alone, together = looks("fedceo"), looks("udp-fedavg", "my-own", "fedceo", "fedavg")
+    assert alone["fedceo"] == together["fedceo"]
+    assert looks("my-own", "fedavg")["my-own"] == together["my-own"]
+    assert len(set(together.values())) == 4

@@ -335,3 +335,18 @@ def test_attacks_name_clients_and_no_exchange(tmp_path: Path) -> None:
     assert "seed 0, round 1, client Bern" in said
     assert "seed 0, round 1, batch 3, client Bern" in said
     assert "exchange" not in said
+
+
+def test_the_page_speaks_plainly(tmp_path: Path) -> None:
+    rows = [
+        proof("observer", 3.0)
+        | {"theorem": "mixture over seen participation", "sampler": "fixed clients, poisson records"}
+    ]
+    folder = write_run(tmp_path, "udp-fedavg", proven=rows)
+    place = folder / "attacks" / "dlg-round-1-exchange-0-client-1-50890df4"
+    place.mkdir(parents=True)
+    (place / "finding.json").write_text(json.dumps({"against_x": {"mean": {"psnr": 8.0}}}))
+    said = " ".join(Page(write_report([tmp_path], tmp_path / "report.html").read_text()).text)
+    for phrase in ("exchange 0", "mixture over", "poisson records", "what privacy and traffic buy"):
+        assert phrase not in said
+    assert "composition over rounds whose participants are visible" in said
