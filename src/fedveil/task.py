@@ -102,6 +102,7 @@ class Task:
         device: str | torch.device = "cpu",
         frozen_statistics: bool = False,
     ) -> None:
+        """`frozen_statistics` accepts batch norm with its running statistics as constants: to attack, not to train."""
         self._make = None if isinstance(model, nn.Module) else model
         template = copy.deepcopy(model) if isinstance(model, nn.Module) else _build(model, seed=0)
         _require_trainable(template)

@@ -2,7 +2,7 @@
 
 The clients' data is placed once on every machine, where all its worker processes read it without a copy. A task gets
 what its chunk was sent and remembers, and answers with uploads and new states. Both depend on nothing else, so a task
-that fails with its worker or its machine is computed again.
+that is lost with its worker or its machine is computed again.
 
 Ray sends pickled objects: whoever can reach a cluster can run code on it. Use one whose network you trust.
 """
@@ -37,7 +37,7 @@ from fedveil.streams import NoiseSource
 from fedveil.task import Task
 from fedveil.tree import State
 
-_RETRIES = 5  # of a task whose worker or machine fails
+_RETRIES = 5  # of a task whose worker or machine is lost
 
 
 @dataclass(frozen=True)

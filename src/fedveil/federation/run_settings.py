@@ -1,4 +1,4 @@
-"""What a run is given through Flower's run configuration: the whole experiment as one text."""
+"""What a run is told through Flower's run configuration: the whole experiment as one text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedveil.plugins import load_plugins
 from fedveil.streams import NoiseSource
 
 PROBLEM = ".flower-problem"  # in a run's folder: why its last attempt failed
-LOG = "federation.log"  # in a run's folder: which nodes joined, failed and were refused
+LOG = "federation.log"  # in a run's folder: which nodes came, failed and were refused
 _KEYS = ("config", "seed", "experiment", "results", "data", "noise")
 
 

@@ -1,8 +1,8 @@
 """The reproduction pages of the documentation, made of the tables and their records alone.
 
 `fedveil reproduce --pages docs` writes one page per paper, the scoreboard and the README's copy of it; a test holds the
-pages to the records. A paper's `findings.md`, beside its tables, says in words what the results are; its first
-paragraph is the sentence of the scoreboard.
+pages to the records. A paper's `findings.md`, beside its tables, says in words what came out; its first paragraph is
+the sentence of the scoreboard.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _scoreboard(papers: dict[str, list[_Judged]], folder: Path) -> str:
 def _index(board: str) -> str:
     return f"""{_GENERATED}
 
-# Results beside the published ones
+# What came out beside what was published
 
 {board}
 {_RULE}

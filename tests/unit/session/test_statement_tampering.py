@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 
 import fedveil
 from fedveil.cli.app import app
-from fedveil.methods.udp_fedavg import UDPFedAvg
 from fedveil.privacy.accounting import account_rounds
 from fedveil.privacy.ledger import Entry
 from fedveil.session import statement_file
@@ -34,7 +33,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "run"
     data = [(torch.randn(6, 3), torch.randint(0, 2, (6,))) for _ in range(3)]
     task = fedveil.Task(lambda: torch.nn.Linear(3, 2))
-    method = UDPFedAvg(noise_multiplier=2.0, clip=1.0)
+    method: Any = fedveil.METHODS["udp-fedavg"]
+    method = method(noise_multiplier=2.0, clip=1.0)
     fedveil.run(task, data, method, rounds=1, cohort=2, test=data[0], noise="entropy", results=folder)
     return folder
 
