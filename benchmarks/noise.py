@@ -21,19 +21,17 @@ from torch import Tensor
 
 import fedveil
 from fedveil.data.client_data import ArrayClients
-from fedveil.engines.simulation import Simulation
 from fedveil.methods import user_level
-from fedveil.methods.method import At
 from fedveil.methods.udp_fedavg import UDPFedAvg
 from fedveil.privacy import noise
 from fedveil.privacy.mechanisms import gaussian
 from fedveil.privacy.private_sum import NoisySum
-from fedveil.streams import ClientStreams, ServerStreams, Stream, normal
+from fedveil.streams import ClientStreams, Stream, normal
 from fedveil.task import Task
 from fedveil.training.layer_gradients import ChannelsLast, Explicit, Outer
 from fedveil.training.private_sgd import PoissonBatches, StepStreams, private_sgd
 from fedveil.tree import Params, add, flat_rows, with_axis
-from simulator import WORKLOADS, make_data
+from simulator import WORKLOADS, OurRounds, make_data
 
 TARGETS = {"W1": 1.15, "DP-SGD": 1.3}
 
@@ -86,31 +84,13 @@ def in_floating_point() -> Iterator[None]:
         yield
 
 
-class PrivateRounds:
-    """Every call is one round of udp-fedavg in the simulator."""
-
-    def __init__(self) -> None:
-        workload = WORKLOADS["W1"]
-        clients = make_data(workload)
-        self._task = Task(lambda: fedveil.make_model(workload.model, workload.input_shape, workload.classes))
-        self._method = UDPFedAvg(lr=0.1, epochs=workload.epochs, batch_size=64)
-        self._plan = fedveil.make_plan(clients, rounds=1000, sampler="all")
-        self._engine = Simulation(self._task, clients, self._method, self._plan, seed=0)
-        self._server = self._method.init_server(self._task.init(0), self._plan)
-        self._cohort = range(workload.clients)
-        self._rounds = 0
-        self()  # starts the workers, which keep the noise of this moment
-
-    def __call__(self) -> None:
-        self._rounds += 1
-        at = At(self._plan, self._rounds)
-        down = self._method.broadcast(at, self._server, self._cohort)
-        answers = self._engine.exchange(self._cohort, down, at)
-        streams = ServerStreams(0, self._rounds)
-        self._method.server_update(self._task, at, self._server, answers.clients, answers.up, streams)  # type: ignore[arg-type]
-
-    def close(self) -> None:
-        self._engine.close()
+def private_rounds() -> OurRounds:
+    """Rounds of udp-fedavg in the simulator."""
+    workload = WORKLOADS["W1"]
+    method = UDPFedAvg(lr=0.1, epochs=workload.epochs, batch_size=64)
+    rounds = OurRounds(workload, make_data(workload), method=method)
+    rounds()  # starts the workers, which keep the noise of this moment
+    return rounds
 
 
 def dp_sgd() -> Callable[[], object]:
@@ -157,9 +137,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=15)
     repeats = parser.parse_args().repeats
-    exact = PrivateRounds()
+    exact = private_rounds()
     with in_floating_point():
-        floating = PrivateRounds()
+        floating = private_rounds()
     compare("W1", exact, floating, repeats)
     exact.close()
     floating.close()

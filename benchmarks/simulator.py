@@ -32,7 +32,7 @@ from fedveil.engines.simulation import Simulation, cores
 from fedveil.engines.upload_tables import Expected, UploadTables
 from fedveil.engines.worker import ClientWorker
 from fedveil.methods.fedavg import FedAvg
-from fedveil.methods.method import At
+from fedveil.methods.method import AnyMethod, At
 from fedveil.methods.shared_model import averaging_weights
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
@@ -119,11 +119,17 @@ def plain_round(model: nn.Module, clients: ArrayClients, epochs: int) -> dict[st
 
 
 class OurRounds:
-    """Every call is one round of FedAvg in the simulator; with `cluster` on that Ray cluster."""
+    """Every call is one round in the simulator, of FedAvg if no method is given; with `cluster` on that Ray cluster."""
 
-    def __init__(self, workload: Workload, clients: ArrayClients, cluster: str | None = None) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        clients: ArrayClients,
+        cluster: str | None = None,
+        method: AnyMethod | None = None,
+    ) -> None:
         self._task = Task(lambda: fedveil.make_model(workload.model, workload.input_shape, workload.classes))
-        self._method = FedAvg(lr=0.1, epochs=workload.epochs, batch_size=64)
+        self._method = method or FedAvg(lr=0.1, epochs=workload.epochs, batch_size=64)
         self._plan = fedveil.make_plan(clients, rounds=1000, sampler="all")
         self._engine = Simulation(self._task, clients, self._method, self._plan, seed=0, cluster=cluster)
         self._server = self._method.init_server(self._task.init(0), self._plan)

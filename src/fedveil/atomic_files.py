@@ -12,7 +12,7 @@ from fedveil.errors import ResultError
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A disk that is full or gone is an error the user can fix: what is there stays, and a run resumes."""
+    """A disk that is full or missing is an error the user can fix: what is written stays, and a run resumes."""
     try:
         yield
     except OSError as error:

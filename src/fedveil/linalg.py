@@ -38,6 +38,13 @@ def t_tsvd(stack: Tensor, threshold: float) -> Tensor:
     result has the stack's shape, type and place and agrees with a complex SVD of all K slices to 1e-4
     (float32) or 1e-9 (float64) of its norm. Its bits do not depend on the number of threads. `stack` is not
     changed.
+
+    Args:
+        stack: One matrix per client, `[K, d, h]`.
+        threshold: By how much singular values are lowered.
+
+    Returns:
+        The smoothed stack.
     """
     largest = _check_stack(stack)
     if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not threshold >= 0:
@@ -54,7 +61,14 @@ def t_tsvd(stack: Tensor, threshold: float) -> Tensor:
 
 
 def tensor_nuclear_norm(stack: Tensor) -> Tensor:
-    """`||stack||_*`: the mean over the K frequency slices of the sum of their singular values (Def. 2.2)."""
+    """`||stack||_*`: the mean over the K frequency slices of the sum of their singular values (Def. 2.2).
+
+    Args:
+        stack: One matrix per client, `[K, d, h]`.
+
+    Returns:
+        A scalar.
+    """
     values = slice_singular_values(stack)
     clients = stack.shape[0]
     copies = torch.full((values.shape[0],), 2.0, dtype=values.dtype, device=values.device)
@@ -67,6 +81,12 @@ def slice_singular_values(stack: Tensor) -> Tensor:
     """Singular values of the frequency slices 0..K//2, `[K//2 + 1, min(d, h)]`, each row falling.
 
     Row 0 belongs to the sum over the clients; row j > 0 also describes slice K - j.
+
+    Args:
+        stack: One matrix per client, `[K, d, h]`.
+
+    Returns:
+        One row per slice.
     """
     _check_stack(stack)
     values: Tensor = torch.linalg.svdvals(torch.fft.rfft(stack.double(), dim=0))

@@ -44,5 +44,5 @@ def _load(path: Path) -> None:
     except Exception as error:
         del sys.modules[name]
         raise InputError(
-            "--plugin", str(path), f"fails with {type(error).__name__}: {error}", "Mend the file."
+            "--plugin", str(path), f"fails with {type(error).__name__}: {error}", "Fix the file."
         ) from error

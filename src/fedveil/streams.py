@@ -45,7 +45,15 @@ class _Key(ISeedSequence):
 
 
 def named_stream(seed: int, *name: int | str) -> np.random.Generator:
-    """The stream of this name: the same bits for the same name, independent of every other name."""
+    """The stream of this name: the same bits for the same name, independent of every other name.
+
+    Args:
+        seed: Of the run.
+        name: Words and numbers that name the purpose.
+
+    Returns:
+        A generator of its own.
+    """
     text = "\x1f".join(map(str, (seed, *name)))
     key = np.frombuffer(hashlib.blake2b(text.encode(), digest_size=16).digest(), dtype="<u8")
     philox = np.random.Philox(_Key(key))  # type: ignore[arg-type]  # any ISeedSequence will do
@@ -74,7 +82,20 @@ class EntropyStream:
 
 @dataclass(frozen=True)
 class ClientStreams:
-    """The streams of the clients of one exchange, in the order of the client axis."""
+    """The streams of the clients of one exchange, in the order of the client axis.
+
+    Args:
+        seed: Of the run.
+        round: The round, from 1.
+        clients: The clients, in the order of the client axis.
+        exchange: The exchange within the round, from 0.
+        noise_source: Where privacy noise comes from.
+        layer: Which of several layers around a method draws: each has streams of its own in an exchange.
+
+    Guarantees:
+        A client's noise depends neither on the cohort nor on its order
+        (`test_each_client_has_its_own_noise_whatever_the_cohort`).
+    """
 
     seed: int
     round: int
@@ -82,7 +103,6 @@ class ClientStreams:
     exchange: int = 0
     noise_source: NoiseSource = "seeded"
     layer: int = 0
-    """Which of several layers around a method draws: each has streams of its own in an exchange."""
 
     def rows(self, index: Sequence[int]) -> ClientStreams:
         return replace(self, clients=tuple(self.clients[i] for i in index))
@@ -114,7 +134,14 @@ class ClientStreams:
 
 @dataclass(frozen=True)
 class ServerStreams:
-    """The server's streams of one exchange."""
+    """The server's streams of one exchange.
+
+    Args:
+        seed: Of the run.
+        round: The round, from 1.
+        exchange: The exchange within the round, from 0.
+        noise_source: Where privacy noise comes from.
+    """
 
     seed: int
     round: int

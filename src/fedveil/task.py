@@ -35,10 +35,13 @@ _STEPS_DRAWN_AT_ONCE = 16  # of dropout: few enough to stay in the cache
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples of K clients: `x [K, B, ...]`, `y [K, B]`; `mask [K, B]` is False on padding, None if there is none.
+    """Examples of K clients.
 
-    Texts are token ids `x [K, B, L]`; `offset [K, B, L, E]` is what is added to their embeddings, None for nothing.
-    A language model has a target for each token, `y [K, B, L]`.
+    Args:
+        x: Inputs `[K, B, ...]`; of texts token ids `[K, B, L]`.
+        y: Labels `[K, B]`; of a language model a target for each token, `[K, B, L]`.
+        mask: `[K, B]`, False on padding; None if there is none.
+        offset: Added to the embeddings of texts, `[K, B, L, E]`; None for nothing.
     """
 
     x: Tensor
@@ -71,7 +74,14 @@ def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 class Task:
-    """One learning problem: a model, its loss, and how to differentiate both for many clients."""
+    """One learning problem: a model, its loss, and how to differentiate both for many clients.
+
+    Args:
+        model: The module, or a function that builds it.
+        loss: The loss of each example, from outputs and labels.
+        device: Where tensors live.
+        frozen_statistics: Accept batch norm with its running statistics as constants: to attack, not to train.
+    """
 
     def __init__(
         self,

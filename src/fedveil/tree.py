@@ -16,13 +16,30 @@ State = dict[str, "Tensor"]
 
 
 def tree_map(f: Callable[..., Tensor], *trees: Params) -> Params:
-    """`f` applied leaf by leaf."""
+    """`f` applied leaf by leaf.
+
+    Args:
+        f: A function of as many tensors as there are trees.
+        trees: Trees of the same names.
+
+    Returns:
+        The tree of the results.
+    """
     first = trees[0]
     return {name: f(*(tree[name] for tree in trees)) for name in first}
 
 
 def add(a: Params, b: Params, scale: float = 1.0) -> Params:
-    """`a + scale * b`."""
+    """`a + scale * b`, leaf by leaf.
+
+    Args:
+        a: A tree.
+        b: A tree of the same names and shapes.
+        scale: The factor of `b`.
+
+    Returns:
+        The sum.
+    """
     return {name: torch.add(leaf, b[name], alpha=scale) for name, leaf in a.items()}
 
 
@@ -32,10 +49,28 @@ def moved(a: Params, b: Params, scale: float) -> Params:
 
 
 def sub(a: Params, b: Params) -> Params:
+    """`a - b`, leaf by leaf.
+
+    Args:
+        a: A tree.
+        b: A tree of the same names and shapes.
+
+    Returns:
+        The difference.
+    """
     return tree_map(torch.sub, a, b)
 
 
 def scale(a: Params, factor: float) -> Params:
+    """`factor * a`, leaf by leaf.
+
+    Args:
+        a: A tree.
+        factor: A number.
+
+    Returns:
+        The product.
+    """
     return {name: leaf * factor for name, leaf in a.items()}
 
 
@@ -60,12 +95,27 @@ def norms(a: Params) -> Tensor:
 
 
 def flatten(a: Params) -> Tensor:
-    """`[K, d]`, leaves in dictionary order."""
+    """`[K, d]`, leaves in dictionary order.
+
+    Args:
+        a: Leaves `[K, ...]`.
+
+    Returns:
+        One row per client.
+    """
     return torch.cat([flat_rows(leaf) for leaf in a.values()], dim=1)
 
 
 def unflatten(flat: Tensor, like: Params) -> Params:
-    """The inverse of `flatten` for parameters shaped as `like` (whose own client axis may differ)."""
+    """The inverse of `flatten` for parameters shaped as `like` (whose own client axis may differ).
+
+    Args:
+        flat: One row per client, `[K, d]`.
+        like: A tree with the names and shapes.
+
+    Returns:
+        Leaves `[K, ...]`.
+    """
     out: Params = {}
     start = 0
     for name, leaf in like.items():
@@ -81,17 +131,39 @@ def own_memory(like: Params, k: int) -> Params:
 
 
 def with_axis(a: Params) -> Params:
-    """One model as a stack of one."""
+    """One model as a stack of one.
+
+    Args:
+        a: Leaves without a client axis.
+
+    Returns:
+        Leaves `[1, ...]`.
+    """
     return {name: leaf.unsqueeze(0) for name, leaf in a.items()}
 
 
 def without_axis(a: Params) -> Params:
-    """The model of a stack of one."""
+    """The model of a stack of one.
+
+    Args:
+        a: Leaves `[1, ...]`.
+
+    Returns:
+        Leaves without the client axis.
+    """
     return {name: leaf.squeeze(0) for name, leaf in a.items()}
 
 
 def expand(a: Params, k: int) -> Params:
-    """A stack of one seen as a stack of k (a stack of k is returned as it is)."""
+    """A stack of one seen as a stack of k (a stack of k is returned as it is).
+
+    Args:
+        a: Leaves `[1, ...]` or `[k, ...]`.
+        k: Number of clients.
+
+    Returns:
+        Leaves `[k, ...]`, without a copy.
+    """
     return {name: leaf.expand(k, *leaf.shape[1:]) for name, leaf in a.items()}
 
 
@@ -105,12 +177,27 @@ def concatenate(parts: Sequence[Params]) -> Params:
 
 
 def mean(a: Params) -> Params:
-    """The mean over the client axis."""
+    """The mean over the client axis.
+
+    Args:
+        a: Leaves `[K, ...]`.
+
+    Returns:
+        Leaves without the client axis.
+    """
     return {name: leaf.mean(0) for name, leaf in a.items()}
 
 
 def weighted_sum(a: Params, weights: Tensor) -> Params:
-    """`sum_k weights[k] * a[k]`."""
+    """`sum_k weights[k] * a[k]`.
+
+    Args:
+        a: Leaves `[K, ...]`.
+        weights: `[K]`.
+
+    Returns:
+        Leaves without the client axis.
+    """
     return {name: torch.einsum("k,k...->...", weights.to(leaf.dtype), leaf) for name, leaf in a.items()}
 
 

@@ -204,7 +204,7 @@ def interrupted(lab: Laboratory, rng: np.random.Generator) -> None:
 
 
 def worker_killed(lab: Laboratory, rng: np.random.Generator) -> None:
-    """The system kills a worker for its memory: the run says so, and goes on when it is started again."""
+    """The system kills a worker for its memory: the run says so, and resumes when it is started again."""
     folder = lab.fresh()
     process = start(lambda: train(folder, workers=2))
     assert process.pid is not None
@@ -215,7 +215,7 @@ def worker_killed(lab: Laboratory, rng: np.random.Generator) -> None:
     time.sleep(float(rng.uniform(0, 0.5)) * lab.seconds)
     with contextlib.suppress(ProcessLookupError):
         os.kill(int(found[int(rng.integers(len(found)))]), signal.SIGKILL)
-    _require(_code(process) in (0, 2), "a killed worker was not reported as an error to mend")
+    _require(_code(process) in (0, 2), "a killed worker was not reported as an error to fix")
     lab.finishes_the_same(folder, 2)
 
 
@@ -240,7 +240,7 @@ def full_disk(lab: Laboratory, rng: np.random.Generator) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
         train(folder)
 
-    _require(_code(start(cramped)) == 2, "a full disk was not reported as an error to mend")
+    _require(_code(start(cramped)) == 2, "a full disk was not reported as an error to fix")
     lab.finishes_the_same(folder)
 
 

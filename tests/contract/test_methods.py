@@ -195,7 +195,7 @@ def test_nobody_takes_part(name: str) -> None:
     assert (moved > 0) == bool(sums)
 
 
-def test_every_disclosure_is_priced_or_refused_with_a_reason(name: str) -> None:
+def test_every_disclosure_is_accounted_for_or_refused_with_a_reason(name: str) -> None:
     plan = make_plan()
     rows = account(make_method(name).releases(plan), plan, 1e-5)
     assert {row.adversary for row in rows} == {"server", "observer", "client"}

@@ -141,7 +141,7 @@ def test_half_of_the_noise_in_the_mechanism_is_half_of_the_noise_and_of_the_guar
 
 
 @each_form
-def test_the_noise_that_is_added_is_the_noise_that_is_priced(
+def test_the_noise_that_is_added_is_the_noise_that_is_accounted_for(
     name: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every draw is replaced by 1, so that what is added is the standard deviation itself."""

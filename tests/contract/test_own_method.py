@@ -186,7 +186,7 @@ def test_inversion_finds_the_image_unless_there_is_noise(tmp_path: Path) -> None
     assert found["noisy"]["adaptation"] == {"kind": "noise", "noise": 1.0, "limit": 0.0}
 
 
-def test_membership_is_betrayed_unless_there_is_noise(tmp_path: Path) -> None:
+def test_membership_is_disclosed_unless_there_is_noise(tmp_path: Path) -> None:
     aucs = []
     for sigma in (0.0, 1.0):
         folder = finished(tmp_path / str(sigma), train=200, clients=10, noise_multiplier=sigma)

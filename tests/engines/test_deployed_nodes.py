@@ -217,15 +217,15 @@ def test_a_model_that_overflows_on_the_data_is_answered_all_the_same(tmp_path: P
     assert len(open_node(folder).guard.ledger) > 0
 
 
-def test_a_node_whose_policy_says_no_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_node_whose_policy_refuses_is_named_and_the_others_continue(tmp_path: Path) -> None:
     folders = write_nodes(tmp_path, policies={1: {"methods": ["fedlap-dp"], "minimum_cohort": 1}})
     result = deployed(federated("fedavg"), folders, tmp_path)
     assert [line["answered"] for line in result.history] == [2, 2]
     assert result.folder is not None
     log = (result.folder / LOG).read_text()
-    assert f"client 1, node 'node-1' (1001), is left out: node node-1 refused: {REASONS['policy']}" in log
+    assert f"client 1, node 'node-1' (1001), dropped out: node node-1 refused: {REASONS['policy']}" in log
     told = [
-        line for line in log.splitlines() if "is left out" in line
+        line for line in log.splitlines() if "dropped out" in line
     ]  # here the node writes to the same log
     assert not any("fedlap-dp" in line for line in told), "its policy is its own"
     assert len(open_node(folders[1]).guard.ledger) == 0
@@ -239,8 +239,8 @@ def test_a_message_beyond_a_nodes_limit_is_refused_by_name_and_charges_nothing(t
     assert [line["answered"] for line in result.history] == [2, 2]
     assert result.folder is not None
     log = (result.folder / LOG).read_text()
-    assert f"client 1, node 'node-1' (1001), is left out: node node-1 refused: {REASONS['size']}" in log
-    assert not any("19000" in line for line in log.splitlines() if "is left out" in line)
+    assert f"client 1, node 'node-1' (1001), dropped out: node node-1 refused: {REASONS['size']}" in log
+    assert not any("19000" in line for line in log.splitlines() if "dropped out" in line)
     assert len(open_node(folders[1]).guard.ledger) == 0
 
 
@@ -281,7 +281,7 @@ def test_a_node_without_a_folder_has_no_place_in_a_federation(tmp_path: Path) ->
     settings = RunSettings(with_shape(federated("fedavg"), None), 0, "test", tmp_path, None, "seeded")
     given = settings.to_run_config()
     grid = InMemoryNodes(client_app, [{"partition-id": p} for p in range(NODES)], given)
-    with pytest.raises(FedveilError, match="0 of 3 nodes are here"):
+    with pytest.raises(FedveilError, match="0 of 3 nodes"):
         server_app(grid, Context(1, 1, {}, RecordDict(), dict(given)))
 
 
@@ -357,7 +357,7 @@ def test_what_would_read_a_file_or_tell_of_the_data_is_refused_at_both_ends(
         node_of(context)
 
 
-def test_a_server_that_dies_goes_on_and_every_attempt_is_charged(tmp_path: Path) -> None:
+def test_a_killed_server_resumes_and_every_attempt_is_charged(tmp_path: Path) -> None:
     """Deployed nodes draw fresh noise, so what a dead server asked for is spent, and spent again."""
     config = federated("scaffold", rounds=4, cohort=3, checkpoint_every=2)
     folders = write_nodes(tmp_path, seeded=False)

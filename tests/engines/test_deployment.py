@@ -71,7 +71,7 @@ def test_broken_uploads_are_refused_by_name_and_never_aggregated(tmp_path: Path)
         assert all(said in line for line in lines)
 
 
-def test_strangers_stay_outside_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_unregistered_nodes_are_refused_and_the_run_continues(tmp_path: Path) -> None:
     """Another version, another model, a key that nobody registered."""
     loopback = Loopback(tmp_path, quick_config("fedavg"), 4)
     for name in ("node.key", "node.pub"):
@@ -98,7 +98,7 @@ def test_strangers_stay_outside_and_the_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_node_killed_in_a_round_and_one_that_is_late(tmp_path: Path) -> None:
-    """The round goes on with the others at its deadline; who was late is back in the next, who is gone is not."""
+    """The round continues with the others at its deadline; a straggler is back in the next, a dropout is not."""
     with federation(tmp_path, quick_config("fedavg", clients=3), 3, {1: "late", 2: "late"}) as loopback:
         once = loopback.run(quick_config("fedavg", "flower", clients=3, cohort=3, rounds=1), "once")
         assert answered(once) == [3]
@@ -144,7 +144,7 @@ def test_a_killed_server_resumes_and_charges_every_attempt(tmp_path: Path) -> No
         result = loopback.run(config)
     finally:
         loopback.close()
-    assert "was interrupted; submit it again to go on" in loopback.log("server")
+    assert "was interrupted; submit it again to resume it" in loopback.log("server")
     assert distance(here.model, result.model) == 0, "the noise of this test is seeded"
     assert [line["round"] for line in result.history] == [1, 2, 3, 4]
     for node in loopback.folders:

@@ -136,7 +136,7 @@ def test_the_only_answer_of_a_round_may_be_hostile(change: Callable[[bytes], byt
     assert sorted(caught.value.reasons) == [0, 1, 2]
 
 
-def test_an_upload_that_the_server_cannot_use_is_left_out_of_the_update(tmp_path: Path) -> None:
+def test_an_upload_that_the_server_cannot_use_is_dropped(tmp_path: Path) -> None:
     """Coordinates that no model has are of the right shape and type."""
 
     def elsewhere(data: bytes) -> bytes:
@@ -148,7 +148,7 @@ def test_an_upload_that_the_server_cannot_use_is_left_out_of_the_update(tmp_path
     faults = {1001: uploading(elsewhere)}
     result = deployed(config, write_nodes(tmp_path), tmp_path, faults=faults)
     assert [line["answered"] for line in result.history] == [2, 2]
-    assert "is left out: the server cannot use its upload (RuntimeError)" in log_of(result)
+    assert "dropped out: the server cannot use its upload (RuntimeError)" in log_of(result)
 
 
 def told(folder: Path, values: dict[str, Any]) -> tuple[str, str]:

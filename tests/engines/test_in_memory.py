@@ -187,7 +187,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Result:
 
 
 @pytest.mark.parametrize("kind", sorted(FAULTY))
-def test_a_broken_node_is_named_and_left_out_and_the_run_goes_on(
+def test_a_broken_node_drops_out_by_name_and_the_run_continues(
     kind: str, three: Result, tmp_path: Path
 ) -> None:
     fault, said = FAULTY[kind]
@@ -196,7 +196,7 @@ def test_a_broken_node_is_named_and_left_out_and_the_run_goes_on(
     assert all(bool(torch.isfinite(leaf).all()) for leaf in result.model.values())
     assert result.folder is not None
     log = (result.folder / LOG).read_text()
-    assert "round 1, exchange 0: client 2, node 'client-2' (1002), is left out:" in log
+    assert "round 1, exchange 0: client 2, node 'client-2' (1002), dropped out:" in log
     assert said in log
     assert distance(result.model, three.model) == 0, "nothing of the broken upload is in the model"
 
@@ -215,7 +215,7 @@ def test_strangers_are_not_let_in(name: str, tmp_path: Path, monkeypatch: pytest
     assert result.folder is not None
     log = (result.folder / LOG).read_text()
     assert "node 'client-1' (1001) is not let in" in log
-    assert "client 1 is left out: no node of it is here" in log
+    assert "client 1 dropped out: no node of it is online" in log
 
 
 def test_a_node_that_was_not_let_in_is_asked_again_later(

@@ -82,7 +82,7 @@ def test_an_empty_poisson_cohort_is_a_round_like_any_other(tmp_path: Path) -> No
     assert 0 in [line["cohort"] for line in result.history], "some cohort was empty"
 
 
-def test_too_few_answers_go_on_as_before(tmp_path: Path) -> None:
+def test_too_few_answers_leave_the_model_as_it_was(tmp_path: Path) -> None:
     """`min_clients` is about few answers, not about none."""
     policies = {0: NO, 1: NO, 2: {"methods": sorted(METHODS), "minimum_cohort": 1}}
     config = federated("fedavg", cohort=NODES, min_clients=2)

@@ -214,7 +214,7 @@ def test_clients_made_when_they_take_part_are_made_on_the_cluster() -> None:
 
 @record(frozen=True)
 class Waiting(FedAvg):
-    """Leaves a note of every client that is computed, then waits until it may go on."""
+    """Leaves a note of every client that is computed, then waits until it may continue."""
 
     notes: str = ""
 

@@ -133,7 +133,7 @@ def run_of(result: Result) -> str:
     return next(str(json.loads(line)["run"]) for line in lines if "run" in json.loads(line))
 
 
-def test_a_straggler_is_left_out_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_straggler_drops_out_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def late(message: Message, answer: Callable[[], Message]) -> Message | None:
         slow = message.metadata.message_type == LEG and read_leg(message.content).name == "upload"
         return None if slow else answer()

@@ -1,4 +1,4 @@
-"""A node that sends more than clip and noise explain is left out of the round."""
+"""A node that sends more than clip and noise explain drops out of the round."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_long_upload_is_refused_with_its_node_and_the_bound(tmp_path: Path) ->
     assert result.folder is not None
     lines = [line for line in (result.folder / LOG).read_text().splitlines() if "clip and noise" in line]
     assert len(lines) == 2
-    assert all("client 1, node 'node-1' (1001), is left out: its upload has norm" in line for line in lines)
+    assert all("client 1, node 'node-1' (1001), dropped out: its upload has norm" in line for line in lines)
 
 
 @pytest.mark.parametrize("name", ["udp-fedavg", "fedceo", "ppsgd", "centaur", "dp-fedavg"])

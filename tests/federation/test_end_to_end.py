@@ -287,7 +287,7 @@ def test_an_application_with_code_of_its_own_is_refused_by_every_node(federation
         said = f"node {name} refuses run {number}: the application brings 'foreign/"
         wait_for(partial(federation.said, name, said), said)
     flower(federation.server, "stop", str(number), CONNECTION)
-    assert federation.online() == 2, "they go on"
+    assert federation.online() == 2, "they keep running"
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ def test_damaged_checkpoints_are_passed_over(kind: str, begun: Path, whole: Resu
     assert all(torch.equal(leaf, whole.model[name]) for name, leaf in result.model.items())
 
 
-def test_a_run_does_not_go_on_without_the_ledger_of_its_rounds(begun: Path) -> None:
+def test_a_run_does_not_resume_without_the_ledger_of_its_rounds(begun: Path) -> None:
     for path in begun.glob("ledger.jsonl*"):
         path.unlink()
     with pytest.raises(

@@ -209,7 +209,7 @@ def test_udp_fedavg_local_noise_poisson(sigma: float, server: float, observer: f
     rows = account(UDPFedAvg(noise_multiplier=sigma, noise_scope="local").releases(plan), plan, DELTA)
     assert _row(rows) == pytest.approx(server, abs=1e-2)
     assert _row(rows, "observer") == pytest.approx(observer, abs=1e-2)
-    assert rows[1].adjacency == "zero-out"  # the size of the noise shows how many came
+    assert rows[1].adjacency == "zero-out"  # the size of the noise shows how many participated
 
 
 def test_a_drawn_multiplier_costs_the_mean_of_its_divergences() -> None:
@@ -286,7 +286,7 @@ def test_fedceo_exposes_more_to_others_and_the_same_to_the_server(
     plan = Plan(100, 10, "poisson", 300)
     smoothed, plain = account(fedceo(sigma, interval), plan, DELTA), account(udp_fedavg(sigma), plan, DELTA)
     assert _row(smoothed) == _row(plain)
-    for adversary in ("observer", "client"):  # with uploads whose noise does not hang on the cohort's size
+    for adversary in ("observer", "client"):  # with uploads whose noise does not depend on the cohort's size
         assert _row(smoothed, adversary) == pytest.approx(ours, abs=2e-3)
         assert 0.998 * table < _row(smoothed, adversary) <= table
         assert _row(smoothed, adversary) > _row(plain, adversary)
@@ -343,9 +343,9 @@ def test_zcdp_agrees_with_the_gaussian_it_describes() -> None:
 def test_noise_that_grows_with_the_cohort_would_cost_more_than_the_hidden_row(
     sigma: float, worse: float
 ) -> None:
-    """Why the sum's noise must not depend on who came.
+    """Why the sum's noise must not depend on who participated.
 
-    If the clients' noise exceeds sigma C in large cohorts, its size betrays one more participant, and those
+    If the clients' noise exceeds sigma C in large cohorts, its size discloses one more participant, and those
     rounds can only be charged as seen.
     """
     from dp_accounting.pld import privacy_loss_distribution as pld

@@ -77,7 +77,7 @@ def attack_exchange(
     The targets of a language model are the texts themselves, so they are never known.
 
     Against a known defence (`adaptive`) of images both an attacker who adapts to it and one who does not are tried, and
-    the one who comes closer is kept: knowing a defence never makes the reported attacker weaker.
+    the one who gets closer is kept: knowing a defence never makes the reported attacker weaker.
     """
     texts = run.prepared.dataset.tokens is not None
     if attack.of_texts != texts:
@@ -287,7 +287,7 @@ def describe(
 
 
 def labels_right(found: Tensor, truth: Tensor) -> float:
-    """The part of the labels that were there which was named; a batch has no order."""
+    """The part of the true labels that was named; a batch has no order."""
     shared = [(Counter(a) & Counter(b)).total() for a, b in zip(found.tolist(), truth.tolist(), strict=True)]
     return sum(shared) / truth.numel()
 

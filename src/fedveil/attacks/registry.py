@@ -39,7 +39,15 @@ def register_among(attacks: dict[str, type[A]], name: str, summary: str) -> Call
 
 
 def register_attack(name: str, summary: str) -> Callable[[type[C]], type[C]]:
-    """Make an attack known under its name."""
+    """Make an attack known under its name.
+
+    Args:
+        name: The name in configurations and on the command line.
+        summary: One line about it.
+
+    Returns:
+        A decorator that returns the class unchanged.
+    """
     return register_among(ATTACKS, name, summary)
 
 
@@ -55,7 +63,15 @@ def list_attacks() -> list[AttackInfo]:
 
 
 def make_attack(name: str, settings: Mapping[str, Any] | None = None) -> Attack:
-    """The attack of this name with these settings, each checked."""
+    """The attack of this name with these settings, each checked.
+
+    Args:
+        name: One of `fedveil list attacks`.
+        settings: Its fields.
+
+    Returns:
+        The attack.
+    """
     list_attacks()
     return with_settings(ATTACKS[known_name("attack.name", "attack", name, ATTACKS)], settings)
 
@@ -76,7 +92,7 @@ def configured_attacks(
                 "attack",
                 dict(section),
                 "needs a name, and a round that is a number",
-                "Mend the [[attack]] section.",
+                "Fix the [[attack]] section.",
             )
         with within("attack"):
             planned.append((make_attack(name, fields), round or number))

@@ -48,14 +48,25 @@ class TextKnowledge:
 
 @dataclass(frozen=True)
 class ServerView:
-    """T uploads that answer one broadcast. Leaves of `observed` are `[T, ...]`, those of `params` have no such axis.
+    """T uploads that answer one broadcast, as the server sees them.
 
-    `observed` is what was sent as a gradient, or `(sent model's start - sent model) / lr` for a trained model;
-    then `local` says how it was trained. `labels [T, B]` are there only if the server is taken to know them.
-    `public` are examples `[n, ...]` of the same kind that anybody has; `text` is there if the data are texts.
-    `drift` `[T, ...]` was added to each gradient of local training, which the server has sent or can add up.
-    `notes` say what of the clients' training the server does not know. `centre` and `unit` are the mean and deviation
-    of pixels that do not come normalised: searches start and step in these units.
+    Args:
+        task: The model and its loss.
+        params: The broadcast model, leaves without a client axis.
+        observed: What was sent as a gradient, or `(start - sent model) / lr` for a trained model, leaves `[T, ...]`.
+        examples: Number of examples behind an upload.
+        input_shape: The shape of one example.
+        classes: Number of classes.
+        box: The least and the greatest value of an input.
+        labels: `[T, B]`, only if the server is taken to know them.
+        local: How a trained model was trained.
+        adaptation: What the attacker knows of the defence.
+        public: Examples `[n, ...]` of the same kind that anybody has.
+        text: What is known of texts, if the data are texts.
+        drift: Added to each gradient of local training, `[T, ...]`, which the server has sent or can add up.
+        notes: What of the clients' training the server does not know.
+        centre: Mean of pixels that do not come normalised: searches start there.
+        unit: Their deviation: searches step in this unit.
     """
 
     task: Task
@@ -111,17 +122,33 @@ class ServerView:
 
 
 def image_box(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[Tensor, Tensor]:
-    """The least and greatest value of a normalised pixel, `[C, 1, 1]`: black and white."""
+    """The least and greatest value of a normalised pixel: black and white.
+
+    Args:
+        mean: Of each channel.
+        std: Of each channel.
+
+    Returns:
+        Two tensors `[C, 1, 1]`.
+    """
     m, s = torch.tensor(mean), torch.tensor(std)
     return ((0 - m) / s).reshape(-1, 1, 1), ((1 - m) / s).reshape(-1, 1, 1)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What an attack found. `images [T, B, ...]` are the attacker's best guess by its own loss, never by the truth.
+    """What an attack found.
 
-    `losses [T, R]` are those of every restart; `path` holds (step, images) of the winning restart on its way. Of texts,
-    `images` and `path` hold token ids `[T, B, L]`, and `leaks` the tokens that each upload named outright.
+    Args:
+        attack: Its name.
+        images: The attacker's best guess by its own loss, never by the truth, `[T, B, ...]`; of texts token ids.
+        labels: `[T, B]`.
+        losses: Those of every restart, `[T, R]`.
+        path: (step, images) of the winning restart on its way.
+        steps: Number of steps.
+        seconds: How long it took.
+        notes: For the reader of the finding.
+        leaks: Of texts, the tokens that each upload named outright.
     """
 
     attack: str

@@ -1,4 +1,4 @@
-"""Canary clients: does an upload betray whether one client's update was there?
+"""Canary clients: does an upload disclose whether one client's update was in it?
 
 A Dirac canary is an update with all its weight on one coordinate. The same upload is released many times with
 the canary and many times without; the best threshold on that coordinate is chosen on one part of the samples
@@ -177,6 +177,20 @@ def audit_upload(
     """Release `samples` uploads with a canary and as many with an empty update, and tell them apart.
 
     The canary is `exaggeration` times longer than `clip`, so that clipping is audited too.
+
+    Args:
+        release: The mechanism: updates and streams to what is sent.
+        dimension: Number of coordinates of an update.
+        clip: The clip that is declared.
+        seed: Of canaries and coins.
+        delta: Of the bound.
+        samples: Number of uploads of each kind.
+        confidence: With which the bound holds.
+        exaggeration: How much longer than the clip the canary is.
+        declared_multiplier: The noise that is declared, where it is tested too.
+
+    Returns:
+        A lower bound of epsilon, and the test of the declared noise.
     """
     canary = dirac_canary(dimension, clip * exaggeration)
     arms = [

@@ -104,6 +104,21 @@ def audit_sum(
     """Audit a mechanism that clips contributions, adds them up and adds noise, from a single release.
 
     Canaries are `exaggeration` times longer than `clip`, so that clipping is audited too.
+
+    Args:
+        release: The mechanism: contributions and streams to the noisy sum.
+        dimension: Number of coordinates of a contribution.
+        clip: The clip that is declared.
+        coins: Decide which canaries are in the sum.
+        noise: The streams of the mechanism.
+        delta: Of the bound.
+        canaries: Number of canaries.
+        guesses: Number of canaries that are guessed; on the rest the audit abstains.
+        confidence: With which the bound holds.
+        exaggeration: How much longer than the clip a canary is.
+
+    Returns:
+        A lower bound of epsilon.
     """
     directions = random_canaries(canaries, dimension, 1.0, coins)
     included = np.asarray(coins.random(canaries) < 0.5, dtype=np.bool_)

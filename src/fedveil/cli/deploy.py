@@ -193,7 +193,7 @@ def node_command(folder: NodeFolder) -> None:
 @deploy.command("join", epilog="Example: fedveil deploy join nodes/node-0")
 def join_command(
     folder: NodeFolder,
-    rotate: Annotated[bool, typer.Option("--rotate", help="Replace the identity that is there.")] = False,
+    rotate: Annotated[bool, typer.Option("--rotate", help="Replace an existing identity.")] = False,
 ) -> None:
     """Make a node's identity for secure aggregation, on the node; identity.toml goes to the coordinator."""
     from fedveil.federation.identity_files import PUBLIC_FILE, join
@@ -211,7 +211,7 @@ def roster_command(
     add: Annotated[list[Path] | None, typer.Option(help="A node's identity.toml. May be repeated.")] = None,
     remove: Annotated[list[str] | None, typer.Option(help="A node that leaves or is revoked.")] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Allow another key for a node that is there.")
+        bool, typer.Option("--replace", help="Allow another key for a registered node.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

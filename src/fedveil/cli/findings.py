@@ -71,7 +71,7 @@ def _alternatives(content: Mapping[str, Any]) -> list[str]:
             for kind in (content["adaptation"]["kind"], other["adaptation"])
         )
         lines.append(
-            f"Shown is the attacker who {kept}; the one who {left} comes to {_number(other['mean']['psnr'])} dB."
+            f"Shown is the attacker who {kept}; the one who {left} reaches {_number(other['mean']['psnr'])} dB."
         )
     if content["distortion_psnr"] is not None:
         lines.append(

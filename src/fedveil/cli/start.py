@@ -56,7 +56,7 @@ def new(
 ) -> None:
     """Write a commented experiment with a small example of its data into a new folder."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError("DIR", str(folder), "is there already", "Give a new folder.")
+        raise InputError("DIR", str(folder), "exists already", "Give a new folder.")
     source = files("fedveil") / "templates" / template
     written = []
     folder.mkdir(parents=True, exist_ok=True)

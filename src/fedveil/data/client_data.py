@@ -24,8 +24,12 @@ Array: TypeAlias = "Tensor | npt.NDArray[Any]"
 class ClientData:
     """The examples of K clients, padded to the largest of them.
 
-    `x` is `[K, n, ...]`, `y` is `[K, n]`, `sizes` is `[K]`; rows from `sizes[k]` on are padding. `declared` holds the
-    classes that each client declares in public, whatever it holds; None where label sets are read from the examples.
+    Args:
+        x: Inputs `[K, n, ...]`.
+        y: Labels `[K, n]`.
+        sizes: Number of examples of each client, `[K]`; rows from `sizes[k]` on are padding.
+        declared: The classes that each client declares in public, whatever it holds; None where label sets are read
+            from the examples.
     """
 
     x: Tensor
@@ -82,9 +86,13 @@ def client_ids(clients: Clients) -> Sequence[int]:
 
 
 class ArrayClients:
-    """Clients whose examples are rows of two arrays: `parts[k]` lists those of client k.
+    """Clients whose examples are rows of two arrays.
 
-    `numbers` are the clients' numbers in error messages where they are not 0, 1, 2.
+    Args:
+        x: All examples, `[N, ...]`.
+        y: Their labels, `[N]`.
+        parts: For each client the rows that it holds.
+        numbers: The clients' numbers in error messages, where they are not 0, 1, 2.
     """
 
     def __init__(
@@ -172,7 +180,12 @@ def digest_of(clients: Clients, test: tuple[Tensor, Tensor] | None) -> str | Non
 
 
 class LazyClients:
-    """Clients whose examples are made or read when they take part: memory does not grow with their number."""
+    """Clients whose examples are made or read when they take part: memory does not grow with their number.
+
+    Args:
+        sizes: Number of examples of each client.
+        make: Makes the inputs and labels of a client, given its number.
+    """
 
     def __init__(self, sizes: Sequence[int], make: Callable[[int], tuple[Array, Array]]) -> None:
         self._sizes = sizes

@@ -81,7 +81,15 @@ def examples_from_arrays(
 
 
 def examples_from_torch(dataset: Any, *, num_classes: int | None = None) -> Examples:
-    """Examples from a map-style `torch.utils.data.Dataset` whose items are (x, label)."""
+    """Examples from a map-style `torch.utils.data.Dataset` whose items are (x, label).
+
+    Args:
+        dataset: The dataset.
+        num_classes: Number of classes, where the labels do not show it.
+
+    Returns:
+        The examples in memory.
+    """
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise InputError(
             "dataset", type(dataset).__name__, "has no length or items", "Use a map-style dataset."
@@ -138,11 +146,22 @@ def clients_from_folder(
     schema: TableSchema | None = None,
     channels: int = 3,
 ) -> OwnData:
-    """The clients in a folder, in rising order of their names; see this module for the layouts.
+    """Read the clients in a folder, in rising order of their names; see this module for the layouts.
 
-    Tables need `label`. Without a `schema` their columns are standardised over all clients' rows together,
-    which suits a simulation: real clients would have to agree on a schema first. Pictures are normalised to
-    -1..1.
+    Args:
+        folder: The folder.
+        label: The column of the labels; tables need it.
+        categorical: Columns whose values are categories.
+        numeric: Columns whose values are numbers.
+        drop: Columns that are left out.
+        missing: What becomes of missing cells.
+        decimal: The decimal mark of numbers.
+        schema: Public scales and categories. Without one, columns are standardised over all clients' rows together,
+            which suits a simulation: real clients would have to agree on a schema first.
+        channels: Of pictures, which are normalised to -1..1.
+
+    Returns:
+        The clients, their names and their classes.
     """
     root = Path(folder)
     try:

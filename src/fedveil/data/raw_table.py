@@ -252,7 +252,7 @@ _FEW = 20  # below so many rows nothing can be said about how often values repea
 
 
 def suspicion(table: RawTable, name: str, values: npt.NDArray[np.float64], words: bool) -> str | None:
-    """Why a column is no feature, with the remedy; None for an ordinary one. No value of it is told.
+    """Why a column is no feature, with the remedy; None for an ordinary one. No value of it is shown.
 
     Whole numbers count as identifiers if they are all different and are named like one or count the rows; other
     numbers are measurements. Words are suspicious if they are dates, have decimal commas, or differ in most rows.

@@ -205,10 +205,20 @@ def load_dataset(
     max_test: int | None = None,
     **options: object,
 ) -> Dataset | TextDataset:
-    """Load the dataset of this name; `list_datasets` tells the names and the options of each.
+    """Load the dataset of this name.
 
-    Files are looked for in `data_dir`, then `$FEDVEIL_DATA`, then the user's cache. `max_train` and
-    `max_test` keep the first so many examples. An unknown name or option is refused before anything is read.
+    Args:
+        name: One of `list_datasets()`.
+        data_dir: Where files are looked for first; then `$FEDVEIL_DATA`, then the user's cache.
+        max_train: Keep the first so many training examples.
+        max_test: Keep the first so many test examples.
+        options: Those of the dataset.
+
+    Returns:
+        The training and test examples, with what is known of them.
+
+    Raises:
+        InputError: There is no such name or option; nothing has been read.
     """
     entry = _ENTRIES[known_name("dataset", "dataset", name, _ENTRIES)]
     for field, limit in (("max_train", max_train), ("max_test", max_test)):

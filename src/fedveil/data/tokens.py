@@ -34,7 +34,7 @@ def tokenise(
 ) -> Dataset:
     """The dataset as token ids, for a classifier or (`next_token`) a language model.
 
-    Texts longer than `length` are cut, and how many is told in `tokens.truncated`, or they are refused. Texts without
+    Texts longer than `length` are cut, and their number is in `tokens.truncated`, or they are refused. Texts without
     a token are refused, or left out and counted in `tokens.dropped`. No error quotes a text.
     """
     made: list[Examples] = []

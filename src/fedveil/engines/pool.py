@@ -159,7 +159,7 @@ def _worker_lives() -> Iterator[None]:
     except (EOFError, OSError) as error:
         raise FedveilError(
             "a worker process ended unexpectedly, perhaps for lack of memory. "
-            "Set run.workers = 1 or a smaller run.max_memory; the same command goes on from the last checkpoint."
+            "Set run.workers = 1 or a smaller run.max_memory; the same command resumes from the last checkpoint."
         ) from error
 
 
@@ -179,7 +179,7 @@ def _serve(
     downloads: SharedMemory,
     uploads: SharedMemory,
 ) -> None:
-    """A worker's life: take a chunk, compute, write its rows, say where; end when the simulator is gone."""
+    """A worker's life: take a chunk, compute, write its rows, say where; end when the simulator has ended."""
     for other in others:
         other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the simulator decides when to stop

@@ -118,7 +118,7 @@ def _draws(count: int) -> list[Tensor]:
 
 
 def _balanced(hits: npt.NDArray[np.bool_], y: npt.NDArray[np.int64], counts: Floats) -> Floats:
-    """The mean over the classes that are there of the share that is right, for each resample."""
+    """The mean over the classes that occur of the share that is right, for each resample."""
     shares = []
     for label in np.unique(y):
         mine = y == label

@@ -100,7 +100,7 @@ def run_cells(
     callbacks_for: Callable[[str, Plan], Sequence[Callback]] = lambda _title, _plan: (),
     on_progress: Callable[[int, int], None] = lambda _rounds, _runs: None,
 ) -> dict[str, str]:
-    """Run what is not finished; what failed, by title, with the reason. The others go on.
+    """Run what is not finished; what failed, by title, with the reason. The others continue.
 
     With more than one job each run has a process of its own and one worker. `callbacks_for` makes the callbacks of runs
     in this process; `on_progress` is called with how many rounds and runs are done in other processes.
@@ -142,7 +142,7 @@ def _settled(cell: Cell, results: Path) -> bool:
 
 @dataclass(frozen=True)
 class Composition:
-    """What private runs on the same data guarantee together, which is the price of choosing between them."""
+    """What private runs on the same data guarantee together, which bounds a choice between them."""
 
     dataset: str
     runs: int

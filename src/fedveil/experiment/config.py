@@ -34,7 +34,7 @@ from fedveil.methods.wrappers.wrapper import wrapper_fields
 from fedveil.validation import Section, known_keys, refused
 
 VERSION = 1
-# Keys that came after results had been recorded: at their default they leave a configuration's hash as it was.
+# Keys that were added after results had been recorded: at their default they leave a configuration's hash as it was.
 _NEWER_KEYS: tuple[tuple[str, str, Any], ...] = (
     ("task", "input_shape", None),
     ("task", "classes", None),
@@ -105,7 +105,7 @@ class Config(Section):
             raise InputError(
                 "run.min_clients",
                 self.run.min_clients,
-                "dropping small Poisson rounds would tell how many came, which the accounting does not allow",
+                "dropping small Poisson rounds would disclose how many participate, which is not accounted for",
                 "Leave it out, or use another sampler.",
             )
         if self.run.deadline is not None and self.run.engine in _SAME_BITS:
@@ -270,9 +270,9 @@ def load_config(path: Path, changes: Sequence[str] = ()) -> Config:
     except OSError as error:
         raise InputError("config", str(path), f"cannot be read: {error.strerror}", "Give a file.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError("config", str(path), f"is not TOML: {error}", "Mend the file.") from error
+        raise InputError("config", str(path), f"is not TOML: {error}", "Fix the file.") from error
     except RecursionError as error:
-        raise InputError("config", str(path), "is nested too deeply", "Mend the file.") from error
+        raise InputError("config", str(path), "is nested too deeply", "Fix the file.") from error
     return make_config(_with_paths(raw, path.parent), changes)
 
 

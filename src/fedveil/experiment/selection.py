@@ -1,9 +1,9 @@
-"""Private selection between the configurations of a comparison: only the best trial is written, at a stated price.
+"""Private selection between the configurations of a comparison: only the best trial is written.
 
-Order of events: everything is checked; the whole price is charged to the ledger; the number of trials is drawn; trials
-run in memory, one after another, each on a candidate drawn with replacement and with noise from a seed that is drawn
-from the system's entropy and never written; the best is written to a result folder. An interrupted selection stays
-charged, and starting it again draws and charges again. A finished one is read back.
+Order of events: everything is checked; the whole selection is charged to the ledger; the number of trials is drawn;
+trials run in memory, one after another, each on a candidate drawn with replacement and with noise from a seed that is
+drawn from the system's entropy and never written; the best is written to a result folder. An interrupted selection
+stays charged, and starting it again draws and charges again. A finished one is read back.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _score_release(mechanism: Gaussian) -> Release:
 
 @dataclass(frozen=True)
 class Selection:
-    """A private selection that is checked and priced; nothing is written yet."""
+    """A private selection that is checked and accounted for; nothing is written yet."""
 
     experiment: str
     seed: int
@@ -150,7 +150,7 @@ class Selection:
 
 
 def plan_selection(cells: Sequence[Cell], settings: SelectionSettings, data_dir: Path | None) -> Selection:
-    """Check the candidates and price the selection."""
+    """Check the candidates and account for the selection."""
     first = cells[0]
     configs = list({cell.config.identity(): cell.config for cell in cells}.values())
     for config in configs:
@@ -199,7 +199,7 @@ def _require_fit(config: Config, first: Config) -> None:
 
 
 def run_selection(selection: Selection, results: Path) -> Path | None:
-    """Charge the price, run the trials, write the best; None: no trial was made or none has a finite model."""
+    """Charge the selection, run the trials, write the best; None: no trial was made or none has a finite model."""
     place = results / selection.experiment / f"selection-{selection.identity}" / f"seed-{selection.seed}"
     folder = ResultFolder(place)
     digest = selection.candidates[0][1].digest
@@ -225,7 +225,7 @@ def _ledger_of(selection: Selection, folder: ResultFolder) -> Path:
 
 
 def _charge(selection: Selection, folder: ResultFolder, name: str) -> tuple[Guarantee, ...]:
-    """Write the whole price to the ledger; what all attempts at this selection guarantee."""
+    """Charge the whole selection to the ledger; what all attempts at this selection guarantee."""
     section = selection.candidates[0][0].privacy
     ledger = Ledger(_ledger_of(selection, folder))
     pairs: list[tuple[Unit, Adversary]] = [(selection.unit, "observer")]
@@ -324,9 +324,7 @@ def _in_words(selection: Selection) -> str:
     settings = selection.settings
     scored = "on test examples that were declared public"
     if settings.score_epsilon is not None:
-        scored = (
-            f"on test examples, with noise of epsilon {settings.score_epsilon:g} that is part of the price"
-        )
+        scored = f"on test examples, with noise of epsilon {settings.score_epsilon:g} that is part of the guarantee"
     return (
         f"Selection: this run is the best of a random number of trials, {settings.trials.in_words()}, on "
         f"{len(selection.candidates)} candidates drawn with replacement, by accuracy {scored}. The epsilon above "

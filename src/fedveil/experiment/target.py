@@ -24,7 +24,7 @@ from fedveil.session.privacy_guard import declared, unit_of
 
 @dataclass(frozen=True)
 class Calibrated:
-    """The noise multiplier that was chosen, and the epsilon that it comes to."""
+    """The noise multiplier that was chosen, and the epsilon that follows from it."""
 
     adversary: Adversary
     unit: Unit
@@ -90,14 +90,14 @@ def with_noise(config: Config, sigma: float) -> AnyMethod:
 
 
 def check_noise_counts(config: Config, plan: Plan) -> None:
-    """Refuse to vary a noise multiplier that changes no price (sparse-vector is priced by its epsilon)."""
+    """Refuse to vary a noise multiplier that changes no epsilon (sparse-vector states its own)."""
     some, more = (with_noise(config, sigma).releases(plan) for sigma in (1.0, 2.0))
     if some == more and not any(isinstance(r.protection, Unprotected) for r in some):
         raise InputError(
             "method.noise_multiplier",
             config.method.get("noise_multiplier", "the default"),
             "does not change what this configuration proves",
-            "Change the field that prices it, such as upload_epsilon.",
+            "Change the field that its epsilon depends on, such as upload_epsilon.",
         )
 
 

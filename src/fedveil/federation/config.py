@@ -32,7 +32,7 @@ class DataSection(Section):
     nodes agreed on. `texts`: lines of a text, a tab and a label. `classes` fixes the order of the classes of pictures
     and texts, so that label 3 means the same everywhere; of arrays it is their number.
 
-    `records`, `classes` and `labels` (the classes that the node has examples of) are public: the server is told them,
+    `records`, `classes` and `labels` (the classes that the node has examples of) are public: the server knows them,
     and never anything that was counted in the data instead. Without `records` all examples count, and their number is
     public.
 

@@ -45,7 +45,7 @@ from fedveil.validation import parse_content
 
 @dataclass(frozen=True)
 class Federation:
-    """What `deploy init` is told."""
+    """What `deploy init` is given."""
 
     nodes: int
     names: tuple[str, ...] = ("127.0.0.1",)

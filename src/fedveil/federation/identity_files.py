@@ -56,7 +56,7 @@ def join(folder: Path, *, rotate: bool = False) -> Entry:
 
     Args:
         folder: The node's.
-        rotate: Replace an identity that is there. The old key signs nothing any more.
+        rotate: Replace an existing identity. The old key signs nothing any more.
     """
     config = read_toml(folder / NODE_FILE, NodeConfig)
     path = folder / IDENTITY_FILE
@@ -139,7 +139,7 @@ def change_roster(
         path: The server's.
         add: Files of new nodes.
         remove: Names.
-        replace: Allow another key for a node that is there (its key was rotated).
+        replace: Allow another key for a registered node (its key was rotated).
     """
     known = {entry.name: entry for entry in read_roster(path).entries} if path.exists() else {}
     for name in remove:

@@ -1,4 +1,4 @@
-"""Start a run on Flower and wait for its result: in a simulation of its own, or on a federation that is there."""
+"""Start a run on Flower and wait for its result: in a simulation of its own, or on a running federation."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ def _follow(
                 told = problem.read_text()
                 raise _cancelled(number) if _status(home, number) == STOPPED else FedveilError(told)
             if silent >= _TRIES:
-                raise FedveilError("the server does not answer any more. Submit the run again to go on.")
+                raise FedveilError("the server does not answer any more. Submit the run again to resume it.")
             if time.monotonic() - asked > _ASK_EVERY:
                 status = _status(home, number)
                 silent = 0 if status else silent + 1

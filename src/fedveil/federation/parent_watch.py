@@ -16,7 +16,7 @@ _LAST_SECONDS = 20.0
 
 
 def end_with_parent() -> None:
-    """From now on, end this process when the one that `PARENT` names is gone; without such a name, do nothing."""
+    """From now on, end this process when the one that `PARENT` names has ended; without such a name, do nothing."""
     if named := os.environ.get(PARENT):
         threading.Thread(target=_watch, args=(int(named),), daemon=True).start()
 

@@ -1,9 +1,9 @@
 """A node's own privacy policy: what it agrees to, kept and enforced on the node, whatever the server says.
 
-The node prices every round itself, from the method's releases, as a round in which it took part: it cannot check how
-the server draws cohorts, so it claims no amplification by sampling. What a round costs is written to the node's own
-ledger, and confirmed by its disk, before anything is computed. A round that is asked for again draws fresh noise and
-is charged again.
+The node accounts for every round itself, from the method's releases, as a round in which it participated: it cannot
+check how the server draws cohorts, so it claims no amplification by sampling. What a round costs is written to the
+node's own ledger, and confirmed by its disk, before anything is computed. A round that is asked for again draws fresh
+noise and is charged again.
 
 What a limit means depends on the adversary. Against the `server` the node relies on nobody. Against an `observer` or
 another `client` it relies on the server to publish only the aggregate, over as many clients as it announced.
@@ -198,7 +198,7 @@ class PolicyGuard:
         elif not plan.records_per_client <= self._records <= plan.largest_client:
             problem = (
                 f"the plan is for {plan.records_per_client} to {plan.largest_client} records per client",
-                f"this node holds {self._records}, so the plan's price would not be its own",
+                f"this node holds {self._records}, so the plan's epsilon would not be its own",
             )
         if problem is not None:
             raise RefusedError(self.node, what, *problem)

@@ -249,16 +249,16 @@ def cancel_run(folder: Path, number: str | None = None) -> str:
 
 
 def end_lost_runs(folder: Path) -> list[str]:
-    """End the runs of a server that died: their processes died with it, and nodes would go on waiting for them.
+    """End the runs of a server that died: their processes died with it, and nodes would keep waiting for them.
 
-    Returns what was done, in words. Submitting such a run again goes on from its last checkpoint.
+    Returns what was done, in words. Submitting such a run again resumes from its last checkpoint.
     """
     lost = [
         str(run["run-id"]) for run in listed_runs(folder) if not str(run["status"]).startswith("finished")
     ]
     for number in lost:
         flower(folder, "stop", number, CONNECTION)
-    return [f"run {number} was interrupted; submit it again to go on" for number in lost]
+    return [f"run {number} was interrupted; submit it again to resume it" for number in lost]
 
 
 def is_up(config: ServerConfig, folder: Path) -> bool:

@@ -227,7 +227,7 @@ def _limits(settings: RunSettings) -> Limits:
 
 
 def _agreed_plan(roster: Roster, settings: RunSettings) -> Plan:
-    """The plan of this run: made from the nodes that are there when it begins, and kept when it resumes."""
+    """The plan of this run: made from the nodes that are online when it begins, and kept when it resumes."""
     path = settings.folder / FEDERATION
     section = settings.config.run
     clients = settings.config.partition.clients or 1
@@ -247,7 +247,7 @@ def _agreed_plan(roster: Roster, settings: RunSettings) -> Plan:
     if len(sizes) < needed:
         refused = "".join(f"\n{name} is not let in: {why}" for name, why in roster.refusals.items())
         raise FedveilError(
-            f"{len(sizes)} of {clients} nodes are here, {needed} are needed. Start the others.{refused}"
+            f"{len(sizes)} of {clients} nodes are online, {needed} are needed. Start the others.{refused}"
         )
     cohort = clients if section.cohort is None or section.sampler == "all" else section.cohort
     plan = Plan(clients, cohort, section.sampler, section.rounds, max(1, min(sizes)), max(1, max(sizes)))

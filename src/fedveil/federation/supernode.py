@@ -88,7 +88,7 @@ def main() -> None:
         except ForeignAppError as error:
             node = os.environ.get("FEDVEIL_NODE", "?")
             log.error("node %s refuses run %s: %s", node, run.run_id, error)
-            raise RunNotRunningException from error  # the message is dropped, the node goes on
+            raise RunNotRunningException from error  # the message is dropped, the node keeps running
         return get_fused_config_from_fab(fab, run)
 
     # What Flower calls with every bundle it is sent, before it keeps it.

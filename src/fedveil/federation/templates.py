@@ -89,7 +89,7 @@ Keep `state/` and back it up: it is the memory of what was released. A node whos
 3. `fedveil deploy submit server experiment.toml --results server/results` on the server starts a run once the nodes are
    there, or after ten minutes with those who are. The server writes the results, so give a folder where it may write;
    with the `.service` file submit as its user: `sudo -u fedveil`. `experiment.toml`: see `docs/deploy.md`.
-4. The run's folder holds `federation.log`: who came, who was left out of a round, and why. Strangers are in the
+4. The run's folder holds `federation.log`: who joined, who dropped out of a round, and why. Strangers are in the
    server's own log, by address and key (compare `ssh-keygen -lf node.pub`).
 5. `fedveil deploy status server` lists nodes and runs; `fedveil deploy stop server` ends it. A run that was interrupted
    goes on when it is submitted again.

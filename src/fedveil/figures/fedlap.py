@@ -42,7 +42,7 @@ def images_figure(
     `mean` and `std` are those of the normalisation, per channel or one for all.
     """
     if not rounds:
-        raise InputError("rounds", [], "no round was kept", "Watch at least one round that took place.")
+        raise InputError("rounds", [], "no round was kept", "Keep at least one round that took place.")
     shift, stretch = (torch.tensor(values)[:, None, None] for values in (mean, std))
     figure = new_figure(1.0 + 0.62 * columns * len(rounds), 0.4 + 0.62 * len(classes))
     blocks = figure.subfigures(1, len(rounds), squeeze=False)[0]

@@ -26,23 +26,32 @@ Earlier = Callable[[], Sequence[Sequence[tuple[Any, Any]]]]
 
 @dataclass(frozen=True)
 class LocalSteps:
-    """The local training behind an uploaded model, as the method's public configuration states it."""
+    """The local training behind an uploaded model, as the method's public configuration states it.
+
+    Args:
+        lr: Learning rate.
+        batch_size: Examples in a batch. None: every step reads all examples, or so many of them at random that this is
+            the best guess.
+        epochs: Passes over the examples.
+        momentum: Of local SGD.
+        weight_decay: Of local SGD.
+        steps: Number of steps, where that is not given by epochs.
+        proximal: Weight of the proximal term.
+        clip: The largest norm of what was sent, read as a gradient; None where it was not clipped as a whole.
+        share: The factor of its model's change that a client sends.
+        last_batch: What became of the remainder of an epoch.
+    """
 
     lr: float
     batch_size: int | None
-    """None: every step reads all examples, or so many of them at random that this is the best guess."""
     epochs: int = 1
     momentum: float = 0.0
     weight_decay: float = 0.0
     steps: int | None = None
-    """How many steps were taken, where that is not said in epochs."""
     proximal: float = 0.0
     clip: float | None = None
-    """The largest norm of what was sent, read as a gradient; None where it was not clipped as a whole."""
     share: float = 1.0
-    """What of its model's change a client sends, as a factor."""
     last_batch: LastBatch = "merge"
-    """What became of the remainder of an epoch."""
 
     def clipped(self, norm: float) -> LocalSteps:
         """The same training where what is sent is clipped to `norm`; inf leaves it as it is."""
@@ -83,6 +92,11 @@ class Adaptation:
     noise  layers that drown in noise of standard deviation `noise` count less than the one that stands out most;
            where all drown, all count alike
     small  only coordinates of at most `limit` are compared: larger ones were noised, these were not
+
+    Args:
+        kind: One of the above, or "none".
+        noise: Standard deviation of the noise.
+        limit: The largest magnitude that is compared.
     """
 
     kind: Literal["none", "mask", "sign", "noise", "small"] = "none"
@@ -97,7 +111,12 @@ class Adaptation:
 
 @dataclass(frozen=True)
 class TrainingStart:
-    """Where K clients began to train, `[1 or K, ...]`, and what was added to each of their gradients, if anything."""
+    """Where K clients began to train.
+
+    Args:
+        params: Leaves `[1 or K, ...]`.
+        drift: What was added to each of their gradients; None for nothing.
+    """
 
     params: Params
     drift: Params | None = None
@@ -107,8 +126,11 @@ class TrainingStart:
 class UploadReading:
     """What the uploads of K clients amount to, leaves `[K, ...]`.
 
-    `start` are the models they were sent, `models` those that their uploads lead to. `gradient` is the upload as a
-    gradient at `start`, zero in coordinates that were not sent; None where nothing says how long a step was.
+    Args:
+        start: The models that they were sent.
+        models: Those that their uploads lead to.
+        gradient: The upload as a gradient at `start`, zero in coordinates that were not sent; None where nothing says
+            how long a step was.
     """
 
     start: Params

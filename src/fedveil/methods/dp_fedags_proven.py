@@ -130,14 +130,14 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
             raise InputError(
                 "method.upload_epsilon",
                 None,
-                "sparse-vector needs its price",
+                "sparse-vector needs its epsilon",
                 "Give the epsilon of one upload.",
             )
         if not sparse and self.upload_epsilon is not None:
             raise InputError(
                 "method.upload_epsilon",
                 self.upload_epsilon,
-                f"{self.variant} is priced by noise_multiplier",
+                f"{self.variant} depends on noise_multiplier",
                 'Leave it out, or use variant = "sparse-vector".',
             )
         if self.variant not in _PUBLIC and not math.isfinite(self.clip):

@@ -12,9 +12,9 @@ Deviations:
 - A personal model belongs to a slot of the cohort, for its client is rarely drawn twice in a row. A slot without
   predecessor starts from w'. After smoothing, the mean moves from w' by the clients' updates, which is line 17
   where cohorts are whole and of one size.
-- `restart = "slot"` is the above. `"mean"`: every client goes on from the mean of the smoothed models. That mean is the
-  shrunken mean of the uploads, so no single upload leaves the server, and others see no more than of UDP-FedAvg.
-  `"own"`: each client goes on from its own last noisy upload, however old; see fedceo_own.py.
+- `restart = "slot"` is the above. `"mean"`: every client continues from the mean of the smoothed models. That mean is
+  the shrunken mean of the uploads, so no single upload leaves the server, and others see no more than of UDP-FedAvg.
+  `"own"`: each client continues from its own last noisy upload, however old; see fedceo_own.py.
 - `smooth_last = false`: the final round is averaged and not smoothed.
 - `unit = "record"`: DP-SGD inside each client and no noise on its update, as the authors' code does; see
   fedceo_record.py.

@@ -44,7 +44,13 @@ Up = TypeVar("Up", bound=Message)
 
 @dataclass(frozen=True)
 class At:
-    """Where a run is: exchange 0.. of round 1..rounds of the plan. Public: everybody knows it."""
+    """Where a run is. Public: everybody knows it.
+
+    Args:
+        plan: The outline of the run.
+        round: The round, from 1.
+        exchange: The exchange within the round, from 0.
+    """
 
     plan: Plan
     round: int
@@ -171,7 +177,7 @@ class Method(ABC, Generic[S, Down, Up]):
 
     @abstractmethod
     def releases(self, plan: Plan) -> Sequence[Release]:
-        """Every disclosure of a run, priced or infinite."""
+        """Every disclosure of a run, with its protection or without any."""
 
     def client_sum(self) -> ClientSum[S, Down] | None:
         """How the method runs under secure aggregation; None (the default): its server needs single uploads.
@@ -376,7 +382,18 @@ C = TypeVar("C")
 def register(
     name: str, summary: str, *, server: type[Record], down: type[Message], up: type[Message]
 ) -> Callable[[type[C]], type[C]]:
-    """Make a method known under its name, with the types of what it keeps and sends."""
+    """Make a method known under its name, with the types of what it keeps and sends.
+
+    Args:
+        name: The name in configurations and on the command line.
+        summary: One line about it.
+        server: What the server keeps.
+        down: What clients are sent.
+        up: What clients send.
+
+    Returns:
+        A decorator that returns the class unchanged.
+    """
 
     def add(method: type[C]) -> type[C]:
         assert issubclass(method, Method)
@@ -394,7 +411,15 @@ def register(
 
 
 def unprotected(what: str, reason: str) -> tuple[Release, ...]:
-    """The releases of a method that hides nothing: no epsilon against anybody, for no unit."""
+    """The releases of a method that hides nothing: no epsilon against anybody, for no unit.
+
+    Args:
+        what: What is sent, in words.
+        reason: Why nothing protects it.
+
+    Returns:
+        One release for each unit, visible to every adversary.
+    """
     return tuple(Release(what, unit, ADVERSARIES, Unprotected(reason)) for unit in UNITS)
 
 

@@ -1,4 +1,4 @@
-"""Record-level training of whole epochs: DP-SGD inside each client, its price, and the noise in a trained model.
+"""Record-level training of whole epochs: DP-SGD inside each client, its releases, and the noise in a trained model.
 
 Symbols: C `mechanism.clip`, sigma C `mechanism.std`, B `batch_size`, E `epochs`. A client of n_k examples takes
 E * ceil(n_k / B) private steps, each on a Poisson batch of rate 1 / ceil(n_k / B); n_k counts as public.
@@ -26,7 +26,7 @@ from fedveil.tree import Params
 
 @dataclass(frozen=True)
 class RecordLevel:
-    """DP-SGD inside each client. One object trains, states the price and says how much noise a model carries."""
+    """DP-SGD inside each client. One object trains, states the releases and says how much noise a model carries."""
 
     mechanism: SumMechanism
     batch_size: int
@@ -52,7 +52,7 @@ class RecordLevel:
         )
 
     def release(self, what: str, plan: Plan) -> Release:
-        """The price of what is computed from a participation's private steps, against everybody."""
+        """The releases of what is computed from a participation's private steps, against everybody."""
         sizes = (plan.records_per_client, plan.largest_client)
         steps, rate = private_steps(*sizes, self.batch_size, self.epochs)
         return Release(what, "record", ADVERSARIES, self.mechanism.protection(), accesses=steps, rate=rate)

@@ -121,12 +121,7 @@ class SecurelyAggregated(Around[Record]):
 
     def init_server(self, params: Params, plan: Plan) -> Record:
         self.noise(plan)
-        server: Record = self.inner.init_server(params, plan)
-        return server
-
-    def broadcast(self, at: At, server: Record, clients: Sequence[int]) -> Message:
-        down: Message = self.inner.broadcast(at, server, clients)
-        return down
+        return super().init_server(params, plan)
 
     def client_update(
         self, task: Task, at: At, down: Message, data: ClientData, state: State, rng: ClientStreams
@@ -167,13 +162,6 @@ class SecurelyAggregated(Around[Record]):
         on_device = {name: leaf.to(task.device) for name, leaf in total.items()}
         after: Record = self._parts().update(at, server, NoisySum(on_device, len(clients)))
         return after
-
-    def model(self, server: Record) -> Params:
-        return self.inner.model(server)
-
-    def with_model(self, server: Record, params: Params) -> Record:
-        changed: Record = self.inner.with_model(server, params)
-        return changed
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         return self.noise(plan).releases(self._parts().what, plan)

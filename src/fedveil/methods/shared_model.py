@@ -24,16 +24,36 @@ if TYPE_CHECKING:
 
 @record(frozen=True)
 class Server(Record):
+    """What the server keeps: one model.
+
+    Args:
+        params: The model.
+    """
+
     params: Params
 
 
 @record(frozen=True)
 class Model(Message):
+    """A model on its way.
+
+    Args:
+        params: Leaves `[K, ...]`.
+    """
+
     params: Params
 
 
 def averaging_weights(sizes: Tensor, weighting: Literal["size", "uniform"]) -> Tensor:
-    """What each client counts: n_k / n, or 1 / K."""
+    """The weight of each client in the average.
+
+    Args:
+        sizes: Number of examples of each client, `[K]`.
+        weighting: "size": n_k / n; "uniform": 1 / K.
+
+    Returns:
+        Weights `[K]` that add up to 1.
+    """
     if weighting == "uniform":
         return sizes.new_full(sizes.shape, 1.0).double() / len(sizes)
     return sizes.double() / sizes.sum().clamp(min=1)

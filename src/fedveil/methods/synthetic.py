@@ -1,4 +1,4 @@
-"""What methods that share synthetic examples have in common: their fields, their message and its price."""
+"""What methods that share synthetic examples have in common: their fields, their message and its protection."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ class PrivateMatching(Matching):
         return replace(self.loops(at, radius), mechanism=self.mechanism())
 
     def releases(self, plan: Plan) -> Sequence[Release]:
-        """The price of a private synthetic set: every real batch that may be read, whether or not it is.
+        """The releases of a private synthetic set: every real batch that may be read, whether or not it is.
 
         Images and models are computed from the noisy gradients and public values.
         """

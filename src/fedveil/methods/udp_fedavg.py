@@ -11,10 +11,10 @@ Deviations:
   already a difference of models.
 - `noise_scope = "local"`: each client adds the full sigma C, so that its upload alone is protected; the paper's
   `"shared"` adds sigma C / sqrt(K), and only the sum of K uploads carries sigma C.
-- Poisson cohorts: the summed updates are divided by the constant p N, never by the number who came. The cohort is
-  told its size K and each client adds sigma C / sqrt(max(K, p N)); the server, which is trusted for that, adds what
-  is missing because fewer came (even nobody) or answered. So the sum's noise is sigma C always and does not betray
-  how many took part. With `"local"` it does, and participation counts as seen.
+- Poisson cohorts: the summed updates are divided by the constant p N, never by the number who participated. The cohort
+  is told its size K and each client adds sigma C / sqrt(max(K, p N)); the server, which is trusted for that, adds what
+  is missing because fewer participated (even nobody) or answered. So the sum's noise is sigma C always and does not
+  disclose how many participated. With `"local"` it does, and participation counts as seen.
 """
 
 from __future__ import annotations

@@ -37,16 +37,28 @@ from fedveil.tree import Params, expand, with_axis
 
 @record(frozen=True)
 class CohortModel(Message):
+    """The model that a cohort is sent.
+
+    Args:
+        params: Leaves `[K, ...]`.
+        cohort: How many clients were asked to participate in this round.
+    """
+
     params: Params
     cohort: int
-    """How many were asked to take part in this round."""
 
 
 @record(frozen=True)
 class NoisyModel(Message):
+    """Models with a clipped and noisy update.
+
+    Args:
+        params: Leaves `[K, ...]`.
+        cohort: Among how many the client shared the noise, if that was announced to it.
+    """
+
     params: Params
     cohort: int = 0
-    """Among how many the client shared the noise, if that was announced to it."""
 
 
 @record(frozen=True)

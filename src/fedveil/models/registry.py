@@ -105,11 +105,19 @@ def model_options(name: str) -> dict[str, object]:
 def make_model(
     name: str, input_shape: Sequence[int], classes: int, *, seed: int | None = None, **options: Any
 ) -> nn.Module:
-    """The model of this name for inputs of this shape (without the batch axis).
+    """Build the model of this name.
 
-    Models of texts need `vocabulary` and `pad`, the number of tokens and the id of padding, among their options.
-    With a seed the weights are that seed's and torch's global generator is left as it was; without, they are
-    drawn from the global generator, as torch does.
+    Args:
+        name: One of `fedveil list models`.
+        input_shape: The shape of one input, without the batch axis.
+        classes: Number of outputs.
+        seed: The weights are those of this seed, and torch's global generator is left as it was. None: they are drawn
+            from the global generator.
+        options: Those of the model. Models of texts need `vocabulary` and `pad`, the number of tokens and the id of
+            padding.
+
+    Returns:
+        The module.
     """
     entry = model_entry(name)
     shape = check_shape(input_shape)
@@ -131,6 +139,14 @@ def register_model(
     """Make a function `(input_shape, classes, *, options...) -> nn.Module` known as a model by this name.
 
     One that reads texts is a `TextModel` and takes the options `vocabulary` and `pad`.
+
+    Args:
+        name: The name in configurations and on the command line.
+        summary: One line about it.
+        reads: What its inputs are.
+
+    Returns:
+        A decorator that returns the function unchanged.
     """
 
     def add(build: BuildModel) -> BuildModel:

@@ -45,10 +45,26 @@ def make_partition(
     min_size: int | None = None,
     allow_empty: bool = False,
 ) -> Partition:
-    """The partition of this kind. A setting that the kind needs and lacks, or cannot use, is refused.
+    """Decide who holds which examples.
 
-    `clients` may be None for "user" (one per user) and for "classes" with groups (one per group). `users`
-    may accompany any kind, since it describes the data.
+    Args:
+        kind: How they are shared out: a value of `Kind`.
+        y: The labels.
+        clients: Number of clients; None for "user" (one per user) and for "classes" with groups (one per group).
+        rng: The draws.
+        alpha: Of "dirichlet": small values give clients few classes.
+        classes_per_client: Of kinds by class: number of classes of each client.
+        shards_per_client: Of "shards": number of shards of each client.
+        groups: Of "classes": the classes of each group.
+        users: The user of each example; may accompany any kind, since it describes the data.
+        min_size: Of "dirichlet": draw again until every client has so many examples.
+        allow_empty: Accept clients without examples.
+
+    Returns:
+        The rows of each client.
+
+    Raises:
+        InputError: The kind lacks a setting that it needs, or has one that it cannot use.
     """
     if kind not in KINDS:
         raise InputError("kind", kind, "no such partition", f"Use one of: {', '.join(KINDS)}.")

@@ -18,10 +18,17 @@ def share(
     seed: int = 0,
     **options: Any,
 ) -> ArrayClients:
-    """The dataset's training examples, or these examples, shared out among clients.
+    """Share out examples among clients.
 
-    `clients` may be left out where the kind tells their number, as `"user"` does; `options` are those of
-    `make_partition`.
+    Args:
+        dataset: A dataset, whose training examples are used, or examples.
+        clients: Number of clients; may be left out where the kind tells it, as "user" does.
+        kind: How they are shared out, as of `make_partition`.
+        seed: Of the draws.
+        options: Those of `make_partition`.
+
+    Returns:
+        The clients.
     """
     examples = dataset if isinstance(dataset, Examples) else dataset.train
     labels = dataset.y if isinstance(dataset, Examples) else dataset.labels

@@ -1,6 +1,6 @@
 """From releases and a plan to epsilon, for each unit and adversary, with the theorem that proves it.
 
-The unit of composition is a round. What an adversary sees of one round is priced as a whole, because all of
+The unit of composition is a round. What an adversary sees of one round is accounted for as a whole, because all of
 it depends on the same draw of the cohort:
 
 * participation seen: with probability p the client was in the cohort and the privacy loss is that of all
@@ -19,7 +19,7 @@ it depends on the same draw of the cohort:
 * a `client` knows in which rounds it took part itself, and there it knows its own share of the noise (`insider`).
   The round is the mixture of those two cases, which it can tell apart. Of a cohort of fixed size it thereby
   learns that the others were drawn out of N - 1. Of a Poisson cohort it is told the size when it is part of it,
-  which says something of who else came: those rounds are priced as if it had seen who did.
+  which discloses something of who else participated: those rounds are accounted for as if it had seen who did.
 
 A round that discloses something seen beside something hidden is seen as a whole.
 """
@@ -88,7 +88,7 @@ class Guarantee:
 
 @dataclass(frozen=True)
 class Cohort:
-    """How a round's clients are drawn: the part of a plan that a round's price depends on."""
+    """How a round's clients are drawn: the part of a plan that a round's privacy loss depends on."""
 
     clients: int
     cohort: int
@@ -130,10 +130,21 @@ def rounds_of(releases: Sequence[Release], plan: Plan, last: int | None = None, 
 def account(
     releases: Sequence[Release], plan: Plan, delta: float, accountant: Accountant = "best"
 ) -> tuple[Guarantee, ...]:
-    """What the whole plan guarantees: one row for each unit and adversary that the releases name.
+    """Account for a whole plan.
 
-    `accountant` "best" uses privacy loss distributions wherever they are valid and Renyi divergences
-    otherwise; "rdp" forces the latter (published numbers are often Renyi numbers).
+    Args:
+        releases: Everything that a round discloses.
+        plan: The outline of the run.
+        delta: Of every guarantee.
+        accountant: "best" uses privacy loss distributions wherever they are valid and Renyi divergences otherwise;
+            "rdp" forces the latter (published numbers are often Renyi numbers).
+
+    Returns:
+        One row for each unit and adversary that the releases name.
+
+    Guarantees:
+        Epsilon agrees with two other accountants (`test_sampled_gaussians_match_the_table_and_two_other_libraries`).
+        One release without protection leaves nothing proven (`test_one_unprotected_release_spoils_all_others`).
     """
     return account_rounds(rounds_of(releases, plan), delta, accountant, _pairs(releases))
 
@@ -171,7 +182,21 @@ def account_rounds(
 def epsilon_of(
     releases: Sequence[Release], plan: Plan, delta: float, adversary: Adversary, unit: Unit
 ) -> float | None:
-    """The epsilon of one (unit, adversary), None where nothing is proven."""
+    """The epsilon of one (unit, adversary), None where nothing is proven.
+
+    Args:
+        releases: Everything that a round discloses.
+        plan: The outline of the run.
+        delta: Of the guarantee.
+        adversary: Against whom.
+        unit: For whom.
+
+    Returns:
+        Epsilon over all rounds.
+
+    Guarantees:
+        Those of `account` (`test_one_unprotected_release_spoils_all_others`).
+    """
     return _guarantee(rounds_of(releases, plan), delta, unit, adversary, "best").epsilon
 
 
@@ -286,7 +311,7 @@ def _priced(
         return none("; ".join(dict.fromkeys(reasons)))
     foreign = [r.what for r in costly if r.unit != unit]
     if foreign:
-        return none(f"priced for another unit, which says nothing of this one: {', '.join(foreign)}")
+        return none(f"protected for another unit, which says nothing of this one: {', '.join(foreign)}")
     if not costly:
         return Guarantee(unit, adversary, adjacency, sampler, 0.0, delta, "post-processing")
 

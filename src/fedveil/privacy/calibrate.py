@@ -62,7 +62,7 @@ def calibrate(
 
 
 def _unreachable(target: float, reachable: float, adversary: Adversary, unit: Unit) -> InputError:
-    """What the most noise comes to, so that the user knows what to ask for."""
+    """What the most noise reaches, so that the user knows what to ask for."""
     who = f"for the {unit} against the {adversary}"
     if math.isinf(reachable):
         problem = f"cannot be reached {who}: something it sees is not protected, so epsilon is infinite"
@@ -70,6 +70,6 @@ def _unreachable(target: float, reachable: float, adversary: Adversary, unit: Un
     return InputError(
         "target_epsilon",
         target,
-        f"cannot be reached {who}: the most noise comes to epsilon {reachable:.4g}",
+        f"cannot be reached {who}: the most noise reaches epsilon {reachable:.4g}",
         f"Ask for {reachable:.4g} or more, or for fewer rounds.",
     )

@@ -118,12 +118,20 @@ def _shrink(leaf: Tensor, norm: Tensor, clip: float, entries: int) -> Tensor:
 
 
 def clip_rows(params: Params, clip: float) -> Params:
-    """Each client's parameters `[K, ...]`, taken as one vector, to an L2 norm of at most `clip`.
+    """Clip each client's parameters, taken as one vector, to an L2 norm of at most `clip`.
 
     Rows clearly within the bound are returned bit by bit; the others end within a millionth below it.
 
-    Guarantees: no row is longer than `clip` in exact arithmetic
-    (`test_no_clipped_row_is_longer_than_the_clip_in_exact_arithmetic`).
+    Args:
+        params: Leaves `[K, ...]`.
+        clip: The largest norm.
+
+    Returns:
+        The clipped parameters.
+
+    Guarantees:
+        No row is longer than `clip` in exact arithmetic
+        (`test_no_clipped_row_is_longer_than_the_clip_in_exact_arithmetic`).
     """
     params = _finite(params)
     norm = row_norms(list(params.values()))

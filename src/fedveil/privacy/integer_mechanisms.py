@@ -88,6 +88,16 @@ class DiscreteGaussian:
 
     Noise has `multiplier` times the L2 sensitivity after rounding. Per client it is 1/(2 multiplier^2)-zCDP
     (Canonne, Kamath, Steinke 2020, Theorem 14), with nothing lost to floating point.
+
+    Args:
+        clip: The largest L2 norm before rounding.
+        multiplier: Standard deviation of the noise, in units of the sensitivity after rounding.
+        spacing: The step of the grid.
+        dimension: Number of coordinates.
+
+    Guarantees:
+        Noise has the exact distribution (`test_discrete_gaussian_distribution`), and rounding stays within the stated
+        sensitivity (`test_rounding_stays_within_the_stated_sensitivity_and_is_unbiased`).
     """
 
     clip: float
@@ -169,6 +179,17 @@ class Binomial:
 
     (epsilon, `delta`)-DP by Theorem 1 of Agarwal et al. 2018 with p = 1/2; refused where its condition on
     the number of trials does not hold.
+
+    Args:
+        clip: The largest L2 norm before rounding.
+        trials: Number of coins of each coordinate.
+        spacing: The step of the grid.
+        dimension: Number of coordinates.
+        delta: Of one release.
+
+    Guarantees:
+        The stated epsilon bounds the exact divergence
+        (`test_the_binomial_theorem_bounds_the_exact_divergence_in_one_dimension`).
     """
 
     clip: float
@@ -242,7 +263,7 @@ def least_binomial(clip: float, spacing: float, dimension: int, epsilon: float, 
 
 @dataclass(frozen=True)
 class CalibratedBinomial:
-    """Binomial noise of a stated price on vectors of any dimension: the grid and the trials follow from it.
+    """Binomial noise of a stated guarantee on vectors of any dimension: the grid and the trials follow from it.
 
     After a random rotation the coordinates of a vector of norm `clip` are below clip * sqrt(2 ln(4 d) / d) with high
     probability; `levels` grid points cover that range.

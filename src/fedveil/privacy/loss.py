@@ -97,13 +97,13 @@ class Bundle:
 
 
 def _of_one_draw(parts: list[tuple[RandomGaussianNoise, int]], precision: float) -> RandomGaussianNoise:
-    """Several Gaussians of one participation whose multipliers hang on the same draw, and constant ones."""
+    """Several Gaussians of one participation whose multipliers depend on the same draw, and constant ones."""
     weights = parts[0][0].weights
     if any(part.weights != weights for part, _ in parts):
         raise InputError(
             "weights",
             weights,
-            "the noise of one round hangs on one draw",
+            "the noise of one round depends on one draw",
             "Give all of them the same weights.",
         )
     rows = zip(*(part.multipliers for part, _ in parts), strict=True)
@@ -289,7 +289,7 @@ def _part_pld(protection: Protection, rate: float, adjacency: Adjacency, grid: f
         raise InputError(
             "adjacency",
             adjacency,
-            f"is not priced for {protection.in_words()}",
+            f"has no accounting for {protection.in_words()}",
             "Use zero-out or add-remove, or leave adjacency out.",
         )
     if isinstance(protection, LaplaceNoise):
@@ -431,7 +431,7 @@ def _part_renyi(
             ]
             return mixed_renyi(branches, orders)
         case _ if adjacency == "replace-one":
-            raise InputError("adjacency", adjacency, "is not priced here", "Use zero-out or add-remove.")
+            raise InputError("adjacency", adjacency, "has no accounting here", "Use zero-out or add-remove.")
         case LaplaceNoise(epsilon=eps) if rate == 1:
             import dp_accounting
 

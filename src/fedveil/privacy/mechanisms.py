@@ -1,4 +1,4 @@
-"""Mechanisms: each bounds a value, perturbs it and knows its price.
+"""Mechanisms: each bounds a value, perturbs it and states its protection.
 
 The clip states the sensitivity and the noise derives from it; no mechanism takes both numbers. A release is priced
 by the `protection()` of the very object that adds its noise. Noise comes from the streams it is given, one per
@@ -56,12 +56,12 @@ __all__ = [
 
 
 class Mechanism(Protocol):
-    """Bounds, perturbs and prices the clients' values `[K, ...]`, row k with stream k."""
+    """Bounds and perturbs the clients' values and states their protection `[K, ...]`, row k with stream k."""
 
     def __call__(self, value: Params, streams: Sequence[Stream]) -> Params: ...
 
     def protection(self) -> Protection:
-        """The price of one use on one client under zero-out, in the words of a `Release`."""
+        """The protection of one use on one client under zero-out, in the words of a `Release`."""
 
 
 class SumMechanism(Mechanism, Protocol):
@@ -84,12 +84,21 @@ class SumMechanism(Mechanism, Protocol):
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Clip to an L2 norm of `clip`, add normal noise of standard deviation `clip * multiplier`."""
+    """Clip to an L2 norm of `clip`, add normal noise of standard deviation `clip * multiplier`.
+
+    Args:
+        clip: The largest L2 norm, which is the sensitivity.
+        multiplier: Standard deviation of the noise, in units of `clip`.
+        fineness: Results lie on a grid whose step is a power of two between std / 2^fineness and half of that.
+
+    Guarantees:
+        No clipped row is longer than `clip` (`test_clipping_never_leaves_the_ball`). Noise has the standard deviation
+        that is charged (`test_gaussian_moments_and_independence`, `test_the_guarantee_is_that_of_the_noise`).
+    """
 
     clip: float
     multiplier: float
     fineness: int = FINENESS
-    """Results lie on a grid whose step is a power of two between std / 2^fineness and half of that."""
 
     def __post_init__(self) -> None:
         check_clip(self.clip)
@@ -140,7 +149,20 @@ class Unnoised:
 
 
 def gaussian(clip: float, multiplier: float, fineness: int = FINENESS) -> Gaussian | Unnoised:
-    """The mechanism of these two numbers; one without noise, and without a price, where either switches it off."""
+    """The mechanism of these two numbers; one without noise, and without protection, where either switches it off.
+
+    Args:
+        clip: As of `Gaussian`; infinite: no clipping.
+        multiplier: As of `Gaussian`; 0: no noise.
+        fineness: As of `Gaussian`.
+
+    Returns:
+        The mechanism.
+
+    Guarantees:
+        Without clip or noise nothing is guaranteed
+        (`test_without_clip_or_noise_nothing_is_guaranteed_and_nothing_added`).
+    """
     if multiplier == 0:
         return Unnoised(clip, "no noise is added (noise_multiplier = 0)")
     if math.isinf(clip):
@@ -150,7 +172,15 @@ def gaussian(clip: float, multiplier: float, fineness: int = FINENESS) -> Gaussi
 
 @dataclass(frozen=True)
 class Laplace:
-    """Clip to an L1 norm of `clip`, add Laplace noise of scale `clip / epsilon`."""
+    """Clip to an L1 norm of `clip`, add Laplace noise of scale `clip / epsilon`.
+
+    Args:
+        clip: The largest L1 norm, which is the sensitivity.
+        epsilon: Of one release.
+
+    Guarantees:
+        Pure epsilon-DP; clip and scale of the noise are those of the proof (`test_laplace_moments_and_l1_clip`).
+    """
 
     clip: float
     epsilon: float
@@ -178,6 +208,19 @@ class SparseVector:
     Coordinates are asked in an order that is public and random in each use. The threshold gets Laplace noise
     clip/e1, each question 2 c clip/e2, each answer c clip/e3, where c = `releases`: pure (e1 + e2 + e3)-DP
     (Lyu, Su, Li 2017). A coordinate moves by at most `clip` under zero-out.
+
+    Args:
+        clip: The largest magnitude of a coordinate.
+        threshold: The public threshold.
+        releases: Number of coordinates that are released at most.
+        epsilon_threshold: Spent on the threshold.
+        epsilon_questions: Spent on the comparisons.
+        epsilon_answers: Spent on the values.
+
+    Guarantees:
+        No more coordinates are released than are charged
+        (`test_sparse_vector_releases_at_most_what_it_charges_for`), with the scales of the proof
+        (`test_sparse_vector_noise_scales`).
     """
 
     clip: float
@@ -223,6 +266,15 @@ class GumbelTopK:
     Gumbel noise of scale 2 clip / `epsilon` makes this equal to `count` rounds of the exponential mechanism
     (Durfee, Rogers 2019), each `epsilon`-bounded in range: count * epsilon^2 / 8 zCDP. Only the choice is
     private: the chosen values still need noise of their own.
+
+    Args:
+        clip: The largest magnitude of a coordinate.
+        count: Number of coordinates that are chosen.
+        epsilon: Of each choice.
+
+    Guarantees:
+        The choice has the distribution of the exponential mechanism
+        (`test_gumbel_selection_is_the_exponential_mechanism`).
     """
 
     clip: float

@@ -105,7 +105,7 @@ class CohortNoise:
         insider = None
         if self.scope != "central" and plan.clients > 1 and (plan.sampler == "poisson" or self.sharers() > 1):
             insider = protection_in_cohorts(self.others, plan, present=2)
-        betrayed = isinstance(total, RandomGaussianNoise)  # the noise's size shows how many came
+        disclosed = isinstance(total, RandomGaussianNoise)  # the noise's size shows how many participated
         return (
             Release(
                 "each client's noisy model", "client", ("server",), protection_in_cohorts(self.upload, plan)
@@ -115,7 +115,7 @@ class CohortNoise:
                 "client",
                 ("observer", "client"),
                 total,
-                participation="seen" if betrayed else "hidden",
+                participation="seen" if disclosed else "hidden",
                 insider=insider,
             ),
         )
@@ -124,9 +124,9 @@ class CohortNoise:
 def protection_in_cohorts(
     mechanism: Callable[[int], SumMechanism], plan: Plan, *, present: int = 1
 ) -> Protection:
-    """The price of `mechanism(K)`, K the size of a cohort in which `present` given clients are.
+    """The protection of `mechanism(K)`, K the size of a cohort in which `present` given clients are.
 
-    The size of a Poisson cohort is random, independent of the data and known to those who are told it.
+    The size of a Poisson cohort is random, independent of the data and known to those to whom it is announced.
     """
     if plan.sampler != "poisson":
         return mechanism(0).protection()
@@ -181,7 +181,7 @@ def private_sum(
         uploads: None if nobody answered: then the sum is noise alone.
         like: A model of the uploads' shapes, without a client axis.
         present: How many answered.
-        plan: Poisson cohorts are divided by the planned size, whoever came. A fixed cohort that lost clients is
+        plan: Poisson cohorts are divided by the planned size, whoever participated. A fixed cohort with dropouts is
             divided by those who answered.
         top_up: What the server adds.
         stream: What the server's noise is drawn from.

@@ -1,7 +1,7 @@
 """What leaves a client, who sees it, and how it is protected: the words accounting is written in.
 
 A method declares every disclosure as a `Release`. A disclosure without protection is infinite, and one that
-cannot be priced is an error: accounting never guesses.
+cannot be accounted for is an error: accounting never guesses.
 
 Examples::
 
@@ -48,8 +48,13 @@ LEAST_LEVEL = 2.0**-100
 class Plan:
     """What accounting needs to know of a run; no data.
 
-    `cohort` is the number of clients in a round, for the Poisson sampler its expectation.
-    `records_per_client` is the smallest client's number of records, taken as public.
+    Args:
+        clients: Number of clients.
+        cohort: Clients in a round; for the Poisson sampler their expected number.
+        sampler: "fixed", "poisson" or "all".
+        rounds: Number of rounds.
+        records_per_client: Number of records of the smallest client, taken as public.
+        largest_client: Number of records of the largest client, taken as public.
     """
 
     clients: int
@@ -104,7 +109,11 @@ class Protection(ABC):
 
 @dataclass(frozen=True)
 class GaussianNoise(Protection):
-    """Gaussian noise of `multiplier` times the L2 sensitivity under zero-out (the clip)."""
+    """Gaussian noise of `multiplier` times the L2 sensitivity under zero-out (the clip).
+
+    Args:
+        multiplier: Standard deviation of the noise, in units of the sensitivity.
+    """
 
     multiplier: float
     kind: ClassVar[str] = "gaussian"
@@ -166,7 +175,11 @@ class LaplaceNoise(Protection):
 
 @dataclass(frozen=True)
 class PureDP(Protection):
-    """Any mechanism with a proof of epsilon-DP (sparse vector, randomised response)."""
+    """Any mechanism with a proof of epsilon-DP (sparse vector, randomised response).
+
+    Args:
+        epsilon: Of one access.
+    """
 
     epsilon: float
     kind: ClassVar[str] = "pure-dp"
@@ -180,7 +193,12 @@ class PureDP(Protection):
 
 @dataclass(frozen=True)
 class ApproximateDP(Protection):
-    """Any mechanism with a proof of (epsilon, delta)-DP (the binomial mechanism)."""
+    """Any mechanism with a proof of (epsilon, delta)-DP (the binomial mechanism).
+
+    Args:
+        epsilon: Of one access.
+        delta: Of one access.
+    """
 
     epsilon: float
     delta: float
@@ -233,7 +251,11 @@ class RenyiCurve(Protection):
 
 @dataclass(frozen=True)
 class Unprotected(Protection):
-    """Nothing hides the value: against those who see it, no epsilon can be proven."""
+    """Nothing hides the value: against those who see it, no epsilon can be proven.
+
+    Args:
+        reason: Why, for the statement.
+    """
 
     reason: str
     kind: ClassVar[str] = "unprotected"
@@ -244,7 +266,11 @@ class Unprotected(Protection):
 
 @dataclass(frozen=True)
 class PostProcessing(Protection):
-    """Computed only from other declared releases that the same adversary sees, or from public values."""
+    """Computed only from other declared releases that the same adversary sees, or from public values.
+
+    Args:
+        reason: From what it is computed, for the statement.
+    """
 
     reason: str
     kind: ClassVar[str] = "post-processing"
@@ -285,19 +311,25 @@ def protection_from_json(data: Mapping[str, Any]) -> Protection:
 class Release:
     """One disclosure: what leaves, of which unit, to whom, how protected and how often.
 
-    `participation` says what the adversary learns of who took part:
-      seen     it knows each round's cohort; a round costs only those who were in it
-      hidden   it does not know: the cohort's sampling amplifies privacy, where a theorem says so
-      charged  every round is charged as if the client had taken part
-    `accesses`, `rate`, `first_rate` count what one participation discloses: `accesses` values, each on a
-    fresh Poisson batch that holds a given record with probability `rate` (the first with `first_rate`).
-    `every` = I releases it in rounds I, 2I, ...; `except_every` = I in all other rounds, of which `following` keeps
-    those right after one of these rounds (I + 1, 2I + 1, ...), or where it is False those that are not.
-    `adjacency` is chosen from sampler and participation unless it is given.
-    `insider` is what protects it against a `client` that was in the cohort itself and knows what it contributed,
-    such as its share of the noise; `protection` is against everybody else.
-    `assumptions` are what the protection relies on besides the method's own code; rows that use it name them.
-    `once`: it is released once, before the first round; that is round 0 on the ledger.
+    Args:
+        what: In words, for the statement.
+        unit: Whose protection is stated: "client" or "record".
+        visible_to: The adversaries who see it.
+        protection: How it is protected against those who see it.
+        participation: What the adversary learns of who took part. "seen": it knows each round's cohort; a round costs
+            only those who were in it. "hidden": it does not know, and the cohort's sampling amplifies privacy where a
+            theorem says so. "charged": every round is charged as if the client had taken part.
+        accesses: Number of values that one participation discloses.
+        rate: Each value is of a fresh Poisson batch that holds a given record with this probability.
+        first_rate: The same of the first value, where it differs.
+        every: I: released in rounds I, 2I, and so on.
+        except_every: I: released in all other rounds.
+        following: Of those, keep the rounds right after I, 2I, ... (True) or the others (False).
+        adjacency: Chosen from sampler and participation unless it is given.
+        insider: What protects it against a client that was in the cohort itself and knows what it contributed, such as
+            its share of the noise; `protection` is against everybody else.
+        assumptions: What the protection relies on besides the method's own code; rows that use it name them.
+        once: Released once, before the first round; that is round 0 on the ledger.
     """
 
     what: str

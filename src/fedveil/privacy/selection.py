@@ -159,6 +159,6 @@ def selection_release(curve: RenyiCurve, unit: Unit) -> Release:
 
 
 def composed(runs: Sequence[Rounds], delta: float) -> tuple[Guarantee, ...]:
-    """What all runs together guarantee: the price of a choice between them that is not private."""
+    """What all runs together guarantee: the bound for a choice between them that is not private."""
     total = sum(runs, Rounds())
     return account_rounds(total, delta) if total else ()

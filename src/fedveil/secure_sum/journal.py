@@ -25,7 +25,7 @@ class Journal:
         self._known: set[tuple[Event, Key]] = set()
 
     def record(self, event: Event, key: Key) -> bool:
-        """Record it; False if it was there already."""
+        """Record it; False if it was recorded already."""
         torn = self._read()
         if (event, key) in self._known:
             return False

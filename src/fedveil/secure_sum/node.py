@@ -123,7 +123,7 @@ class NodeRound:
         return found
 
     def upload(self, shares: Sequence[SealedShares], values: Words, asked: bytes = b"") -> MaskedUpload:
-        """Leg 3: the vector under masks with every node whose shares came through; `asked` is what it was made from."""
+        """Leg 3: the vector under masks with every node whose shares arrived; `asked` is what it was made from."""
         if values.dtype.name != "uint32" or values.shape != (self._terms.length,):
             raise ValueError(f"{self._terms.length} numbers modulo 2^32 are to be summed")
         with self._in("upload"):

@@ -45,7 +45,7 @@ class RoundStore:
             os.close(file)
 
     def keep(self, key: Key, secrets: bytes) -> None:
-        """Keep this of the attempt; what was kept of another attempt of the same run is gone."""
+        """Keep this of the attempt; what was kept of another attempt of the same run is removed."""
         salt = primitives.random_key()
         sealed = primitives.seal(primitives.derive(self._session, b"round store", salt), secrets, _bound(key))
         path = self._path(key[0])

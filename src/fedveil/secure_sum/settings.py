@@ -20,6 +20,11 @@ class SecureSum:
     Attributes:
         threshold: A sum is revealed only if so many of the invited clients answer. None: the smallest that is allowed.
         colluders: So many clients may share with the server all they know.
+
+    Guarantees:
+        An upload under its masks is uniform and independent of the input
+        (`test_a_masked_upload_is_uniform_and_independent_of_the_input`). The sum is exact whoever drops out
+        (`test_the_sum_is_exact_under_every_pattern_of_dropouts`).
     """
 
     threshold: int | None = None

@@ -92,7 +92,7 @@ def check_min_clients(min_clients: int, plan: Plan) -> None:
         raise InputError(
             "run.min_clients",
             min_clients,
-            "dropping small Poisson rounds would disclose how many participate, which the accounting does not allow",
+            "dropping small Poisson rounds would disclose how many participate, which is not accounted for",
             "Leave it out, or use another sampler.",
         )
 

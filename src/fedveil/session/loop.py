@@ -33,7 +33,7 @@ class RoundEnd:
 
 
 class Callback:
-    """Watches a run. Every method does nothing unless it is implemented."""
+    """Called during a run. Every method does nothing unless it is implemented."""
 
     def round_starts(self, at: At, cohort: Sequence[int]) -> str | None:
         """Before anything of the round is released. A returned text stops the run here, for that reason."""

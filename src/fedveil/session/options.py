@@ -21,8 +21,18 @@ class PrivacySettings:
     """What `[privacy]` says, and what the statement says about the data.
 
     Attributes:
+        delta: Of every guarantee that is stated.
+        budget: The run stops before the round that would exceed this epsilon; None: no budget.
+        budget_adversary: Against whom the budget holds.
+        budget_unit: For whom it holds; None: the unit that the method protects.
+        ledger: A ledger that several runs share; None: one of the run's own.
         notes: How the data was prepared, as far as that matters to privacy.
         rows_per_person: How many records of one person there are at most, where the data names people.
+
+    Guarantees:
+        A run stops before the round that would exceed its budget
+        (`test_the_budget_stops_before_the_round_that_would_exceed_it`), also where runs share a ledger
+        (`test_runs_that_share_a_ledger_share_the_budget`).
     """
 
     delta: float = 1e-5

@@ -57,11 +57,11 @@ def declared(method: AnyMethod, plan: Plan, *, deployed: bool) -> tuple[Release,
     if not deployed:
         return releases
 
-    def betrayed(release: Release) -> bool:
+    def disclosed(release: Release) -> bool:
         disclosed = plan.sampler == "fixed" or release.insider is not None
         return disclosed and release.unit == "client" and release.participation == "hidden"
 
-    return tuple(replace(r, participation="seen") if betrayed(r) else r for r in releases)
+    return tuple(replace(r, participation="seen") if disclosed(r) else r for r in releases)
 
 
 def privacy_statement(
@@ -72,7 +72,22 @@ def privacy_statement(
     noise: NoiseSource = "entropy",
     deployed: bool = False,
 ) -> PrivacyStatement:
-    """What a run of this plan claims and proves; `deployed`: its clients are nodes with policies of their own."""
+    """State what a run of this plan claims and proves.
+
+    Args:
+        method: The method with its fields.
+        plan: The outline of the run.
+        delta: Of every guarantee.
+        noise: Where privacy noise comes from; noise from a seed can be removed by whoever knows it.
+        deployed: Whether clients are nodes with policies of their own, who may refuse.
+
+    Returns:
+        The paper's claim and what is proven for each unit and adversary.
+
+    Guarantees:
+        What the method releases without protection has no epsilon
+        (`test_an_unprotected_method_proves_nothing_and_says_why`).
+    """
     releases = declared(method, plan, deployed=deployed)
     claim = method.paper_claim(plan)
     proven = account(releases, plan, delta)

@@ -38,7 +38,14 @@ _ALWAYS = {"method", "seed", "rounds", "seconds", "bytes_up", "bytes_down", "sto
 
 @dataclass(frozen=True)
 class Result:
-    """A finished (or stopped) run."""
+    """A finished (or stopped) run.
+
+    Args:
+        summary: What `summary.json` holds: scores, traffic, plan and privacy statement.
+        history: One entry per round.
+        model: The trained parameters.
+        folder: Where the run is recorded; None if it is not.
+    """
 
     summary: dict[str, Any]
     history: list[dict[str, Any]]

@@ -32,7 +32,17 @@ if TYPE_CHECKING:
 def make_plan(
     clients: Clients, *, rounds: int, cohort: int | None = None, sampler: Sampler = "fixed"
 ) -> Plan:
-    """The public outline of a run; impossible ones are refused."""
+    """The public outline of a run; impossible ones are refused.
+
+    Args:
+        clients: The clients and their sizes.
+        rounds: Number of rounds.
+        cohort: Clients in a round, for "poisson" their expected number; all if not given.
+        sampler: "fixed", "poisson" or "all".
+
+    Returns:
+        The plan.
+    """
     sizes = clients.sizes
     count = len(sizes)
     cohort = count if cohort is None or sampler == "all" else whole_number("run.cohort", cohort, 1)

@@ -266,8 +266,8 @@ def descend(
 ) -> tuple[Params, int]:
     """Gradient descent on `sum_k shares[k] * loss of set k` from `start`, and the number of steps taken (Eq. 11).
 
-    It goes on while the distance to `start` is below `radius`: the result is at most one step beyond. With `shuffle`, a
-    batch size and what orders are drawn from, a step is an epoch of batches over all images.
+    It continues while the distance to `start` is below `radius`: the result is at most one step beyond. With `shuffle`,
+    a batch size and what orders are drawn from, a step is an epoch of batches over all images.
     """
     y, weights = set_weights(labels, images.dtype)
     shared = (weights * shares.to(weights)[:, None]).reshape(1, -1)

@@ -75,7 +75,7 @@ class Update:
 
 
 def adding(gradient: Tensor) -> AddGradient:
-    """How a gradient that is there as a tensor is added."""
+    """How a gradient that is a tensor already is added."""
 
     def add(target: Tensor, keep: float, scale: float) -> None:
         if keep != 1:

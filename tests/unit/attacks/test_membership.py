@@ -29,6 +29,7 @@ from fedveil.attacks.membership.threat_model import (
 from fedveil.errors import InputError
 from fedveil.streams import named_stream
 from fedveil.tree import rows
+from tests.refusals import refuses
 from tests.unit.attacks.overfit import GATES, area_among_outsiders, found, overfit
 
 DRAWS = (1, 2, 3, 4, 5)  # 0 is the one on which the network's width and epochs were chosen
@@ -125,11 +126,11 @@ def test_a_rate_that_few_others_cannot_show_says_what_it_stands_for(others: int,
 
 
 def test_what_cannot_be_judged_is_refused() -> None:
-    with pytest.raises(InputError, match="too few"):
+    with refuses("members"):
         judge("a", "b", np.zeros(5), np.arange(5) < 2, named_stream(0))
-    with pytest.raises(InputError, match="not finite"):
+    with refuses("scores"):
         judge("a", "b", np.full(20, np.nan), np.arange(20) < 10, named_stream(0))
-    with pytest.raises(InputError, match="do not match"):
+    with refuses("scores"):
         judge("a", "b", np.zeros(5), np.arange(6) < 2, named_stream(0))
 
 
@@ -191,14 +192,14 @@ def test_the_likelihood_ratio_is_that_of_the_normal_densities() -> None:
 
 
 def test_alignment_needs_an_upload() -> None:
-    with pytest.raises(InputError, match="upload"):
+    with refuses("target"):
         make_membership_attack("gradient-alignment")(overfit(), named_stream(0))
 
 
 def test_unknown_attacks_and_settings_are_refused() -> None:
     with pytest.raises(InputError, match="Did you mean lira"):
         make_membership_attack("lyra")
-    with pytest.raises(InputError, match="shadows"):
+    with refuses("shadows"):
         make_membership_attack("lira", {"shadows": 1})
     with pytest.raises(InputError, match="Did you mean shadows"):
         make_membership_attack("lira", {"shadow": 3})

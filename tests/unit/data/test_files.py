@@ -11,7 +11,8 @@ import pytest
 
 from fedveil.data.files import find, given_file, locate, read_bytes, read_text, text_lines
 from fedveil.data.idx import read_idx, read_idx_pair
-from fedveil.errors import DataError, InputError
+from fedveil.errors import DataError
+from tests.refusals import refuses
 
 from .makers import idx_bytes, tiles, write
 
@@ -50,7 +51,7 @@ def test_a_named_file_may_be_absolute_or_below_a_place(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no\.csv was not found") as missing:
         given_file("path", "no.csv", tmp_path)
     assert f"  {Path.cwd() / 'no.csv'}\n  {tmp_path / 'no.csv'}" in str(missing.value)
-    with pytest.raises(InputError, match="not a path"):
+    with refuses("path"):
         given_file("path", 3)
 
 

@@ -24,6 +24,7 @@ from fedveil.data.schema import Column, TableSchema
 from fedveil.data.table import load_table
 from fedveil.data.text import load_labelled_text
 from fedveil.errors import DataError, InputError
+from tests.refusals import refuses
 
 CSV = "age,town,income,who,label\n" + "".join(
     f"{20 + k},{'north' if k % 3 else 'south'},{1000.5 * k},u{k % 4},{k % 2}\n" for k in range(40)
@@ -244,7 +245,7 @@ def test_clients_from_arrays() -> None:
         clients_from_arrays([(np.ones((1, 2)), np.zeros(1)), (np.ones((1, 3)), np.zeros(1))])
     with pytest.raises(DataError, match="client 1: has no example"):
         clients_from_arrays([(np.ones((1, 2)), np.zeros(1)), (np.ones((0, 2)), np.zeros(0))])
-    with pytest.raises(InputError, match="there is no client"):
+    with refuses("clients"):
         clients_from_arrays([])
 
 
@@ -314,7 +315,7 @@ def test_one_table_per_client_shares_one_form(tmp_path: Path) -> None:
     assert float(x[1, 0, 0]) == pytest.approx(1.2247449)
     assert own.test is not None
     assert own.test.x.tolist() == [[0.0, 0.0, 1.0]]
-    with pytest.raises(InputError, match="label"):
+    with refuses("label"):
         clients_from_folder(tmp_path)
     (tmp_path / "b.csv").write_text("w,colour,y\n5,red,1\n")
     with pytest.raises(DataError, match="other columns"):

@@ -15,7 +15,8 @@ from fedveil.data.vocabulary import (
     make_vocabulary,
     public_vocabulary,
 )
-from fedveil.errors import DataError, InputError
+from fedveil.errors import DataError
+from tests.refusals import refuses
 
 
 def test_a_hashed_word_has_the_place_of_its_digest() -> None:
@@ -62,15 +63,15 @@ def test_public_words_are_the_most_frequent_of_the_file(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_made() -> None:
-    with pytest.raises(InputError, match="reads no file"):
+    with refuses("task.text.path"):
         make_vocabulary("hash", path="x")
-    with pytest.raises(InputError, match="names no public text"):
+    with refuses("task.text.path"):
         make_vocabulary("public")
-    with pytest.raises(InputError, match="no such vocabulary"):
+    with refuses("task.text.vocabulary"):
         make_vocabulary("private")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="no room"):
+    with refuses("task.text.size"):
         make_vocabulary("hash", size=2)
-    with pytest.raises(InputError, match="a word twice"):
+    with refuses("words"):
         WordVocabulary(["a", "a"], "given")
     assert make_vocabulary("bytes").size == 258
     assert make_vocabulary("hash", size=9).size == 9

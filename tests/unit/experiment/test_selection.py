@@ -48,7 +48,7 @@ def _draws(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(selection, "draw", lambda _: count)
 
 
-def test_only_the_winner_is_written_with_the_price_of_the_selection(
+def test_only_the_winner_is_written_with_the_guarantee_of_the_selection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _draws(monkeypatch, 3)

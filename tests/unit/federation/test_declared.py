@@ -93,7 +93,7 @@ def test_an_operator_checks_a_node_before_it_joins(tmp_path: Path) -> None:
     assert json.loads(done.stdout) == {"node": "node-0", "examples": 12, "declared": declared}
 
 
-def test_the_number_that_is_told_and_priced_is_the_declared_one(tmp_path: Path) -> None:
+def test_the_number_that_is_announced_and_charged_is_the_declared_one(tmp_path: Path) -> None:
     folder = node_folder(tmp_path, extra="records = 10\n")
     with np.load(folder / "data.npz") as held:
         np.savez(folder / "data.npz", x=held["x"][:11], y=held["y"][:11])

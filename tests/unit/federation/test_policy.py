@@ -55,7 +55,7 @@ def test_every_participation_costs_in_full_whatever_rate_the_server_claims(tmp_p
         assert spent(guard) == pytest.approx(epsilon_of_uploads(2.0, number), rel=1e-9)
 
 
-def test_shared_noise_is_priced_by_the_announced_cohort(tmp_path: Path) -> None:
+def test_shared_noise_is_accounted_for_by_the_announced_cohort(tmp_path: Path) -> None:
     guard = open_node(node_folder(tmp_path)).guard
     guard.admit("run", 1, SHARED, replace(PLAN, sampler="poisson"), announced=9)
     assert spent(guard) == pytest.approx(epsilon_of_uploads(2.0 / math.sqrt(9), 1), rel=1e-6)

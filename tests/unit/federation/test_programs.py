@@ -225,7 +225,7 @@ def test_what_is_no_bundle_is_refused() -> None:
 
 
 def test_flower_asks_where_it_is_answered() -> None:
-    """Both refusals hang on places in Flower: a version without them must not pass unnoticed."""
+    """Both refusals depend on places in Flower: a version without them must not pass unnoticed."""
     receives = inspect.getsource(start_client_internal._pull_and_store_message)
     assert receives.index("get_fused_config_from_fab(fab.content") < receives.index("store_fab(fab)")
     assert "extensions.get_middleware()" in inspect.getsource(superlink_main._get_middleware)

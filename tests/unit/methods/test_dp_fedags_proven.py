@@ -195,7 +195,7 @@ def test_variant_0_is_dp_fedavg_with_the_noise_turned_round(monkeypatch: pytest.
 
 
 def test_missing_clients_are_made_up_for_in_noise() -> None:
-    """The published mean of a Poisson round has the declared noise, whoever came."""
+    """The published mean of a Poisson round has the declared noise, whoever participated."""
     method = made(variant="everywhere", noise_multiplier=2.0, clip=1.0, lr=1.0)
     task, plan = make_task(), make_plan(sampler="poisson")
     server = method.init_server(task.init(0), plan)
@@ -289,7 +289,7 @@ def test_an_upload_is_the_mean_of_clipped_records_with_the_declared_noise(varian
     assert float(noise.std()) == pytest.approx(3.0 * 0.7 / len(clients.parts[1]), rel=0.05)
 
 
-def test_the_record_level_price_is_that_of_one_gaussian_per_participation() -> None:
+def test_record_level_epsilon_is_that_of_one_gaussian_per_participation() -> None:
     method = made(unit="record", variant="everywhere", noise_multiplier=4.0)
     rows = {row.adversary: row for row in account_participation(method.releases(PAPER), PAPER, 1e-5)}
     for adversary in ("server", "observer", "client"):

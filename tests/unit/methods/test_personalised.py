@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from fedveil import ArrayClients, At, Plan, Task, run
-from fedveil.errors import InputError
 from fedveil.evaluation.accuracy import evaluate
 from fedveil.methods.centaur import Centaur
 from fedveil.methods.ppsgd import PPSGD
@@ -20,6 +19,7 @@ from fedveil.methods.user_level import NoisyModel
 from fedveil.privacy.accounting import account
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.tree import Params, add, without_axis
+from tests.refusals import refuses
 
 PLAN = Plan(4, 2, "fixed", 3, 8, 8)
 AT = At(PLAN, 1)
@@ -118,7 +118,7 @@ def test_centaur_keeps_the_leading_directions_of_the_noisy_representation() -> N
 
 
 def test_centaur_needs_something_to_share() -> None:
-    with pytest.raises(InputError, match="Use 1 to 1"):
+    with refuses("head"):
         Centaur(head=2).init_server(Task(network).init(0), PLAN)
 
 

@@ -27,7 +27,7 @@ def test_uploads_and_top_up_make_the_declared_noise(scope: Any, cohort: int, ans
     total = math.sqrt(answered * noise.upload(cohort).std ** 2 + noise.top_up(answered, cohort).std ** 2)
     assert total == pytest.approx(noise.total(cohort).std)
     if scope != "local":
-        assert total == pytest.approx(3.0)  # whoever came: its size betrays nothing
+        assert total == pytest.approx(3.0)  # whoever participated: its size discloses nothing
 
 
 @pytest.mark.parametrize(("cohort", "answered"), [(0, 0), (4, 4), (30, 30), (30, 12)])

@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 from rich.console import Console
+from tests.refusals import refuses
 
-from fedveil.errors import InputError
 from fedveil.partition.picture import counts_figure, counts_table, save_picture
 
 COUNTS = torch.tensor([[5, 0, 100], [20, 30, 0]])
@@ -92,9 +92,9 @@ def test_drawing_leaves_no_state_behind() -> None:
 
 
 def test_wrong_input_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="path"):
+    with refuses("path"):
         save_picture(COUNTS, tmp_path / "p.jpg")
-    with pytest.raises(InputError, match="classes"):
+    with refuses("classes"):
         counts_table(COUNTS, ["only one"])
-    with pytest.raises(InputError, match="counts"):
+    with refuses("counts"):
         counts_figure(torch.zeros(0, 3))

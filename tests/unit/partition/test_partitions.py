@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.refusals import refuses
 from torch import Tensor
 
 from fedveil.errors import InputError
@@ -62,7 +63,7 @@ def test_dirichlet_uses_everything_once(y: Tensor, clients: int, alpha: float, s
 def test_classes_per_client_holds_at_most_n_classes_each(y: Tensor, clients: int, n: int, seed: int) -> None:
     present = len(set(y.tolist()))
     if n > present or clients * n < present:
-        with pytest.raises(InputError, match="classes_per_client"):
+        with refuses("classes_per_client"):
             classes_per_client(y, clients, n, named_stream(seed), allow_empty=True)
         return
     partition = classes_per_client(y, clients, n, named_stream(seed), allow_empty=True)
@@ -186,7 +187,7 @@ def test_dirichlet_shares_have_the_distributions_moments(alpha: float) -> None:
 def test_dirichlet_keeps_the_smallest_size_or_says_what_would_do() -> None:
     partition = dirichlet(Y, 10, 0.5, named_stream(0), min_size=20)
     assert min(partition.sizes) >= 20
-    with pytest.raises(InputError, match="larger alpha, fewer clients or a smaller min_size"):
+    with refuses("alpha"):
         dirichlet(Y, 100, 0.001, named_stream(0))
     with pytest.raises(InputError, match="Use at most 10"):
         dirichlet(Y, 100, 1.0, named_stream(0), min_size=11)
@@ -237,21 +238,21 @@ def test_settings_that_cannot_work_are_refused_with_their_name(
 
 @pytest.mark.parametrize("y", [torch.zeros(0, dtype=torch.int64), torch.zeros(4), torch.zeros(2, 2).long()])
 def test_labels_that_are_none_are_refused(y: Tensor) -> None:
-    with pytest.raises(InputError, match="y = "):
+    with refuses("y"):
         iid(y, 1, named_stream(0))
 
 
 def test_an_empty_group_is_allowed_only_when_said() -> None:
     groups: Sequence[Sequence[int]] = [*PAIRS, ()]
-    with pytest.raises(InputError, match="client 5 would have no example"):
+    with refuses("clients"):
         class_groups(Y, groups)
     assert class_groups(Y, groups, allow_empty=True).sizes[-1] == 0
 
 
 def test_a_partition_cannot_list_an_example_twice_or_nobody() -> None:
-    with pytest.raises(InputError, match="twice"):
+    with refuses("parts"):
         Partition((torch.tensor([0, 1]), torch.tensor([1])))
-    with pytest.raises(InputError, match="no client"):
+    with refuses("clients"):
         Partition(())
 
 

@@ -62,7 +62,7 @@ def fedceo(sigma: float, interval: int, cohort: int = 10, scope: str = "shared")
         Release("each upload", "client", ("server",), GaussianNoise(upload)),
         Release("the personal models", "client", OTHERS, GaussianNoise(upload), every=interval),
         replace(mean, participation="hidden", following=False),
-        mean,  # who came decides who starts from which personal model
+        mean,  # who participated decides who starts from which personal model
     ]
 
 

@@ -100,7 +100,7 @@ def _refused_or_sound(rows: Callable[[], Iterable[Guarantee]]) -> None:
     rounds=sizes,
     delta=st.sampled_from([1e-300, 1e-12, 1e-5, 0.5]),
 )
-def test_the_accountant_refuses_or_prices_extreme_numbers(
+def test_the_accountant_refuses_or_bounds_extreme_numbers(
     kind: str, value: float, rate: float, accesses: int, clients: int, rounds: int, delta: float, **words: Any
 ) -> None:
     sampler = words.pop("sampler")
@@ -155,7 +155,7 @@ def _numeric_fields(name: str) -> dict[str, type]:
 
 @SETTINGS
 @given(data=st.data())
-def test_every_method_refuses_or_prices_extreme_fields(data: st.DataObject) -> None:
+def test_every_method_refuses_or_bounds_extreme_fields(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(METHODS)))
     fields = _numeric_fields(name)
     chosen = data.draw(st.lists(st.sampled_from(sorted(fields)), max_size=2, unique=True)) if fields else []

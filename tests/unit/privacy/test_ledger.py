@@ -170,7 +170,7 @@ def test_nonsense_is_refused(tmp_path: Path) -> None:
             Ledger(path)
 
 
-def test_a_torn_last_line_of_a_crash_is_mended_without_losing_a_charge(tmp_path: Path) -> None:
+def test_a_torn_last_line_of_a_crash_is_repaired_without_losing_a_charge(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     _charge(path, 2)
     whole = path.read_bytes()

@@ -101,7 +101,7 @@ def test_words_name_what_counts_as_public() -> None:
 @pytest.mark.parametrize(
     ("delta", "praise"), [(1e-5, True), (0.009, True), (0.01, False), (0.5, False), (0.999, False)]
 )
-def test_no_epsilon_is_called_protection_at_a_delta_that_betrays_somebody(delta: float, praise: bool) -> None:
+def test_no_epsilon_is_called_protection_at_a_delta_that_exposes_one_unit(delta: float, praise: bool) -> None:
     """100 clients: at delta 0.01 one of them, drawn at random, might be published whole."""
     releases = declared.udp_fedavg(10.0)
     text = PrivacyStatement("none", account(releases, PLAN, delta), None, tuple(releases), PLAN).in_words()

@@ -44,7 +44,10 @@ def test_names_hold_as_few_settings_as_tell_them_apart() -> None:
         "task": {"model": "mlp-2"},
         "method": {"name": "m", "batch_size": 8, "clip": 0.5, "noise_multiplier": 5.0},
     }
-    third = {"task": {"model": "mlp-2"}, "method": second["method"] | {"noise_multiplier": 6.0}}
+    third: dict[str, Any] = {
+        "task": {"model": "mlp-2"},
+        "method": second["method"] | {"noise_multiplier": 6.0},
+    }
     assert _names([first, second]) == ["m, model logistic", "m, model mlp-2"]
     assert _names([first, second, third]) == [
         "m, noise multiplier 4",
@@ -177,7 +180,7 @@ def test_the_headline_prefers_a_useful_model_that_is_protected_against_the_serve
     assert "most frequent class" in headline(group(read_runs([tmp_path / "b"]))).text
 
 
-def test_a_delta_that_betrays_somebody_is_no_protection(tmp_path: Path) -> None:
+def test_a_delta_that_exposes_one_unit_is_no_protection(tmp_path: Path) -> None:
     row = proof("observer", 0.5)
     write_run(tmp_path / "small", "udp-fedavg", proven=[row | {"delta": 0.2}])
     assert headline(group(read_runs([tmp_path / "small"]))).level == "good"  # of four clients
@@ -356,3 +359,14 @@ def test_an_audit_file_tells_every_audit_and_its_own_verdict(tmp_path: Path) -> 
     assert "refutes what is proven against the server" in " ".join(line.text for line in lines(setting))
     path.write_text(json.dumps({"audit": None}))
     assert group(read_runs([tmp_path]))[0].audited() == []
+
+
+def test_a_method_keeps_its_look_from_report_to_report() -> None:
+    def looks(*methods: str) -> dict[str, int]:
+        runs = [Run(name, True, method=name, config={"method": {"name": name}}) for name in methods]
+        return {setting.method: setting.look for setting in group(runs)}
+
+    alone, together = looks("fedceo"), looks("udp-fedavg", "my-own", "fedceo", "fedavg")
+    assert alone["fedceo"] == together["fedceo"]
+    assert looks("my-own", "fedavg")["my-own"] == together["my-own"]
+    assert len(set(together.values())) == 4

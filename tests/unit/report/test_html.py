@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.errors import InputError
 from fedveil.report.charts import Dot, plane_chart
 from fedveil.report.html import render, write_report
 from fedveil.report.privacy_chart import Mark, Row, privacy_chart
 from fedveil.report.reading import read_runs
+from tests.refusals import refuses
 from tests.unit.report.makers import proof, write_everything, write_picture, write_run
 
 _VOID = {"meta", "link", "img", "br"}
@@ -268,7 +268,7 @@ def test_the_same_runs_make_the_same_page(tmp_path: Path) -> None:
 
 def test_a_folder_is_no_place_for_a_page(tmp_path: Path) -> None:
     write_run(tmp_path)
-    with pytest.raises(InputError, match="is a folder"):
+    with refuses("-o"):
         write_report([tmp_path], tmp_path)
 
 
@@ -335,3 +335,18 @@ def test_attacks_name_clients_and_no_exchange(tmp_path: Path) -> None:
     assert "seed 0, round 1, client Bern" in said
     assert "seed 0, round 1, batch 3, client Bern" in said
     assert "exchange" not in said
+
+
+def test_the_page_speaks_plainly(tmp_path: Path) -> None:
+    rows = [
+        proof("observer", 3.0)
+        | {"theorem": "mixture over seen participation", "sampler": "fixed clients, poisson records"}
+    ]
+    folder = write_run(tmp_path, "udp-fedavg", proven=rows)
+    place = folder / "attacks" / "dlg-round-1-exchange-0-client-1-50890df4"
+    place.mkdir(parents=True)
+    (place / "finding.json").write_text(json.dumps({"against_x": {"mean": {"psnr": 8.0}}}))
+    said = " ".join(Page(write_report([tmp_path], tmp_path / "report.html").read_text()).text)
+    for phrase in ("exchange 0", "mixture over", "poisson records", "what privacy and traffic buy"):
+        assert phrase not in said
+    assert "composition over rounds whose participants are visible" in said

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from fedveil.errors import InputError
 from fedveil.figures.figure import save_figure
 from fedveil.figures.style import DARK, LIGHT, LOOKS, look
 from fedveil.report.figures import accuracy_figure, save_figures, tradeoff_figure
@@ -21,6 +20,7 @@ from fedveil.report.scales import exact, linear, logarithmic
 from fedveil.report.sections import results
 from fedveil.report.tables import compared, comparison_table, latex_table, markdown_table
 from fedveil.session.tables import size
+from tests.refusals import refuses
 from tests.unit.report.makers import proof, write_everything, write_run
 
 
@@ -166,7 +166,7 @@ def test_figures_name_units_and_seeds(tmp_path: Path) -> None:
 
 
 def test_another_ending_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such kind"):
+    with refuses("path"):
         save_figure(accuracy_figure(group(read_runs([write_run(tmp_path)]))), tmp_path / "a.gif")
 
 

@@ -12,7 +12,7 @@ import pytest
 from scipy.stats import norm
 
 from fedveil import METHODS, Plan, run
-from fedveil.errors import InputError, LedgerError
+from fedveil.errors import LedgerError
 from fedveil.methods.method import AnyMethod, At
 from fedveil.privacy import ledger as ledger_module
 from fedveil.privacy.accounting import epsilon_of
@@ -30,6 +30,7 @@ from tests.contract.federation import (
     make_plan,
     make_task,
 )
+from tests.refusals import refuses
 
 METHOD = make_method("udp-fedavg", noise_multiplier=2.0)
 
@@ -129,13 +130,13 @@ def test_a_run_on_other_data_does_not_pass_for_one_resumed(
 def test_a_budget_that_nothing_can_prove_is_refused_before_anything_is_written(
     tmp_path: Path, method: AnyMethod, settings: PrivacySettings
 ) -> None:
-    with pytest.raises(InputError, match="budget"):
+    with refuses("privacy.budget"):
         go(tmp_path / "run", method, privacy=settings)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_budget_needs_a_ledger() -> None:
-    with pytest.raises(InputError, match="ledger"):
+    with refuses("privacy.budget"):
         go(None, privacy=PrivacySettings(budget=5.0))
 
 
@@ -181,16 +182,16 @@ def test_rounds_that_a_deployment_repeats_are_in_its_statement(tmp_path: Path) -
 
 
 def test_where_nodes_refuse_small_cohorts_sampling_hides_nobody() -> None:
-    """Three clients, two expected, nodes that refuse to be alone: who else answers hangs on whether one comes."""
+    """Three clients, two expected, nodes that refuse to be alone: who else answers depends on whether one comes."""
     udp, plan = make_method("udp-fedavg"), Plan(3, 2, "poisson", 1)
     p, x = 2 / 3, np.linspace(-12, 12, 20_001)
 
     def published(contribution: float | None) -> Any:
         """The density of a sum of noise 1 with the others' +1 and -1; None: the third client does not exist."""
         total = np.zeros_like(x)
-        for came in itertools.product((0, 1), repeat=2 if contribution is None else 3):
-            chance = math.prod(p if one else 1 - p for one in came)
-            sent = [u for u, one in zip((1.0, -1.0, contribution or 0.0), came, strict=False) if one]
+        for present in itertools.product((0, 1), repeat=2 if contribution is None else 3):
+            chance = math.prod(p if one else 1 - p for one in present)
+            sent = [u for u, one in zip((1.0, -1.0, contribution or 0.0), present, strict=False) if one]
             total += chance * norm.pdf(x, sum(sent) if len(sent) >= 2 else 0.0)
         return total
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedveil.errors import InputError
 from fedveil.streams import named_stream
 from fedveil.training.augmentation import CHANGES, Change, View, check_images, draw_view
+from tests.refusals import refuses
 
 
 def pictures(count: int = 3) -> Tensor:
@@ -57,7 +57,7 @@ def test_a_flip_is_a_mirror_and_a_crop_shifts() -> None:
 
 
 def test_what_is_not_an_image_is_refused() -> None:
-    with pytest.raises(InputError, match="augment"):
+    with refuses("method.augment"):
         check_images(("flip",), (6,))
     check_images((), (6,))
     check_images(("flip",), (1, 8, 8))

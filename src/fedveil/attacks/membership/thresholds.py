@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@register_membership("loss-threshold", "a low loss, or a high confidence, betrays a member")
+@register_membership("loss-threshold", "a low loss, or a high confidence, discloses a member")
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class LossThreshold:
     """`statistic` "confidence" takes the largest probability and needs no label; the mean over all observed models."""

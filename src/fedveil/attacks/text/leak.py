@@ -62,7 +62,7 @@ class LeakScore:
 
 
 def score_leak(leak: TokenLeak, truth: Tensor, ignored: Sequence[int] = ()) -> LeakScore:
-    """The leak against the ids `truth` that were there; a leak that names nothing scores 0."""
+    """The leak against the ids `truth` that occurred; a leak that names nothing scores 0."""
     held = set(truth.flatten().tolist()) - set(ignored)
     named = set(leak.tokens)
     shared = len(held & named)

@@ -91,7 +91,7 @@ class FlowerEngine:
         self._at_round_end: dict[int, Version] = {}
         self._on_disk: deque[dict[int, Version]] = deque(maxlen=_CHECKPOINTS)
         self._cache: dict[int, tuple[Version, State]] = {}
-        self.lost: dict[int, str] = {}
+        self.missing: dict[int, str] = {}
 
     def exchange(self, clients: Sequence[int], down: Message, at: At) -> Answers:
         self.begin(at)
@@ -99,11 +99,11 @@ class FlowerEngine:
         messages: list[Envelope] = []
         timeout = self._limits.deadline or ROUND_TIMEOUT
         for row, client in enumerate(clients):
-            if client in self.lost:
+            if client in self.missing:
                 continue
             node = self._roster.node(client)
             if node is None:
-                self.lose(client, at, "no node of it is here")
+                self.drop(client, at, "no node of it is online")
                 continue
             sent[client] = down.rows([row])
             content = pack_order(self.order(client, sent[client], at))
@@ -112,24 +112,24 @@ class FlowerEngine:
         uploads = self._collect(sent, messages, timeout, at, remembering)
         for client, problem in self._checks.strangers(uploads).items():
             del uploads[client]
-            self.lose(client, at, problem)
-        for client in sent.keys() - uploads.keys() - self.lost.keys():
-            self.lose(client, at, f"no answer within {timeout:g} s, or its node is gone")
+            self.drop(client, at, problem)
+        for client in sent.keys() - uploads.keys() - self.missing.keys():
+            self.drop(client, at, f"no answer within {timeout:g} s, or its node went offline")
         answered = sorted(uploads)
         if not answered or len(answered) < self._limits.min_clients:
-            return Answers((), None, dict(self.lost))
+            return Answers((), None, dict(self.missing))
         self.accept(remembering.intersection(answered), at)
         up = self._method.up_type.concatenate([uploads[client] for client in answered])
-        return Answers(tuple(answered), self.on_device(up), dict(self.lost))
+        return Answers(tuple(answered), self.on_device(up), dict(self.missing))
 
     def begin(self, at: At) -> None:
-        """Forget who was left out of the last round, and see who is here."""
+        """Forget who dropped out of the last round, and ask who is online."""
         if at.exchange == 0:
-            self.lost.clear()
+            self.missing.clear()
             self._roster.refresh()
 
     def accept(self, clients: Iterable[int], at: At) -> None:
-        """The states of these clients after this exchange are those to go on from."""
+        """The states of these clients after this exchange are those to continue from."""
         self._accepted |= dict.fromkeys(clients, (at.round, at.exchange))
 
     def on_device(self, up: Message) -> Message:
@@ -162,11 +162,11 @@ class FlowerEngine:
                     raise RefusalError("message", f"it answers the leg {leg.name!r:.20} of {leg.key}")
                 found[client] = leg
             except RefusalError as refusal:
-                self.lose(client, at, str(refusal))
-        for client in asked.keys() - found.keys() - self.lost.keys():
-            absent = "no node of it is here"
-            late = f"no answer to {name!r} within {timeout:g} s, or its node is gone"
-            self.lose(client, at, absent if nodes[client] is None else late)
+                self.drop(client, at, str(refusal))
+        for client in asked.keys() - found.keys() - self.missing.keys():
+            absent = "no node of it is online"
+            late = f"no answer to {name!r} within {timeout:g} s, or its node went offline"
+            self.drop(client, at, absent if nodes[client] is None else late)
         return found, sum(size_of(message.content) for message in messages), received
 
     def order(self, client: int, down: Message, at: At) -> Order:
@@ -200,7 +200,7 @@ class FlowerEngine:
                 if remembers:
                     remembering.add(client)
             except RefusalError as refusal:
-                self.lose(client, at, str(refusal))
+                self.drop(client, at, str(refusal))
         return uploads
 
     def _read(self, client: int, sent: Message, reply: Envelope, at: At) -> tuple[Message, bool]:
@@ -213,12 +213,12 @@ class FlowerEngine:
         require_explained(self._method, at, sent, up)
         return up, answer.remembers
 
-    def lose(self, client: int, at: At, problem: str) -> None:
-        self.lost[client] = problem
+    def drop(self, client: int, at: At, problem: str) -> None:
+        self.missing[client] = problem
         node = self._roster.node(client)
         where = "" if node is None else f", {self._roster.names(node)},"
         log.warning(
-            "round %d, exchange %d: client %d%s is left out: %s",
+            "round %d, exchange %d: client %d%s dropped out: %s",
             at.round,
             at.exchange,
             client,
@@ -229,7 +229,7 @@ class FlowerEngine:
     def leave_out(self, client: int, at: At, problem: str) -> bool:
         if self._states is not None:
             return False  # a simulation of ours
-        self.lose(client, at, problem)
+        self.drop(client, at, problem)
         return True
 
     def own(self, record: R) -> R:

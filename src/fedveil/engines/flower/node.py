@@ -90,9 +90,7 @@ class Node:
         store = StateStore(self.states, order.run)
         held = None if order.state is None else store.load(order.state)
         if order.state is not None and held is None:
-            log.warning(
-                "client %d has lost its state after exchange %s; it starts anew", self.client, order.state
-            )
+            log.warning("client %d has no state after exchange %s; it starts anew", self.client, order.state)
         known = {} if held is None else {self.client: held}
         with one_thread():
             up, after = worker.update([self.client], down, known, at)

@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 def send_and_receive(grid: Grid, messages: Sequence[Envelope], timeout: float) -> list[Envelope]:
-    """The replies that came in time. A reply that cannot even be decoded costs its sender, not the round."""
+    """The replies that arrived in time. A reply that cannot even be decoded costs its sender, not the round."""
     return receive(grid, {number for number in send(grid, messages) if number}, timeout)
 
 
@@ -107,7 +107,7 @@ class Member:
 
 
 class Roster:
-    """The nodes that have introduced themselves. Two that claim one client: the one that came first stays.
+    """The nodes that have introduced themselves. Two that claim one client: the one that joined first stays.
 
     `members` are the registered nodes by Flower's number, which a node proves with its key.
 
@@ -233,7 +233,7 @@ class Roster:
         log.info("%s is client %d with %d examples", self.names(node), who.client, who.size)
 
     def wait_for(self, count: int, timeout: float) -> None:
-        """Wait until so many nodes are there, whether let in or not, or the time is up."""
+        """Wait until so many nodes are online, whether admitted or not, or the timeout has passed."""
         end = time.monotonic() + timeout
         told = -1
         while True:
@@ -242,6 +242,6 @@ class Roster:
             if here >= count or time.monotonic() >= end:
                 return
             if here != told:
-                log.info("%d of %d nodes are here; waiting for the others up to %g s", here, count, timeout)
+                log.info("%d of %d nodes are online; waiting for the others up to %g s", here, count, timeout)
                 told = here
             time.sleep(1.0)

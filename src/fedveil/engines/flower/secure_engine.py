@@ -92,11 +92,11 @@ class SecureEngine:
             words, survivors, remembering = legs.run(self._roster, down)
         except AbandonedError as error:
             log.warning("%s", error)
-            return Answers((), None, dict(flower.lost))
+            return Answers((), None, dict(flower.missing))
         answered = tuple(sorted(by_name[name] for name in survivors))
         flower.accept([client for client in remembering if client in answered], at)
         up = IntegerUpload.of_words(words, self._method.shapes(down), len(answered))
-        return Answers(answered, flower.on_device(up), dict(flower.lost))
+        return Answers(answered, flower.on_device(up), dict(flower.missing))
 
     def _terms(self, clients: Sequence[int], down: Message, at: At) -> Terms:
         if down.count != 1 or at.exchange:
@@ -201,7 +201,7 @@ class _Legs:
         read: Callable[[str, Leg], T],
         down: Message | None = None,
     ) -> list[T]:
-        """The answers of the nodes that are asked, in the order of their names; who does not answer is left out."""
+        """The answers of the nodes that are asked, in the order of their names; who does not answer drops out."""
         began = time.monotonic()
         asked = {}
         for node, part in content.items():
@@ -216,7 +216,7 @@ class _Legs:
                     found.append(read(node, answers[client]))
                 except (ValueError, TypeError, AttributeError, KeyError) as error:
                     problem = f"its answer to {name!r} cannot be read ({type(error).__name__})"
-                    self.flower.lose(client, self.at, problem)
+                    self.flower.drop(client, self.at, problem)
         seconds = time.monotonic() - began
         self.report(
             LegReport(
@@ -230,8 +230,8 @@ class _Legs:
         return found
 
     def _drop(self, asked: Mapping[str, Any], kept: Any, problem: str) -> None:
-        """Say who answered and is left out all the same."""
+        """Say who answered and drops out all the same."""
         for name in asked:
             client = self.clients[name]
-            if name not in kept and client not in self.flower.lost:
-                self.flower.lose(client, self.at, problem)
+            if name not in kept and client not in self.flower.missing:
+                self.flower.drop(client, self.at, problem)

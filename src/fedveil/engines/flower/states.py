@@ -1,6 +1,6 @@
 """What a client remembers, on its own disk: one file per version, so that an upload nobody used is as if never made.
 
-The server names the version to go on from, the one after the client's last upload that was used. A reply that came
+The server names the version to continue from, the one after the client's last upload that was used. A reply that came
 too late, or a round that the server repeats, finds the state as it was.
 """
 
@@ -25,7 +25,7 @@ class StateStore:
         self._folder = folder / hashlib.sha256(run.encode()).hexdigest()[:16]
 
     def load(self, version: Version) -> State | None:
-        """The state of this version; None if it is lost or damaged."""
+        """The state of this version; None if it is missing or damaged."""
         try:
             held = safetensors.torch.load(self._path(version).read_bytes())
         except (OSError, safetensors.SafetensorError):

@@ -104,9 +104,9 @@ class Order:
     version: str
     fingerprint: str
     state: Version | None
-    """After which exchange the client's upload was last used: the state to go on from (None: its first)."""
+    """After which exchange the client's upload was last used: the state to continue from (None: its first)."""
     needed: tuple[Version, ...]
-    """The older states that may be asked for again, should the server go on from a checkpoint."""
+    """The older states that may be asked for again, should the server resume from a checkpoint."""
     down: bytes
 
 

@@ -16,7 +16,11 @@ from fedveil.tree import Params, add, scale, sub, zeros_like
 @wrapper("model-average", "releases an exponential average of the models of all rounds")
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ModelAverage(Rule):
-    """`m <- decay m + (1 - decay) w`, released as `m / (1 - decay^t)`: a weighted mean of the models so far."""
+    """`m <- decay m + (1 - decay) w`, released as `m / (1 - decay^t)`: a weighted mean of the models so far.
+
+    Args:
+        decay: Weight of the earlier models.
+    """
 
     decay: Annotated[float, Field(gt=0, lt=1)] = 0.95
 
@@ -33,7 +37,8 @@ class ModelAverage(Rule):
 class LowPass(Rule):
     """A Butterworth filter of the displacement from the public start, which it takes as its state of rest.
 
-    `cutoff` is the frequency of half power, in cycles per two rounds (1 would pass everything).
+    Args:
+        cutoff: Frequency of half power, in cycles per two rounds (1 would pass everything).
     """
 
     cutoff: Annotated[float, Field(gt=0, lt=1)] = 0.05
@@ -62,10 +67,14 @@ class LowPass(Rule):
 @wrapper("server-momentum", "the server moves by a decaying sum of past changes (FedAvgM)")
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ServerMomentum(Rule):
-    """`v <- momentum v + (w - before)`, `w <- before + lr v`; training goes on from there.
+    """`v <- momentum v + (w - before)`, `w <- before + lr v`; training continues from there.
 
     Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification.
     2019.
+
+    Args:
+        momentum: Weight of the earlier steps.
+        lr: Learning rate of the server.
     """
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9

@@ -125,14 +125,6 @@ class Defended(Around[Record]):
     def __post_init__(self) -> None:
         self.named(self.defence.name, self.defence.summary, self.inner.server_type)
 
-    def init_server(self, params: Params, plan: Plan) -> Record:
-        server: Record = self.inner.init_server(params, plan)
-        return server
-
-    def broadcast(self, at: At, server: Record, clients: Sequence[int]) -> Message:
-        down: Message = self.inner.broadcast(at, server, clients)
-        return down
-
     def client_update(
         self, task: Task, at: At, down: Message, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[Message, State]:
@@ -149,13 +141,6 @@ class Defended(Around[Record]):
     ) -> Record:
         after: Record = self.inner.server_update(task, at, server, clients, up, rng)
         return after
-
-    def model(self, server: Record) -> Params:
-        return self.inner.model(server)
-
-    def with_model(self, server: Record, params: Params) -> Record:
-        changed: Record = self.inner.with_model(server, params)
-        return changed
 
     def personal_model(self, server: Record, state: State) -> Params | None:
         return self.inner.personal_model(server, state)

@@ -29,7 +29,7 @@ class DisplacementDenoise(Rule):
     (sqrt(d) + sqrt(h)) s. `soft` lowers every singular value by the edge; `optimal` by what the noise adds to it
     on average (Gavish, Donoho: Optimal Shrinkage of Singular Values. IEEE Trans. Inf. Theory 2017, Frobenius loss).
     `noise` is s after one round (it grows with the root of the rounds), or is estimated from the median singular
-    value. `resume` lets training go on from the denoised model; else only what is released is denoised.
+    value. `resume` lets training continue from the denoised model; else only what is released is denoised.
     """
 
     noise: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["estimate"] = "estimate"

@@ -1,7 +1,7 @@
 """Post-processing of the released model, usable with any method: `[[wrap]]` in a configuration.
 
 A rule reads the model that a method has after each round and answers with the model to release in its place, and
-perhaps with one to go on training from. It is given nothing else, so it discloses nothing else: the releases, and
+perhaps with one to continue training from. It is given nothing else, so it discloses nothing else: the releases, and
 with them every epsilon, are those of the method inside.
 """
 
@@ -41,7 +41,7 @@ Memory = dict[str, "Tensor"]
 
 @dataclass(frozen=True)
 class Step:
-    """What a rule makes of a round: what it remembers, what is released, where training goes on (None: as it was)."""
+    """What a rule makes of a round: what it remembers, what is released, where training continues (None: as it was)."""
 
     memory: Memory
     released: Params
@@ -86,7 +86,7 @@ class Wrapped(Record):
 
 @dataclass(frozen=True)
 class Around(Method[S, Message, Message]):
-    """A method around another, whose exchanges, first states, claim and hooks it keeps."""
+    """A method around another, whose exchanges, states, messages to clients, claim and hooks it keeps."""
 
     inner: AnyMethod
 
@@ -116,6 +116,18 @@ class Around(Method[S, Message, Message]):
 
     def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
         return self.inner.init_client(task, data, rng)
+
+    def init_server(self, params: Params, plan: Plan) -> S:
+        return cast(S, self.inner.init_server(params, plan))
+
+    def broadcast(self, at: At, server: S, clients: Sequence[int]) -> Message:
+        return cast(Message, self.inner.broadcast(at, server, clients))
+
+    def model(self, server: S) -> Params:
+        return self.inner.model(server)
+
+    def with_model(self, server: S, params: Params) -> S:
+        return cast(S, self.inner.with_model(server, params))
 
     def paper_claim(self, plan: Plan) -> str | None:
         return self.inner.paper_claim(plan)
@@ -179,7 +191,12 @@ class Around(Method[S, Message, Message]):
 
 @dataclass(frozen=True)
 class WrappedMethod(Around[Wrapped]):
-    """A method whose released model goes through a rule. Everything else is the method's own."""
+    """A method whose released model goes through a rule. Everything else is the method's own.
+
+    Args:
+        inner: The method.
+        rule: The post-processing.
+    """
 
     rule: Rule
 
