@@ -76,6 +76,8 @@ class LocalTraining:
     """How `lr` changes over the rounds."""
     local_steps: LocalStepCount | None = None
     last_batch: LastBatch = "merge"
+    """A remainder of an epoch that is less than a batch: "keep" trains on it alone, "drop" leaves it out, "merge"
+    adds it to the batch before if it is less than half of one."""
 
     def lr_at(self, at: At) -> float:
         return scheduled_lr(self.lr, self.lr_schedule, at.round, at.plan.rounds)

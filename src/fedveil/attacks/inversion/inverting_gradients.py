@@ -39,8 +39,11 @@ class InvertingGradients(Named):
     steps: Steps = 1600
     restarts: Restarts = 1
     lr: Annotated[float, Field(gt=0)] = 0.1
+    """Step size of Adam, in units of the pixel range."""
     tv: Weight = 1e-4
+    """Weight of total variation, which prefers smooth images."""
     signed: bool = True
+    """Whether steps follow the sign of the gradient."""
 
     def __call__(
         self, view: ServerView, rng: np.random.Generator, callback: StepCallback | None = None

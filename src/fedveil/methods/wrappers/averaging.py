@@ -19,6 +19,7 @@ class ModelAverage(Rule):
     """`m <- decay m + (1 - decay) w`, released as `m / (1 - decay^t)`: a weighted mean of the models so far."""
 
     decay: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    """Weight of the past in the average, from round to round."""
 
     def start(self, params: Params) -> Memory:
         return zeros_like(params)
@@ -37,6 +38,7 @@ class LowPass(Rule):
     """
 
     cutoff: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    """Frequency of half power, in cycles per two rounds."""
 
     def coefficients(self) -> tuple[float, float, float, float, float]:
         """b0, b1, b2, a1, a2 of the bilinear transform of 1 / (s^2 + sqrt(2) s + 1)."""
@@ -69,7 +71,9 @@ class ServerMomentum(Rule):
     """
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Weight of past changes."""
     lr: Annotated[float, Field(gt=0)] = 1.0
+    """Factor of the sum of changes that the model moves by."""
 
     def start(self, params: Params) -> Memory:
         return zeros_like(params)
