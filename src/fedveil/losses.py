@@ -8,6 +8,7 @@ records and therefore cannot bound what one of them does.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
 
 
 Target = Literal["classes", "number", "survival"]
+LossName = Literal["squared", "huber", "hazard", "cox"]
+TARGETS: Mapping[LossName, Target] = {
+    "squared": "number",
+    "huber": "number",
+    "hazard": "survival",
+    "cox": "survival",
+}
+"""What each loss is for; classes have none of these."""
 
 
 class TargetLoss(Protocol):
@@ -109,6 +118,22 @@ def target_of(loss: object) -> Target:
     """What a loss is for; other functions than those above are for classes."""
     found: Target = getattr(loss, "target", "classes")
     return found
+
+
+def named_loss(name: LossName, scale: float = 1.0) -> TargetLoss:
+    """The loss of this name; `scale` is that of the numbers."""
+    if name == "hazard":
+        return Hazard()
+    if name == "cox":
+        return Cox()
+    return (Huber if name == "huber" else Squared)(scale)
+
+
+def labels_end(loss: object, outputs: int) -> int | None:
+    """The end of the range of the labels that a loss reads, which begins at 0; None where labels are numbers."""
+    if target_of(loss) == "classes":
+        return outputs
+    return 2 * outputs + 1 if isinstance(loss, Hazard) else None
 
 
 def survival_of(outputs: Tensor) -> Tensor:

@@ -101,6 +101,7 @@ CONTRACT: dict[str, set[str] | None] = {
     "methods": {"METHODS"},
     "methods.method": None,
     "methods.describe": {"describe_fields"},  # of any class; it knows no method
+    "methods.beforehand": {"released_before"},  # around any method
     "methods.disclosure": None,
     "methods.fields": {"STRICT"},
     "methods.secure": None,  # around any method; engines must know that uploads are masked

@@ -96,7 +96,7 @@ def attack_result(
     result = ResultFolder(folder).read()
     seed = int(result.summary["seed"])
     config = load_config(folder / "config.toml")
-    prepared = prepare(config, seed, data_dir)
+    prepared = prepare(config, seed, data_dir, folder=folder)
     run = StoredRun(folder, seed, config, prepared)
     ResultFolder(folder).require_data(prepared.digest)
     rng = named_stream(attack_seed, "membership", name, target)

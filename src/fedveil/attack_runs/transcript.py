@@ -80,7 +80,7 @@ def open_run(path: Path, data_dir: Path | None = None) -> StoredRun:
             f"{folder} has no transcript to attack. Run it again with --set run.transcript=true."
         )
     config = load_config(folder / "config.toml")
-    prepared = prepare(config, int(number[1]), data_dir)
+    prepared = prepare(config, int(number[1]), data_dir, folder=folder)
     ResultFolder(folder).require_data(prepared.digest)  # else the attack would be scored against others
     return StoredRun(folder, int(number[1]), config, prepared)
 

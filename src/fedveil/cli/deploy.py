@@ -128,17 +128,32 @@ def schema_command(
         Literal["refuse", "drop", "median", "category"], typer.Option(help="What missing cells become.")
     ] = "refuse",
     decimal: Annotated[str, typer.Option(help="The decimal mark, '.' or ','.")] = ".",
+    target: Annotated[
+        Literal["classes", "number", "survival"], typer.Option(help="What the label column is.")
+    ] = "classes",
+    event: Annotated[
+        str | None, typer.Option(help="Of survival times: the column that is 1 for an event, else 0.")
+    ] = None,
+    interval: Annotated[
+        list[float] | None, typer.Option(help="Of survival times: where an interval ends. May be repeated.")
+    ] = None,
 ) -> None:
     """Write the schema that the nodes' tables share: columns, means, deviations, categories, classes."""
+    from fedveil.data.columns import ColumnOptions, schema_of
     from fedveil.data.schema import write_schema
-    from fedveil.data.table import ColumnOptions, schema_of
 
     mark: Any = decimal  # checked with the other options
-    options = ColumnOptions(categorical or (), numeric or (), drop or (), missing, mark)
+    options = ColumnOptions(
+        *(categorical or (), numeric or (), drop or (), missing, mark),
+        target=target,
+        event=event,
+        intervals=interval or (),
+    )
     made = schema_of(table, label, options)
     write_schema(made, output)
-    out.print(f"{len(made.columns)} columns, {len(made.classes)} classes in {output}", soft_wrap=True)
-    notes.print(f"for a server without data: input_shape = [{len(made.mean)}], classes = {len(made.classes)}")
+    said = f"{len(made.classes)} classes" if made.classes else f"target {target}"
+    out.print(f"{len(made.columns)} columns, {said} in {output}", soft_wrap=True)
+    notes.print("for a server without data: name this file in task.data_options.schema")
 
 
 @deploy.command("certificate")

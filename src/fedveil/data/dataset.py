@@ -128,6 +128,8 @@ class Dataset:
     rows_per_person: int | None = None
     """How many training rows of one person there are at most, where the data names people."""
     features: FeatureFacts | None = None
+    cells: tuple[Tensor, Tensor] | None = None
+    """The training and test cells of a table whose scales are yet to be computed with privacy noise."""
 
     def __post_init__(self) -> None:
         if len(self.train) == 0:

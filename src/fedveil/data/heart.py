@@ -18,12 +18,13 @@ from typing import Literal, get_args
 import numpy as np
 import pyarrow as pa
 
+from fedveil.data.columns import complete_rows
 from fedveil.data.dataset import Dataset
 from fedveil.data.files import find_together, not_found, text_lines
 from fedveil.data.notes import person_note, statistics_note
 from fedveil.data.raw_table import RawTable, joined
 from fedveil.data.schema import Column, TableSchema
-from fedveil.data.table import complete_rows, table_examples
+from fedveil.data.table import table_examples
 from fedveil.errors import DataError, InputError
 from fedveil.lazy_torch import torch
 

@@ -2,9 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
-Statistics = Literal["rows", "public"]
+from fedveil.errors import InputError
+
+Statistics = Literal["rows", "public", "private"]
+PRIVATE_NOTE = (
+    "Scales of the bounded columns were computed from the training rows with privacy noise, which is part of the "
+    "guarantee; categories, bounds and the other scales are constants of the given schema."
+)
+
+
+AGREED_NOTE = "Scales and categories of the columns are those of the schema that the nodes agreed on."
+
+
+def check_statistics(statistics: object, noise: object, schema: bool) -> None:
+    """Refuse statistics that there are not, and private ones without noise or a schema of public bounds."""
+    if statistics not in get_args(Statistics):
+        known = ", ".join(f'"{name}"' for name in get_args(Statistics))
+        raise InputError("statistics", statistics, "is none of the choices", f"Use {known}.")
+    if statistics != "private":
+        if noise is not None:
+            raise InputError("statistics_noise", noise, 'is for statistics = "private"', "Leave it out.")
+        return
+    number = isinstance(noise, int | float) and not isinstance(noise, bool)
+    if not number or not 0 < float(str(noise)) < float("inf"):
+        remedy = "Give the noise in units of the sensitivity, such as 10."
+        raise InputError("statistics_noise", noise, "private statistics need noise", remedy)
+    if not schema:
+        remedy = "Give a schema with categories, and low and high of the numbers."
+        raise InputError("schema", None, "private statistics need public bounds", remedy)
 
 
 def statistics_note(given: bool, statistics: Statistics) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from fedveil.data.client_data import ArrayClients
+from fedveil.data.columns import ColumnOptions, classes_of, fit_schema
 from fedveil.data.dataset import (
     Dataset,
     Examples,
@@ -27,13 +28,14 @@ from fedveil.data.dataset import (
     stratified_split,
 )
 from fedveil.data.files import given_file
-from fedveil.data.notes import Statistics, person_note, statistics_note
+from fedveil.data.notes import Statistics, check_statistics, person_note, statistics_note
 from fedveil.data.pictures import class_folders, given_folder, list_pictures, read_pictures
 from fedveil.data.raw_table import joined, read_table
 from fedveil.data.schema import Decimal, Missing, TableSchema, read_schema
-from fedveil.data.table import ColumnOptions, class_names, fit_schema, table_examples
+from fedveil.data.table import table_examples
 from fedveil.errors import DataError, InputError
 from fedveil.lazy_torch import torch
+from fedveil.losses import Target
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,6 +132,9 @@ def clients_from_folder(
     drop: Sequence[str] = (),
     missing: Missing = "refuse",
     decimal: Decimal = ".",
+    target: Target = "classes",
+    event: str | None = None,
+    intervals: Sequence[float] = (),
     schema: TableSchema | None = None,
     channels: int = 3,
 ) -> OwnData:
@@ -164,7 +169,9 @@ def clients_from_folder(
         return clients_from_arrays(arrays, test=read_npz(held_out[0]) if held_out else None, names=names)
     if label is None:
         raise InputError("label", None, "tables need it", "Name the column to predict.")
-    options = ColumnOptions(categorical, numeric, drop, missing, decimal)
+    options = ColumnOptions(
+        categorical, numeric, drop, missing, decimal, target=target, event=event, intervals=intervals
+    )
     return _from_tables(clients, held_out, names, label, options, schema)
 
 
@@ -178,6 +185,9 @@ def load_client_folder(
     drop: Sequence[str] = (),
     missing: Missing = "refuse",
     decimal: Decimal = ".",
+    target: Target = "classes",
+    event: str | None = None,
+    intervals: Sequence[float] = (),
     statistics: Statistics = "rows",
     schema: str | Path | None = None,
     channels: int = 3,
@@ -190,6 +200,7 @@ def load_client_folder(
     """
     root = given_folder(path, data_dir)
     check_fraction("test_fraction", test_fraction)
+    check_statistics(statistics, None, schema is not None)
     own = clients_from_folder(
         root,
         label=label,
@@ -198,6 +209,9 @@ def load_client_folder(
         drop=drop,
         missing=missing,
         decimal=decimal,
+        target=target,
+        event=event,
+        intervals=intervals,
         schema=None if schema is None else read_schema(given_file("schema", schema, data_dir)),
         channels=channels,
     )
@@ -293,7 +307,8 @@ def _from_tables(
         if set(table.columns) != set(tables[0].columns):
             raise DataError(f"{table.path}: has other columns than {tables[0].path}.")
     if schema is None:
-        classes = class_names([*tables, *([test] if test else [])], label)
+        options.check(tables[0])
+        classes = classes_of([*tables, *([test] if test else [])], label, options)
         everything = joined(tables, tables[0].path.parent)
         schema = fit_schema(everything, label=label, classes=classes, options=options)
     made = [table_examples(schema, table) for table in tables]
@@ -312,11 +327,13 @@ def _own(
                 f"{name}: examples of shape {list(examples.x.shape[1:])} where {names[0]} has "
                 f"{list(parts[0].x.shape[1:])}; clients must be alike."
             )
-        require_labels_below(examples.y, len(classes), name)
+        if classes:
+            require_labels_below(examples.y, len(classes), name)
     if test is not None and parts:
         if test.x.shape[1:] != parts[0].x.shape[1:]:
             raise DataError(f"{_TEST}: examples of another shape than the clients'.")
-        require_labels_below(test.y, len(classes), _TEST)
+        if classes:
+            require_labels_below(test.y, len(classes), _TEST)
     clients = ArrayClients.from_arrays([(examples.x, examples.y) for examples in parts])
     return OwnData(clients, tuple(names), classes, test)
 

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from fedveil.atomic_files import write_atomically
 from fedveil.errors import InputError
-from fedveil.losses import Target
+from fedveil.losses import LossName, Target
 from fedveil.validation import Section, parse_content, read_toml
 
 Missing = Literal["refuse", "drop", "median", "category"]
@@ -42,6 +42,8 @@ class Column:
     """Whether one more feature is 1 where the number is missing, else 0."""
     reference: str | None = None
     """A category without a feature of its own: all features of the column are 0."""
+    bounds: tuple[float, float] | None = None
+    """Between which a number lies as far as anybody knows; beyond them it counts as the bound in private statistics."""
 
     @property
     def width(self) -> int:
@@ -52,6 +54,8 @@ class Column:
         said: dict[str, Any] = {"name": self.name}
         if self.categories is None:
             said |= {"mean": self.mean, "std": self.std}
+            if self.bounds is not None:
+                said |= {"low": self.bounds[0], "high": self.bounds[1]}
         else:
             said |= {"categories": list(self.categories)}
         if self.fill is not None:
@@ -91,6 +95,13 @@ class TableSchema:
         return len(self.classes) if self.target == "classes" else max(1, len(self.intervals))
 
     @property
+    def usual_loss(self) -> LossName | None:
+        """By what the target is learned unless something else is asked for; None for classes."""
+        if self.target == "survival":
+            return "hazard" if self.intervals else "cox"
+        return "squared" if self.target == "number" else None
+
+    @property
     def mean(self) -> tuple[float, ...]:
         return tuple(value for c in self.columns for value in [c.mean, *[0.0] * (c.width - 1)])
 
@@ -118,12 +129,40 @@ class TableSchema:
 
 class _Column(Section):
     name: str
-    mean: Annotated[float, Field(allow_inf_nan=False)] = 0.0
-    std: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    mean: Annotated[float | None, Field(allow_inf_nan=False)] = None
+    std: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
+    low: Annotated[float | None, Field(allow_inf_nan=False)] = None
+    high: Annotated[float | None, Field(allow_inf_nan=False)] = None
     categories: tuple[str, ...] | None = None
     fill: Annotated[float | None, Field(allow_inf_nan=False)] = None
     indicator: bool = False
     reference: str | None = None
+
+    @model_validator(mode="after")
+    def _bounded(self) -> _Column:
+        if (self.low is None) != (self.high is None) or (self.low or 0) > (self.high or 0):
+            raise InputError("high", self.high, f"low is {self.low}", "Give both, low below high.")
+        if self.low is not None and (self.low == self.high or self.categories is not None):
+            problem = "is as low" if self.categories is None else "categories have no bounds"
+            raise InputError("high", self.high, problem, "Give low below high, of numbers only.")
+        return self
+
+    def column(self, missing: Missing) -> Column:
+        """Without constants a bounded column is scaled by its bounds."""
+        bounds = None if self.low is None or self.high is None else (self.low, self.high)
+        middle, half = (0.0, 1.0) if bounds is None else (sum(bounds) / 2, (bounds[1] - bounds[0]) / 2)
+        mean = middle if self.mean is None else self.mean
+        filled = bounds is not None and self.fill is None and missing in ("median", "category")
+        return Column(
+            self.name,
+            self.categories,
+            mean,
+            half if self.std is None else self.std,
+            mean if filled else self.fill,
+            self.indicator or (filled and missing == "category"),
+            self.reference,
+            bounds,
+        )
 
 
 class _Schema(Section):
@@ -148,9 +187,7 @@ class _Schema(Section):
         return self
 
     def schema_of_table(self) -> TableSchema:
-        columns = tuple(
-            Column(c.name, c.categories, c.mean, c.std, c.fill, c.indicator, c.reference) for c in self.column
-        )
+        columns = tuple(column.column(self.missing) for column in self.column)
         return TableSchema(
             self.label,
             self.classes,

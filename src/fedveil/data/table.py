@@ -7,36 +7,46 @@ must agree on one schema, and a schema computed from private rows discloses some
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
+from fedveil.data.columns import (
+    FILL_IN,
+    ColumnOptions,
+    class_of,
+    classes_of,
+    complete_rows,
+    fit_schema,
+    strata_of,
+)
 from fedveil.data.dataset import Dataset, Examples, check_fraction, stratified_split
 from fedveil.data.files import given_file
-from fedveil.data.notes import Statistics, person_note, statistics_note
+from fedveil.data.notes import (
+    PRIVATE_NOTE,
+    Statistics,
+    check_statistics,
+    person_note,
+    statistics_note,
+)
 from fedveil.data.persons import check_persons, limit_rows, split_by_person
 from fedveil.data.raw_table import (
     RawTable,
     numbers,
-    parse_numbers,
     read_table,
     require_present,
-    suspicion,
 )
 from fedveil.data.schema import (
-    MISSING_CATEGORY,
     UNKNOWN,
     Column,
     Decimal,
     Missing,
     TableSchema,
-    check_target,
     read_schema,
 )
 from fedveil.data.targets import survival_labels, target_numbers
@@ -47,59 +57,7 @@ from fedveil.losses import Target
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MOST_CATEGORIES = 1000
 _ROWS_AT_ONCE = 1 << 14
-_FILL_IN = 'Fill them in, drop the columns, or set missing = "drop", "median" or "category".'
-
-
-@dataclass(frozen=True)
-class ColumnOptions:
-    """What the user says about columns.
-
-    Attributes:
-        categorical: Columns that are categories even if they look like numbers or identifiers.
-        numeric: Columns that are measurements even if they look like identifiers.
-        drop: Columns that are left out.
-        missing: "refuse" missing cells, "drop" their rows, take the "median" (of categories the most frequent), or make
-            them a "category" of their own (of numbers, a feature that says so).
-        decimal: The decimal mark.
-        limit: Where standardised numbers are cut off; None: nowhere.
-        unit_norm: Scale the features of every row to length 1.
-        target: What is predicted: "classes", a "number", or "survival" (the label is a time).
-        event: For survival, the column that is 1 where the time is that of an event, 0 where it is censored.
-        intervals: For survival, the ends of the intervals of discrete-time hazards; without them Cox's loss is used.
-    """
-
-    categorical: Sequence[str] = ()
-    numeric: Sequence[str] = ()
-    drop: Sequence[str] = ()
-    missing: Missing = "refuse"
-    decimal: Decimal = "."
-    limit: float | None = None
-    unit_norm: bool = False
-    target: Target = "classes"
-    event: str | None = None
-    intervals: Sequence[float] = ()
-
-    def check(self, table: RawTable) -> None:
-        """Refuse columns that the table does not have, and choices that there are not."""
-        check_target(self.target, self.event, self.intervals)
-        if self.event is not None:
-            table.column(self.event, "event")
-        for field in ("categorical", "numeric", "drop"):
-            names = getattr(self, field)
-            if isinstance(names, str) or not isinstance(names, Sequence):
-                raise InputError(field, names, "not a list of columns", "Give a list of column names.")
-            for name in names:
-                table.column(name, field)
-        for field, choices in (("missing", Missing), ("decimal", Decimal)):
-            if getattr(self, field) not in get_args(choices):
-                known = ", ".join(f'"{choice}"' for choice in get_args(choices))
-                raise InputError(field, getattr(self, field), "is none of the choices", f"Use {known}.")
-        if self.limit is not None and not (isinstance(self.limit, (int, float)) and self.limit > 0):
-            raise InputError("limit", self.limit, "is no positive number", "Use one such as 3.")
-        if not isinstance(self.unit_norm, bool):
-            raise InputError("unit_norm", self.unit_norm, "is neither true nor false", "Use true or false.")
 
 
 def table_examples(schema: TableSchema, table: RawTable, users: dict[str, int] | None = None) -> Examples:
@@ -107,16 +65,36 @@ def table_examples(schema: TableSchema, table: RawTable, users: dict[str, int] |
 
     `users` gives the users seen so far their ids, and is extended by new ones.
     """
-    from fedveil.data.table_features import TableFeatures
-
     if schema.missing == "drop":
         table = complete_rows(table, [column.name for column in schema.columns])
-    cells = torch.from_numpy(encode_cells(schema, table))
+    x = _features_of(schema, torch.from_numpy(encode_cells(schema, table)))
+    return Examples(x, _labels(schema, table), _users(schema, table, users))
+
+
+def _features_of(schema: TableSchema, cells: Tensor) -> Tensor:
+    from fedveil.data.table_features import TableFeatures
+
     features = TableFeatures(schema)
     x = torch.empty(len(cells), sum(column.width for column in schema.columns))
     for start in range(0, len(cells), _ROWS_AT_ONCE):
         x[start : start + _ROWS_AT_ONCE] = features(cells[start : start + _ROWS_AT_ONCE])
-    return Examples(x, _labels(schema, table), _users(schema, table, users))
+    return x
+
+
+def rescaled(dataset: Dataset, schema: TableSchema) -> Dataset:
+    """The same rows with the scales and fills of this schema, where the dataset has kept its cells."""
+    assert dataset.cells is not None
+    train, test = (_features_of(schema, cells) for cells in dataset.cells)
+    return replace(
+        dataset,
+        train=replace(dataset.train, x=train),
+        test=replace(dataset.test, x=test),
+        mean=schema.mean,
+        std=schema.std,
+        schema=schema,
+        notes=(PRIVATE_NOTE, *dataset.notes[1:]),
+        cells=None,
+    )
 
 
 def encode_cells(
@@ -127,7 +105,7 @@ def encode_cells(
     Args:
         refuse_unknown: Raise a DataError that names the row and the column of an unknown category instead.
     """
-    require_present(table, [c.name for c in schema.columns if c.fill is None], _FILL_IN)
+    require_present(table, [c.name for c in schema.columns if c.fill is None], FILL_IN)
     cells = np.empty((len(table), len(schema.columns)))
     for k, column in enumerate(schema.columns):
         if column.categories is None:
@@ -156,18 +134,6 @@ def _category_index(table: RawTable, column: Column) -> npt.NDArray[np.float64]:
     return found
 
 
-def complete_rows(table: RawTable, names: Sequence[str]) -> RawTable:
-    """The rows that have a value in each of these columns."""
-    gone = np.zeros(len(table), dtype=bool)
-    for name in names:
-        gone |= table.missing(name)
-    if not gone.any():
-        return table
-    if gone.all():
-        raise DataError(f'{table.path}: every row misses a value, so missing = "drop" leaves none.')
-    return table.take(np.flatnonzero(~gone))
-
-
 def _shown(names: Sequence[str], most: int = 10) -> str:
     listed = ", ".join(map(repr, names[:most]))
     return listed if len(names) <= most else f"{listed} and {len(names) - most} more"
@@ -181,7 +147,7 @@ def _labels(schema: TableSchema, table: RawTable) -> Tensor:
         return survival_labels(schema, table)
     place = {name: k for k, name in enumerate(schema.classes)}
     labels: list[int] = []
-    for row, cell in enumerate(map(_label, table.texts(schema.label, "label"))):
+    for row, cell in enumerate(map(class_of, table.texts(schema.label, "label"))):
         if cell not in place:
             raise DataError(f"{table.path}: {table.place(row)} has a label that is not one of the classes.")
         labels.append(place[cell])
@@ -218,6 +184,7 @@ def load_table(
     event: str | None = None,
     intervals: Sequence[float] = (),
     statistics: Statistics = "rows",
+    statistics_noise: float | None = None,
     schema: TableSchema | str | Path | None = None,
     test_fraction: float = 0.2,
     seed: int = 0,
@@ -229,13 +196,13 @@ def load_table(
     names the column of the people: nobody is then in both splits, or has more than `rows_per_person` training rows.
     `schema` may be the path of a schema file. Without it, standardisation uses the training split's mean and std (a
     constant column becomes zeros), which `statistics = "public"` declares to be public, and classes are those of
-    the whole table.
+    the whole table. `statistics = "private"` needs a schema with bounds and `statistics_noise`: a run then computes
+    the scales of the bounded columns with Gaussian noise of so many times their sensitivity.
     """
     source = given_file("path", path, data_dir)
     check_fraction("test_fraction", test_fraction)
     most = check_persons(person, rows_per_person)
-    if statistics not in get_args(Statistics):
-        raise InputError("statistics", statistics, "is none of the choices", 'Use "rows" or "public".')
+    check_statistics(statistics, statistics_noise, schema is not None)
     said = (categorical, numeric, drop, missing, decimal, limit, unit_norm, target, event, intervals)
     options = ColumnOptions(*said)
     other = None if test_path is None else read_table(given_file("test_path", test_path, data_dir))
@@ -245,7 +212,7 @@ def load_table(
         classes_of([table], label, options)
         if missing == "refuse":
             not_features = (label, user, person, event, *drop)
-            require_present(table, [n for n in table.columns if n not in not_features], _FILL_IN)
+            require_present(table, [n for n in table.columns if n not in not_features], FILL_IN)
     train, test = _split(table, other, strata_of(label, options), person, test_fraction, seed)
     if person is not None and most is not None:
         train = limit_rows(train, person, most, seed)
@@ -256,8 +223,21 @@ def load_table(
         classes = classes_of([train, test], label, options)
         schema = fit_schema(train, label=label, classes=classes, user=user, person=person, options=options)
     notes = (statistics_note(given, statistics), person_note(person, most))
-    made = _dataset(source, replace(schema, user=user, person=person), train, test)
-    return replace(made, notes=notes, rows_per_person=most)
+    schema = replace(schema, user=user, person=person)
+    made = replace(_dataset(source, schema, train, test), notes=notes, rows_per_person=most)
+    return replace(made, cells=_kept_cells(schema, train, test)) if statistics == "private" else made
+
+
+def _kept_cells(schema: TableSchema, train: RawTable, test: RawTable) -> tuple[Tensor, Tensor]:
+    """What the scales of bounded columns are computed from, once it is known which rows are whose."""
+    if not any(column.bounds for column in schema.columns):
+        remedy = "Give low and high of the columns in the schema, or leave statistics out."
+        raise InputError("statistics", "private", "no column of the schema has bounds", remedy)
+    if schema.missing == "drop":
+        names = [column.name for column in schema.columns]
+        train, test = complete_rows(train, names), complete_rows(test, names)
+    kept, held = (torch.from_numpy(encode_cells(schema, table)) for table in (train, test))
+    return kept, held
 
 
 def _dataset(source: Path, schema: TableSchema, train: RawTable, test: RawTable) -> Dataset:
@@ -297,176 +277,3 @@ def _split(
     else:
         kept, held = stratified_split(y, test_fraction, seed, "table")
     return table.take(kept), table.take(held)
-
-
-def schema_of(path: Path, label: str, options: ColumnOptions | None = None) -> TableSchema:
-    """The schema that standardises the rows of this table, to be sent to others.
-
-    Values of a column that looks like an identifier are never in it, even if the column is said to be a category.
-    """
-    table = read_table(path)
-    said = options or ColumnOptions()
-    made = fit_schema(table, label=label, classes=classes_of([table], label, said), options=said)
-    for column in made.columns:
-        if column.categories is None:
-            continue
-        values, words = parse_numbers(table, column.name, said.decimal)
-        if problem := suspicion(table, column.name, values, len(words) > 0):
-            raise DataError(f"{table.path}: column {column.name!r} {problem} A schema is sent to others.")
-    return made
-
-
-def fit_schema(
-    table: RawTable,
-    *,
-    label: str,
-    classes: tuple[str, ...],
-    user: str | None = None,
-    person: str | None = None,
-    options: ColumnOptions | None = None,
-) -> TableSchema:
-    """The schema that standardises this table: mean 0 and std 1 in every numeric column that varies.
-
-    Columns that look like identifiers, dates or free text are refused unless `options` says what they are.
-    """
-    said = options or ColumnOptions()
-    said.check(table)
-    roles = ((label, "label"), (user, "user"), (person, "person"), (said.event, "event"))
-    for name, role in roles:
-        if name is not None:
-            table.column(name, role)
-    names = [name for name in table.columns if name not in (label, user, person, said.event, *said.drop)]
-    if not names:
-        raise DataError(f"{table.path}: beside the label there is no column to learn from.")
-    if said.missing == "refuse":
-        require_present(table, names, _FILL_IN)
-    if said.missing == "drop":
-        table = complete_rows(table, names)
-    columns = tuple(_fit_column(table, name, said) for name in names)
-    number = said.target == "number"
-    mean, std = _scale_of_numbers(target_numbers(label, table, said.decimal)) if number else (0.0, 1.0)
-    return TableSchema(
-        label,
-        classes,
-        columns,
-        user,
-        person,
-        said.missing,
-        said.decimal,
-        said.limit,
-        said.unit_norm,
-        said.target,
-        said.event,
-        tuple(said.intervals),
-        mean,
-        std,
-    )
-
-
-def _scale_of_numbers(values: npt.NDArray[np.float64]) -> tuple[float, float]:
-    mean, std = float(values.mean()), float(values.std())
-    return mean, std if std > 0 else 1.0
-
-
-def _fit_column(table: RawTable, name: str, options: ColumnOptions) -> Column:
-    if name in options.categorical:
-        return _fit_categories(table, name, options.missing)
-    values, words = parse_numbers(table, name, options.decimal)
-    problem = None if name in options.numeric else suspicion(table, name, values, len(words) > 0)
-    if problem is not None:
-        raise DataError(f"{table.path}: column {name!r} {problem}")
-    if len(words) and (name in options.numeric or 2 * len(words) < len(table)):
-        raise DataError(
-            f"{table.path}: {table.place(int(words[0]))}, column {name!r} is not a number, and most of the column "
-            f"is. Fix it or drop the row; codes such as 3A go into categorical = [{name!r}]."
-        )
-    if len(words):
-        return _fit_categories(table, name, options.missing)
-    return _fit_numbers(table, name, options)
-
-
-def _fit_categories(table: RawTable, name: str, missing: Missing) -> Column:
-    gone = table.missing(name)
-    counts = pc.value_counts(table.column(name, "feature").filter(~gone)).to_pylist()
-    categories = tuple(sorted(entry["values"] for entry in counts))
-    if len(categories) > _MOST_CATEGORIES:
-        raise DataError(
-            f"{table.path}: column {name!r} has {len(categories)} different entries, too many to "
-            "be a category. Drop it or make it a number."
-        )
-    if not categories:
-        raise DataError(f"{table.path}: column {name!r} has no value at all. Drop it.")
-    if missing == "category" and gone.any():
-        return Column(name, (*categories, MISSING_CATEGORY), fill=float(len(categories)))
-    if missing == "median":
-        frequent = min(counts, key=lambda entry: (-entry["counts"], entry["values"]))["values"]
-        return Column(name, categories, fill=float(categories.index(frequent)))
-    return Column(name, categories)
-
-
-def _fit_numbers(table: RawTable, name: str, options: ColumnOptions) -> Column:
-    values = numbers(table, name, options.decimal)
-    gone = np.isnan(values)
-    present = values[~gone] if gone.any() else values
-    with np.errstate(over="ignore", invalid="ignore"):
-        mean, std = float(present.mean()), float(present.std())
-    if not (math.isfinite(mean) and math.isfinite(std)):
-        raise DataError(f"{table.path}: column {name!r} holds numbers too large to standardise.")
-    column = Column(name, None, mean, std if std > 0 else 1.0)
-    if options.missing == "median":
-        return replace(column, fill=float(np.median(present)))
-    if options.missing == "category" and gone.any():
-        return replace(column, fill=mean, indicator=True)
-    return column
-
-
-def strata_of(label: str, options: ColumnOptions) -> str | None:
-    """The column by which rows are split alike: the classes, or whether there was an event."""
-    return {"classes": label, "survival": options.event, "number": None}[options.target]
-
-
-def classes_of(tables: Sequence[RawTable], label: str, options: ColumnOptions) -> tuple[str, ...]:
-    """The classes in these tables; none where numbers or times are predicted."""
-    if options.target == "classes":
-        return class_names(tables, label)
-    for table in tables:
-        for name in (label, options.event):
-            if name is not None:
-                target_numbers(name, table, options.decimal)
-    return ()
-
-
-def class_names(tables: Sequence[RawTable], label: str) -> tuple[str, ...]:
-    """The labels in these tables in rising order: as numbers if all are whole numbers, else as names."""
-    found: set[str] = set()
-    for table in tables:
-        found.update(map(_label, table.labels(label)))
-    if len(found) == 1:
-        raise DataError(
-            f"{tables[0].path}: every row has the label {next(iter(found))!r} in column {label!r}. "
-            "Name another column, or add rows of other classes."
-        )
-    numeric = [cell for cell in found if _is_number(cell)]
-    if len(numeric) == len(found):
-        for cell in numeric:
-            if not cell.strip().removeprefix("-").isdigit():
-                raise DataError(
-                    f"{tables[0].path}: label {cell!r} is not a whole number. Use whole numbers or names."
-                )
-        return tuple(sorted(found, key=int))
-    return tuple(sorted(found))
-
-
-def _label(cell: str) -> str:
-    """The cell, without the decimals that other tools write behind whole numbers: 1.0 and 1 are one class."""
-    whole, point, decimals = cell.strip().partition(".")
-    written_out = point and decimals and not decimals.strip("0") and whole.removeprefix("-").isdigit()
-    return whole if written_out else cell
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True

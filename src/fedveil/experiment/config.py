@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from fedveil.engines.simulation import Execution
-from fedveil.errors import LARGEST_SEED, InputError, known_name, within
+from fedveil.errors import InputError, known_name, within
 from fedveil.experiment.aggregation import AggregationSection
 from fedveil.experiment.changes import apply_change
+from fedveil.experiment.sections import (
+    NO_DATASET,
+    PaperSection,
+    PartitionSection,
+    PrivacySection,
+    RunSection,
+    TaskSection,
+)
+from fedveil.experiment.statistics import statistics_release
 from fedveil.features.feature_map import make_features
 from fedveil.methods import METHODS
+from fedveil.methods.beforehand import released_before
 from fedveil.methods.method import AnyMethod, field_names
 from fedveil.methods.secure import securely_aggregated
 from fedveil.methods.wrappers import WRAPPERS, Wrapper
 from fedveil.methods.wrappers.wrapper import wrapper_fields
-from fedveil.privacy.releases import MOST_CLIENTS, MOST_ROUNDS, Adversary, Sampler, Unit
-from fedveil.streams import NoiseSource
-from fedveil.validation import known_keys, refused
+from fedveil.validation import Section, known_keys, refused
 
 VERSION = 1
 # Keys that came after results had been recorded: at their default they leave a configuration's hash as it was.
@@ -62,142 +68,11 @@ _SAME_BITS = (
     "simulation",
     "ray",
 )  # engines whose results are the same: a run begun with one resumes with the other
-_UNITS = {
-    "": 1,
-    "B": 1,
-    "KiB": 1 << 10,
-    "MiB": 1 << 20,
-    "GiB": 1 << 30,
-    "kB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-}
-
-
+_USUAL_LOSSES = ("squared", "hazard", "cox")  # those that a table names by its target
 _SIZES = ("run.max_memory", "run.max_message")  # a number of bytes, or text with a unit
 
 
-Metric = Literal["accuracy", "personal", "mcc", "perplexity"]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class PaperSection(_Section):
-    """Which published number this run re-makes."""
-
-    source: str
-    table: str = ""
-    row: str = ""
-    expected: float | None = None
-    attack: dict[str, float] = Field(default_factory=dict)
-    metric: Metric = "accuracy"
-    """"personal" is the clients' own models' mean accuracy on the common test examples."""
-    tolerance: float | None = None
-    scale: str = "full"
-
-
-NO_DATASET = "none"
-
-
-class TextSection(_Section):
-    """How texts become token ids; "auto" takes the model's own tokenizer, or hashes words where it has none."""
-
-    vocabulary: Literal["auto", "hash", "bytes", "public", "tokenizer"] = "auto"
-    size: Annotated[int, Field(ge=4)] = 8192
-    path: str | None = None
-    length: Annotated[int, Field(ge=1)] = 64
-    too_long: Literal["truncate", "refuse"] = "truncate"
-    empty: Literal["refuse", "drop"] = "refuse"
-    pack: bool = True
-
-
-class TaskSection(_Section):
-    dataset: str = "digits"
-    model: str = "mlp-2"
-    input_shape: list[Annotated[int, Field(ge=1)]] | None = None
-    classes: Annotated[int, Field(ge=2)] | None = None
-    data_options: dict[str, Any] = Field(default_factory=dict)
-    model_options: dict[str, Any] = Field(default_factory=dict)
-    features: str | None = None
-    feature_options: dict[str, Any] = Field(default_factory=dict)
-    text: TextSection | None = None
-    loss: Literal["squared", "huber"] | None = None
-    class_weights: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = None
-
-
-class PartitionSection(_Section):
-    kind: Literal["iid", "dirichlet", "classes", "shards", "user"] = "iid"
-    clients: Annotated[int, Field(ge=1, le=MOST_CLIENTS)] | None = None
-    alpha: Annotated[float, Field(gt=0)] | None = None
-    classes_per_client: Annotated[int, Field(ge=1)] | None = None
-    shards_per_client: Annotated[int, Field(ge=1)] | None = None
-    groups: list[list[int]] | None = None
-    min_size: Annotated[int, Field(ge=0)] | None = None
-    allow_empty: bool = False
-    holdout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-
-
-class RunSection(_Section):
-    rounds: Annotated[int, Field(ge=1, le=MOST_ROUNDS)] = 20
-    cohort: Annotated[int, Field(ge=1)] | None = None
-    sampler: Sampler = "fixed"
-    noise: NoiseSource | None = None
-    seeds: Annotated[list[Annotated[int, Field(ge=0, le=LARGEST_SEED)]], Field(min_length=1)] = [0]
-    engine: Literal["simulation", "ray", "flower-simulation", "flower"] = "simulation"
-    address: str | None = None
-    device: str = "cpu"
-    workers: Annotated[int, Field(ge=0)] = 0
-    execution: Execution = "auto"
-    max_memory: int | None = None
-    evaluate_every: Annotated[int, Field(ge=1)] = 1
-    checkpoint_every: Annotated[int, Field(ge=1)] = 10
-    transcript: bool | list[Annotated[int, Field(ge=1)]] = False
-    transcript_exchanges: Annotated[int, Field(ge=1)] | None = None
-    min_clients: Annotated[int, Field(ge=0)] = 0
-    deadline: Annotated[float, Field(gt=0)] | None = None
-    max_message: int | None = None
-    federation: str | None = None
-
-    @field_validator("max_memory", "max_message", mode="before")
-    @classmethod
-    def _bytes(cls, value: Any) -> Any:
-        """Bytes as a number, or as text with a unit: "2GiB"."""
-        if isinstance(value, str):
-            match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
-            if match is None or match[2] not in _UNITS:
-                raise ValueError('give bytes, or a number with a unit such as "2GiB"')
-            value = int(float(match[1]) * _UNITS[match[2]])
-        if isinstance(value, int) and value <= 0:
-            raise ValueError("give a positive number of bytes")
-        return value
-
-    @property
-    def cluster(self) -> str | None:
-        """The Ray cluster to compute on, for `engine = "ray"`."""
-        return (self.address or "auto") if self.engine == "ray" else None
-
-    @field_validator("seeds")
-    @classmethod
-    def _distinct(cls, seeds: list[int]) -> list[int]:
-        if len(set(seeds)) != len(seeds):
-            raise ValueError("name each seed once")
-        return seeds
-
-
-class PrivacySection(_Section):
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-    budget: Annotated[float, Field(gt=0)] | None = None
-    budget_adversary: Adversary = "observer"
-    budget_unit: Unit | None = None
-    ledger: str | None = None
-    target_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    target_adversary: Adversary = "server"
-    target_unit: Unit | None = None
-
-
-class Config(_Section):
+class Config(Section):
     """One experiment."""
 
     version: int = VERSION
@@ -268,8 +143,12 @@ class Config(_Section):
             if value is not None and not deployed:
                 remedy = 'Leave it out: it is for engine = "flower".'
                 raise InputError(f"task.{key}", value, "the data set says it", remedy)
-            if value is None and task.dataset == NO_DATASET:
-                raise InputError(f"task.{key}", value, "no data set says it", f"Give task.{key}.")
+            if value is None and task.dataset == NO_DATASET and "schema" not in task.data_options:
+                remedy = f"Give task.{key}, or task.data_options.schema."
+                raise InputError(f"task.{key}", value, "no data set says it", remedy)
+        if task.classes == 1 and task.loss is None:
+            remedy = "Give their number, or task.loss where numbers or survival times are predicted."
+            raise InputError("task.classes", 1, "one class cannot be told from others", remedy)
         if deployed and self.partition.clients is None:
             raise InputError(
                 "partition.clients", None, "a federation has so many nodes", "Give their number."
@@ -278,7 +157,9 @@ class Config(_Section):
     def build_method(self) -> AnyMethod:
         """The method with its fields, its aggregation and its wrappers, each checked."""
         method = securely_aggregated(build_method(self.method), self.aggregation.settings())
-        return wrap_method(method, self.wrap)
+        task = self.task
+        release = statistics_release(task.data_options, task.dataset, self.run.engine)
+        return released_before(wrap_method(method, self.wrap), release)
 
     def with_method(self, **fields: Any) -> Config:
         """The same experiment with these fields of its method changed."""
@@ -330,8 +211,10 @@ def distinguishing(content: Mapping[str, Any]) -> dict[str, Any]:
     run, task = kept.get("run"), kept.get("task")
     if isinstance(run, dict) and run.get("engine") in _SAME_BITS:
         run["engine"] = "simulation"
-    if isinstance(task, dict) and task.get("dataset") != NO_DATASET:  # a dataset says both
+    if isinstance(task, dict) and task.get("dataset") != NO_DATASET:  # a dataset says them
         task.update(input_shape=None, classes=None)
+        if task.get("loss") in _USUAL_LOSSES:
+            task["loss"] = None
     privacy, method = kept.get("privacy"), kept.get("method")
     if isinstance(privacy, dict) and isinstance(method, dict) and privacy.get("target_epsilon") is not None:
         method.pop("noise_multiplier", None)  # it follows from the target

@@ -18,11 +18,13 @@ from fedveil.data.tokens import tokenise
 from fedveil.data.transformers_folder import DEFAULT
 from fedveil.data.vocabulary import Vocabulary, make_vocabulary
 from fedveil.errors import InputError, known_name, within
-from fedveil.experiment.config import Config, TextSection
+from fedveil.experiment.config import Config
+from fedveil.experiment.sections import TextSection
+from fedveil.experiment.statistics import standardised
 from fedveil.experiment.target import Calibrated, method_of
 from fedveil.features.feature_map import as_features, make_features
 from fedveil.lazy_torch import torch
-from fedveil.losses import Cox, Hazard, Huber, Squared, WeightedCrossEntropy
+from fedveil.losses import TARGETS, LossName, WeightedCrossEntropy, named_loss
 from fedveil.methods.method import AnyMethod
 from fedveil.models.registry import make_model, model_entry
 from fedveil.partition.partition import Partition
@@ -191,19 +193,33 @@ def make_task(config: Config, dataset: Dataset, device: str | torch.device = "cp
 
 def loss_for(config: Config, schema: TableSchema | None, classes: int) -> ExampleLoss:
     """The loss that fits what is predicted: `task.loss` and `task.class_weights`, or the usual one."""
+    scale = 1.0 if schema is None else schema.label_std
+    return make_loss(config, loss_name(config, schema), classes, scale)
+
+
+def loss_name(config: Config, schema: TableSchema | None) -> LossName | None:
+    """By what the target of these data is learned; None for classes."""
+    asked, usual = config.task.loss, None if schema is None else schema.usual_loss
     target = "classes" if schema is None else schema.target
-    asked, weights = config.task.loss, config.task.class_weights
-    if asked is not None and target != "number":
-        raise InputError("task.loss", asked, f"is for numbers, the target is {target}", "Leave it out.")
-    if weights is not None and (target != "classes" or len(weights) != classes):
-        problem = f"there are {classes} classes" if target == "classes" else f"the target is {target}"
+    if asked is None:
+        return usual
+    if TARGETS[asked] != target:
+        problem = f"is for a target of {TARGETS[asked]}, the target is {target}"
+        raise InputError("task.loss", asked, problem, "Leave it out.")
+    if target == "survival" and asked != usual:
+        problem = "needs intervals" if asked == "hazard" else "has no intervals, and the table has some"
+        raise InputError("task.loss", asked, problem, f'Use "{usual}", or change the intervals.')
+    return asked
+
+
+def make_loss(config: Config, name: LossName | None, classes: int, scale: float = 1.0) -> ExampleLoss:
+    """The loss of this name, for classes with the configuration's weights; `scale` is that of numbers."""
+    weights = config.task.class_weights
+    if weights is not None and (name is not None or len(weights) != classes):
+        problem = f"there are {classes} classes" if name is None else f"the target is {TARGETS[name]}"
         raise InputError("task.class_weights", weights, problem, "Give one weight for each class.")
-    if target == "number":
-        assert schema is not None
-        return (Huber if asked == "huber" else Squared)(schema.label_std)
-    if target == "survival":
-        assert schema is not None
-        return Hazard() if schema.intervals else Cox()
+    if name is not None:
+        return named_loss(name, scale)
     return cross_entropy if weights is None else WeightedCrossEntropy(tuple(weights))
 
 
@@ -223,7 +239,7 @@ def task_for(
     if model_entry(config.task.model).reads == "texts without labels":
         loss = next_token_loss
     elif loss is None:
-        loss = loss_for(config, None, classes)
+        loss = make_loss(config, config.task.loss, classes)
     return Task(build, loss=loss, device=device)
 
 
@@ -287,20 +303,29 @@ def client_names(config: Config, dataset: Dataset) -> list[str] | None:
     return [dataset.user_names[user] for user in users.unique().tolist()] if dataset.user_names else None
 
 
-def prepare(config: Config, seed: int, data_dir: Path | None = None) -> Prepared:
-    """Load and check everything; nothing is written."""
+def prepare(
+    config: Config, seed: int, data_dir: Path | None = None, *, folder: Path | None = None
+) -> Prepared:
+    """Load and check everything; nothing is written, unless private statistics of a table are due.
+
+    These are kept in `folder`, the run's; without one the table's bounds scale it.
+    """
     device = _device(config.run.device)
     dataset = load_examples(config, data_dir)
     partition = split_clients(config, dataset, seed)
     parts, held = _hold_out(partition.parts, config.partition.holdout, seed)
+    clients = ArrayClients(dataset.train.x, dataset.train.y, parts)
+    plan = make_plan(clients, rounds=config.run.rounds, cohort=config.run.cohort, sampler=config.run.sampler)
+    method, target = method_of(config, plan)
+    noise = noise_source(config, method, plan)
+    if dataset.cells is not None and folder is not None:
+        level = float(config.task.data_options["statistics_noise"])
+        guard_of = (method, plan, privacy_settings(config, dataset))
+        dataset = standardised(dataset, parts, level, folder, guard_of, seed, noise)
     x, y = dataset.train.x, dataset.train.y
     clients = ArrayClients(x, y, parts)
     local_test = ArrayClients(x, y, held) if held else _test_of_users(config, dataset)
-
-    plan = make_plan(clients, rounds=config.run.rounds, cohort=config.run.cohort, sampler=config.run.sampler)
-    method, target = method_of(config, plan)
     task = make_task(config, dataset, device)
-    noise = noise_source(config, method, plan)
     names = client_names(config, dataset)
     return Prepared(task, dataset, partition, clients, local_test, plan, method, noise, target, names)
 
@@ -381,22 +406,12 @@ def run_options(
 
     `dataset` is what clients train on, for what the privacy statement says about it.
     """
-    section = config.privacy
-    ledger = None if section.ledger is None else Path(section.ledger)
     return RunOptions(
         seed=seed,
         results=results,
         config=config.to_toml(),
         facts=facts,
-        privacy=PrivacySettings(
-            section.delta,
-            section.budget,
-            section.budget_adversary,
-            section.budget_unit,
-            ledger,
-            () if dataset is None else dataset.notes,
-            None if dataset is None else dataset.rows_per_person,
-        ),
+        privacy=privacy_settings(config, dataset),
         evaluate_every=config.run.evaluate_every,
         checkpoint_every=config.run.checkpoint_every,
         transcript=config.run.transcript,
@@ -404,6 +419,20 @@ def run_options(
         min_clients=config.run.min_clients,
         noise_source=noise,
         deployed=deployed,
+    )
+
+
+def privacy_settings(config: Config, dataset: Dataset | None) -> PrivacySettings:
+    """What `[privacy]` says, and what the statement says about this dataset."""
+    section = config.privacy
+    return PrivacySettings(
+        section.delta,
+        section.budget,
+        section.budget_adversary,
+        section.budget_unit,
+        None if section.ledger is None else Path(section.ledger),
+        () if dataset is None else dataset.notes,
+        None if dataset is None else dataset.rows_per_person,
     )
 
 

@@ -34,8 +34,8 @@ def run_seed(
     """
     engine = config.run.engine
     if engine in ("simulation", "ray"):
-        prepared = prepare(config, seed, data_dir)
         folder = result_folder(config, seed, experiment, results)
+        prepared = prepare(config, seed, data_dir, folder=folder)
         return _simulate(config, seed, experiment, folder, prepared, callbacks_for)
 
     from fedveil.federation import launch  # Flower's part is loaded where it is asked for

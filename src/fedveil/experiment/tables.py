@@ -16,7 +16,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedveil.errors import InputError, known_name, within
-from fedveil.experiment.config import Config, Metric, make_config
+from fedveil.experiment.config import Config, make_config
+from fedveil.experiment.sections import Metric
 from fedveil.methods import METHODS
 from fedveil.methods.method import field_names
 from fedveil.validation import known_keys, refused

@@ -23,9 +23,18 @@ from fedveil.engines.flower.node import Node, admit_all, refused_by
 from fedveil.engines.flower.secure_node import SecureNode
 from fedveil.engines.flower.wire import LARGEST_MESSAGE, Order, RefusalError, read_hello
 from fedveil.engines.worker import ClientWorker
-from fedveil.errors import FedveilError, InputError
-from fedveil.experiment.config import Config, TextSection
-from fedveil.experiment.prepare import Prepared, model_bytes, model_shape, prepare, task_for
+from fedveil.errors import FedveilError, InputError, within
+from fedveil.experiment.config import Config
+from fedveil.experiment.prepare import (
+    Prepared,
+    loss_name,
+    make_loss,
+    model_bytes,
+    model_shape,
+    prepare,
+    task_for,
+)
+from fedveil.experiment.sections import TextSection
 from fedveil.features.feature_map import PretrainedFeatures, make_features
 from fedveil.federation.config import POLICY_FILE
 from fedveil.federation.declared import Declared, fit, made_up
@@ -34,13 +43,14 @@ from fedveil.federation.node import Node as OwnNode
 from fedveil.federation.node import NodeClients, open_node
 from fedveil.federation.policy import Policy, RefusedError
 from fedveil.federation.resources import require_affordable, require_counted
-from fedveil.federation.run_settings import RunSettings, parse_config, vocabulary_on_nodes
+from fedveil.federation.run_settings import RunSettings, parse_config, persons_of, vocabulary_on_nodes
+from fedveil.losses import labels_end
 from fedveil.messages import Message as Downlink
 from fedveil.methods.method import AnyMethod
 from fedveil.methods.secure import secure_part
 from fedveil.privacy.releases import Plan
 from fedveil.session.checks import check_clients, first_server
-from fedveil.task import Task
+from fedveil.task import ExampleLoss, Task
 from fedveil.validation import read_toml
 
 log = logging.getLogger("flwr.fedveil")
@@ -106,7 +116,8 @@ def _deployed(settings: RunSettings, folder: str) -> Node:
     """From the server's settings: the model, the method, the public seed. Everything else is the node's own."""
     home = _opened(folder)
     config = settings.config
-    classes = _agreed_classes(config, home.declared)
+    classes, loss = _agreed_classes(config, home.declared), _agreed_loss(config, home)
+    _require_persons(config, home.declared)
     vocabulary, text = vocabulary_on_nodes(config), config.task.text or TextSection()
     if (
         config.task.features == PretrainedFeatures.name
@@ -118,10 +129,11 @@ def _deployed(settings: RunSettings, folder: str) -> Node:
     require_affordable(config, policy, records=records, classes=classes, example_bytes=size)
     _require_room(config, shape, classes, vocabulary, policy.maximum_message)
     held = _as_read(config, home, vocabulary, text)
-    examples = fit(held, records, classes)
-    if unfit := int((held.y >= classes).sum()):  # only this log may say so
+    end = labels_end(loss, classes)
+    examples = fit(held, records, end)
+    if end is not None and (unfit := int((held.y >= end).sum())):  # only this log may say so
         log.warning("%d examples have no class among the run's %d and count as empty", unfit, classes)
-    task, method = task_for(config, shape, classes, vocabulary), config.build_method()
+    task, method = task_for(config, shape, classes, vocabulary, loss=loss), config.build_method()
 
     labels = home.declared.label_set(classes)
     probe = NodeClients(home.client, made_up(held), labels)
@@ -160,12 +172,40 @@ def _opened(folder: str) -> OwnNode:
 
 
 def _agreed_classes(config: Config, declared: Declared) -> int:
-    """The server's number of classes, if it has room for those that the node declares."""
+    """The server's number of outputs, if it has room for the node's classes, or is that of its intervals."""
     classes = config.task.classes
-    if classes is None or classes < (declared.classes or 0):
+    needed = declared.classes or 0
+    other = declared.target != "classes" and classes != needed
+    if classes is None or classes < needed or other:
         text = f"the run has {classes} classes, this node declares {declared.classes}"
         raise RefusalError("configuration", text, "task.classes")
     return classes
+
+
+def _agreed_loss(config: Config, home: OwnNode) -> ExampleLoss:
+    """The loss that the server declares, if it is one for what this node's schema predicts."""
+    told = config.task.loss
+    try:
+        if told != (own := loss_name(config, home.schema)):
+            raise RefusalError(
+                "configuration", f"the run is for classes, this node's loss is {own}", "task.loss"
+            )
+        scale = 1.0 if home.schema is None else home.schema.label_std
+        return make_loss(config, told, config.task.classes or 1, scale)
+    except InputError as error:
+        raise RefusalError("configuration", str(error), error.field) from error
+
+
+def _require_persons(config: Config, declared: Declared) -> None:
+    """Refuse a run that speaks of people with fewer rows than this node trains on."""
+    try:
+        with within("task.data_options"):
+            most = persons_of(config)[1]
+    except InputError as error:
+        raise RefusalError("configuration", str(error), error.field) from error
+    if most is not None and (declared.rows_per_person is None or declared.rows_per_person > most):
+        text = f"the run is for {most} rows per person, this node has {declared.rows_per_person} (None: not limited)"
+        raise RefusalError("configuration", text, "task.data_options.rows_per_person")
 
 
 def _require_fit(task: Task, method: AnyMethod, plan: Plan, probe: Clients, seed: int) -> None:

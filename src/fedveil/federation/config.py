@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from fedveil.data.persons import check_persons
 from fedveil.errors import InputError
 from fedveil.validation import Section
 
@@ -34,6 +35,9 @@ class DataSection(Section):
     `records`, `classes` and `labels` (the classes that the node has examples of) are public: the server is told them,
     and never anything that was counted in the data instead. Without `records` all examples count, and their number is
     public.
+
+    `person` names the column of a table that says whose row it is; the node then trains on at most `rows_per_person`
+    rows of each (1 if not given), which is public too.
     """
 
     reader: Reader
@@ -43,6 +47,8 @@ class DataSection(Section):
     records: Annotated[int, Field(ge=1)] | None = None
     labels: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
     channels: Annotated[int, Field(ge=1, le=4)] = 3
+    person: str | None = None
+    rows_per_person: Annotated[int, Field(ge=1)] | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> DataSection:
@@ -57,6 +63,9 @@ class DataSection(Section):
             raise InputError(
                 "data.classes", None, f"{self.reader} need the classes in the agreed order", "List them."
             )
+        if self.person is not None and self.reader != "table":
+            raise InputError("data.person", self.person, "only tables name people", "Leave it out.")
+        check_persons(self.person, self.rows_per_person)
         return self
 
     @property

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedveil.data.dataset import Examples, TextExamples, require_labels_below
 from fedveil.errors import DataError
+from fedveil.losses import Target
 
 
 @dataclass(frozen=True)
@@ -25,19 +26,23 @@ class Declared:
         records: How many examples it trains on.
         classes: How many classes there are; None where the node leaves that to the server.
         labels: The classes it has examples of; None where it does not say.
+        target: What its labels are.
+        rows_per_person: How many records of one person there are at most; None where nothing names people.
     """
 
     records: int
     classes: int | None = None
     labels: tuple[int, ...] | None = None
+    target: Target = "classes"
+    rows_per_person: int | None = None
 
     def label_set(self, classes: int) -> tuple[int, ...]:
         """The classes that this node counts as holding, in a run of so many: all of them if it declares none."""
         return tuple(k for k in range(classes) if self.labels is None or k in self.labels)
 
 
-def fit(examples: Examples, records: int, classes: int) -> Examples:
-    """Exactly `records` examples with labels below `classes`.
+def fit(examples: Examples, records: int, end: int | None) -> Examples:
+    """Exactly `records` examples with labels below `end`, where labels are not numbers.
 
     What is beyond is left out; what is missing or has another label is an empty example (zeros, class 0).
 
@@ -45,7 +50,7 @@ def fit(examples: Examples, records: int, classes: int) -> Examples:
     (`tests/unit/federation/test_declared.py::test_a_record_changes_one_example_and_never_their_number`).
     """
     x, y = examples.x[:records], examples.y[:records]
-    known = y < classes
+    known = torch.ones_like(y, dtype=torch.bool) if end is None else y < end
     if len(y) == records and bool(known.all()):
         return Examples(x, y)
     fitted = x.new_zeros(records, *x.shape[1:])
@@ -71,7 +76,7 @@ def check_held(held: Examples | TextExamples, declared: Declared, where: str) ->
             "Add examples, or declare fewer."
         )
     labels = _labels(held)
-    if declared.classes is not None:
+    if declared.classes is not None and declared.target == "classes":
         require_labels_below(labels, declared.classes, where)
     if declared.labels is None:
         return

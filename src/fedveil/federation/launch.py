@@ -23,8 +23,9 @@ import tomli_w
 
 from fedveil.atomic_files import write_atomically
 from fedveil.errors import FedveilError, InputError, install
-from fedveil.experiment.config import Config, TextSection
-from fedveil.experiment.prepare import Prepared, check_method, load_examples
+from fedveil.experiment.config import Config
+from fedveil.experiment.prepare import Prepared, check_method, load_examples, loss_name
+from fedveil.experiment.sections import NO_DATASET, TextSection
 from fedveil.experiment.target import with_target_noise
 from fedveil.federation.config import SERVER_FILE, ServerConfig
 from fedveil.federation.parent_watch import PARENT
@@ -37,7 +38,7 @@ from fedveil.federation.processes import (
     own_program,
     write_connection,
 )
-from fedveil.federation.run_settings import PROBLEM, RUN, RunSettings, vocabulary_on_nodes
+from fedveil.federation.run_settings import PROBLEM, RUN, RunSettings, agreed_schema, vocabulary_on_nodes
 from fedveil.messages import Record
 from fedveil.methods.method import At
 from fedveil.privacy.releases import Plan
@@ -119,7 +120,10 @@ def server_home(config: Config) -> Path:
 
 
 def with_shape(config: Config, data_dir: Path | None) -> Config:
-    """The configuration with the shape and the classes of the server's test set, where it does not say them."""
+    """The configuration with shape, classes and loss of the server's test set or schema, where it does not say them.
+
+    What the nodes are told is then complete: they compare it with their own data.
+    """
     if vocabulary_on_nodes(config) is not None:
         length = (config.task.text or TextSection()).length
         if config.task.input_shape not in (None, [length]):
@@ -129,10 +133,16 @@ def with_shape(config: Config, data_dir: Path | None) -> Config:
                 f"texts are {length} tokens long (task.text.length)",
                 f"Use [{length}].",
             )
-    if config.task.input_shape is not None and config.task.classes is not None:
-        return config
-    dataset = load_examples(config, data_dir)
-    known = {"input_shape": list(dataset.example_shape), "classes": dataset.num_classes}
+    if config.task.dataset == NO_DATASET:
+        schema = agreed_schema(config, data_dir)
+        if schema is None:
+            return config
+        known = {"input_shape": [len(schema.mean)], "classes": schema.outputs}
+    else:
+        dataset = load_examples(config, data_dir)
+        schema = dataset.schema
+        known = {"input_shape": list(dataset.example_shape), "classes": dataset.num_classes}
+    known["loss"] = loss_name(config, schema)
     said = {key: getattr(config.task, key) or value for key, value in known.items()}
     return config.model_copy(update={"task": config.task.model_copy(update=said)})
 

@@ -12,9 +12,10 @@ import torch
 from fedveil.data.client_data import ClientData
 from fedveil.data.dataset import Examples, TextExamples, images_from_bytes, labels_from
 from fedveil.data.own import examples_from_arrays, read_npz
+from fedveil.data.persons import check_persons, limit_rows
 from fedveil.data.pictures import list_pictures, read_pictures
 from fedveil.data.raw_table import read_table
-from fedveil.data.schema import read_schema
+from fedveil.data.schema import TableSchema, read_schema
 from fedveil.data.table import table_examples
 from fedveil.data.text import read_labelled_texts
 from fedveil.data.tokens import TooLong, tokenise_texts
@@ -72,6 +73,8 @@ class Node:
     """The mean and deviation that lead back from the values of images to brightness 0 to 1."""
     declared: Declared
     guard: PolicyGuard
+    schema: TableSchema | None = None
+    """Of a table."""
 
     @property
     def examples(self) -> Examples:
@@ -118,7 +121,8 @@ def open_node(directory: Path | str) -> Node:
     noise: NoiseSource = "seeded" if config.testing.seeded_noise else "entropy"
     # Pictures are read as (brightness - 1/2) / (1/2); arrays hold the brightness itself where features are computed.
     brightness = (0.5, 0.5) if config.data.reader == "pictures" else (0.0, 1.0)
-    return Node(folder, config.name, config.client, noise, state, held, brightness, declared, guard)
+    schema = _schema(config.data, folder)
+    return Node(folder, config.name, config.client, noise, state, held, brightness, declared, guard, schema)
 
 
 def checked_node(directory: Path | str) -> Node:
@@ -130,9 +134,15 @@ def checked_node(directory: Path | str) -> Node:
 
 def _declared(data: DataSection, folder: Path, held: int) -> Declared:
     classes = data.classes if isinstance(data.classes, int) else len(data.class_names) or None
-    if data.schema_ is not None:
-        classes = len(read_schema(folder / data.schema_).classes)
-    return Declared(data.records or held, classes, data.labels)
+    schema = _schema(data, folder)
+    if schema is None:
+        return Declared(data.records or held, classes, data.labels)
+    most = check_persons(data.person, data.rows_per_person)
+    return Declared(data.records or held, schema.outputs, data.labels, schema.target, most)
+
+
+def _schema(data: DataSection, folder: Path) -> TableSchema | None:
+    return None if data.schema_ is None else read_schema(folder / data.schema_)
 
 
 def read_held(data: DataSection, folder: Path) -> Examples | TextExamples:
@@ -157,4 +167,9 @@ def read_held(data: DataSection, folder: Path) -> Examples | TextExamples:
         pixels = read_pictures([picture for picture, _ in listed], data.channels)
         x, _, _ = images_from_bytes(pixels, half, half)
         return Examples(x, labels_from(np.array([label for _, label in listed])))
-    return table_examples(read_schema(folder / (data.schema_ or "")), read_table(path))
+    schema, table = _schema(data, folder), read_table(path)
+    assert schema is not None
+    most = check_persons(data.person, data.rows_per_person)
+    if data.person is not None and most is not None:
+        table = limit_rows(table, data.person, most, seed=0)
+    return table_examples(schema, table)

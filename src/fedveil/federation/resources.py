@@ -7,7 +7,8 @@ from typing import Any
 
 from fedveil.engines.flower.wire import RefusalError
 from fedveil.errors import FedveilError
-from fedveil.experiment.config import Config, TextSection
+from fedveil.experiment.config import Config
+from fedveil.experiment.sections import TextSection
 from fedveil.federation.policy import Policy
 from fedveil.methods.method import AnyMethod
 from fedveil.privacy.releases import Plan

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedveil.data.files import given_file
+from fedveil.data.persons import check_persons
+from fedveil.data.schema import TableSchema, read_schema
 from fedveil.data.vocabulary import Vocabulary
 from fedveil.errors import LARGEST_SEED, InputError, whole_number
 from fedveil.experiment.config import Config, make_config
@@ -111,6 +114,18 @@ def vocabulary_on_nodes(config: Config) -> Vocabulary | None:
             'Use "truncate".',
         )
     return vocabulary_of(config)
+
+
+def agreed_schema(config: Config, data_dir: Path | None) -> TableSchema | None:
+    """The schema that the nodes agreed on, where `task.data_options` names its file."""
+    path = config.task.data_options.get("schema")
+    return None if path is None else read_schema(given_file("task.data_options.schema", path, data_dir))
+
+
+def persons_of(config: Config) -> tuple[str | None, int | None]:
+    """The column of people and how many rows of each a node may train on, as the run declares them."""
+    person, rows = (config.task.data_options.get(key) for key in ("person", "rows_per_person"))
+    return person, check_persons(person, rows)
 
 
 @functools.lru_cache(maxsize=4)

@@ -7,25 +7,26 @@ import logging
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import replace
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedveil.atomic_files import write_atomically
 from fedveil.data.dataset import Dataset
-from fedveil.data.files import given_file
-from fedveil.data.schema import TableSchema, read_schema
+from fedveil.data.notes import AGREED_NOTE, person_note
+from fedveil.data.schema import TableSchema
 from fedveil.engines.engine import Engine
 from fedveil.engines.flower.engine import FlowerEngine, Limits
 from fedveil.engines.flower.roster import Roster
 from fedveil.engines.flower.secure_engine import SecureEngine
 from fedveil.engines.flower.wire import LARGEST_MESSAGE, fingerprint
-from fedveil.errors import FedveilError, InputError
-from fedveil.experiment.config import NO_DATASET, Config
+from fedveil.errors import FedveilError, InputError, within
+from fedveil.experiment.config import Config
 from fedveil.experiment.prepare import (
     facts_of,
     load_examples,
+    make_loss,
     model_shape,
     prepare,
     recipe_of,
@@ -33,11 +34,19 @@ from fedveil.experiment.prepare import (
     task_for,
     text_input,
 )
+from fedveil.experiment.sections import NO_DATASET
 from fedveil.federation.client_app import STATES
 from fedveil.federation.identity_files import server_roster
 from fedveil.federation.members import registered_members
 from fedveil.federation.parent_watch import end_with_parent
-from fedveil.federation.run_settings import LOG, PROBLEM, RunSettings, vocabulary_on_nodes
+from fedveil.federation.run_settings import (
+    LOG,
+    PROBLEM,
+    RunSettings,
+    agreed_schema,
+    persons_of,
+    vocabulary_on_nodes,
+)
 from fedveil.methods.secure import secure_part
 from fedveil.prediction.recipe import FeatureInput, Recipe
 from fedveil.privacy.releases import Plan
@@ -140,7 +149,9 @@ def serve_deployed(grid: Grid, settings: RunSettings) -> Result:
     if shape is None or classes is None:
         raise InputError("task.classes", classes, "the nodes are not told", "Submit the run with fedveil.")
     reads = model_shape(config, shape)
-    task = task_for(config, reads, classes, vocabulary_on_nodes(config), config.run.device)
+    schema = agreed_schema(config, settings.data) if dataset is None else dataset.schema
+    loss = make_loss(config, config.task.loss, classes, 1.0 if schema is None else schema.label_std)
+    task = task_for(config, reads, classes, vocabulary_on_nodes(config), config.run.device, loss)
     method = config.build_method()
     secure = secure_part(method)
     listed = None if secure is None else server_roster()
@@ -155,9 +166,9 @@ def serve_deployed(grid: Grid, settings: RunSettings) -> Result:
             return flower
         return SecureEngine(flower, secure, listed.roster, listed.clients, settings.folder)
 
-    schema = _schema(config, settings.data)
     known = schema if dataset is None else dataset
-    names: Sequence[str] = [str(c) for c in range(classes)] if known is None else known.classes
+    numbered = range(classes if config.task.loss is None else 0)
+    names: Sequence[str] = [str(c) for c in numbered] if known is None else known.classes
     facts = {
         "experiment": settings.experiment,
         "dataset": config.task.dataset,
@@ -168,14 +179,22 @@ def serve_deployed(grid: Grid, settings: RunSettings) -> Result:
     }
     noise = settings.noise or "entropy"
     options = run_options(config, seed, settings.folder, facts, noise, deployed=noise == "entropy")
+    notes, most = _prepared_how(config, schema)
+    options = replace(options, privacy=replace(options.privacy, notes=notes, rows_per_person=most))
     data = AvailableData(None if dataset is None else dataset.test, classes)
     return run_session(engine_of, task, method, plan, options, data)
 
 
-def _schema(config: Config, data_dir: Path | None) -> TableSchema | None:
-    """The schema that the nodes agreed on, where `task.data_options` names its file."""
-    path = config.task.data_options.get("schema")
-    return None if path is None else read_schema(given_file("task.data_options.schema", path, data_dir))
+def _prepared_how(config: Config, schema: TableSchema | None) -> tuple[tuple[str, ...], int | None]:
+    """What the statement says about the nodes' tables, and how many rows of a person each trains on at most.
+
+    Nodes refuse a run that promises fewer rows than they train on.
+    """
+    with within("task.data_options"):
+        person, most = persons_of(config)
+    if schema is None and person is None:
+        return (), None
+    return (AGREED_NOTE, person_note(person, most)), most
 
 
 def _recipe(
@@ -194,7 +213,7 @@ def _recipe(
         task.model,
         task.model_options,
         tuple(shape),
-        len(names),
+        task.classes or len(names),
         tuple(names),
         schema,
         text_input(config),

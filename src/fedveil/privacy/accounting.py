@@ -114,8 +114,8 @@ class Round:
 Rounds = Counter[Round]
 
 
-def rounds_of(releases: Sequence[Release], plan: Plan, last: int | None = None, first: int = 1) -> Rounds:
-    """The rounds `first`..`last` (default: all) of the plan, equal ones counted."""
+def rounds_of(releases: Sequence[Release], plan: Plan, last: int | None = None, first: int = 0) -> Rounds:
+    """The rounds `first`..`last` (default: all, with what comes before round 1) of the plan, equal ones counted."""
     cohort = Cohort.of(plan)
     end = plan.rounds if last is None else last
     # From round 2 on, what happens repeats with this period.

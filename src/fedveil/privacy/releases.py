@@ -297,6 +297,7 @@ class Release:
     `insider` is what protects it against a `client` that was in the cohort itself and knows what it contributed,
     such as its share of the noise; `protection` is against everybody else.
     `assumptions` are what the protection relies on besides the method's own code; rows that use it name them.
+    `once`: it is released once, before the first round; that is round 0 on the ledger.
     """
 
     what: str
@@ -313,6 +314,7 @@ class Release:
     adjacency: Adjacency | None = None
     insider: Protection | None = None
     assumptions: tuple[str, ...] = ()
+    once: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "visible_to", tuple(self.visible_to))
@@ -357,7 +359,9 @@ class Release:
             raise InputError(field, value, "is not known", f"Use one of {', '.join(allowed)}.")
 
     def happens_in(self, round_: int) -> bool:
-        """Whether round `round_` (from 1) makes this release."""
+        """Whether round `round_` (from 1; 0 is before the first) makes this release."""
+        if self.once or round_ == 0:
+            return self.once and round_ == 0
         if self.except_every:
             follows = round_ > 1 and (round_ - 1) % self.except_every == 0
             return round_ % self.except_every != 0 and self.following in (None, follows)
@@ -372,8 +376,9 @@ class Release:
         insider = None if self.insider is None else self.insider.to_json()
         protection = self.protection.to_json()
         own = {"visible_to": list(self.visible_to), "protection": protection, "insider": insider}
-        assumptions = values.pop("assumptions")
-        return {**values, **own, **({"assumptions": list(assumptions)} if assumptions else {})}
+        assumptions, once = values.pop("assumptions"), values.pop("once")
+        rare = {"assumptions": list(assumptions)} if assumptions else {}
+        return {**values, **own, **rare, **({"once": True} if once else {})}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Release:

@@ -12,7 +12,8 @@ from zlib import crc32
 
 from scipy.stats import t as student_t
 
-from fedveil.experiment.config import WITHOUT_EFFECT, Metric, distinguishing
+from fedveil.experiment.config import WITHOUT_EFFECT, distinguishing
+from fedveil.experiment.sections import Metric
 from fedveil.methods import METHODS
 from fedveil.report.reading import Proof, Run
 

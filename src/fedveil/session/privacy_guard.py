@@ -135,7 +135,7 @@ class PrivacyGuard(Callback):
         """Refuse to resume after so many rounds if one of them is not on the ledger: it would show too little."""
         if self._ledger is None:
             return
-        for number in range(1, rounds + 1):
+        for number in range(rounds + 1):
             due = any(release.happens_in(number) for release in self._releases)
             if due and not self._ledger.is_charged(self._run, number):
                 raise LedgerError(
@@ -157,6 +157,17 @@ class PrivacyGuard(Callback):
                 self._run, at.round, self._releases, self._plan, replay_safe=self._replay_safe
             )
         return None
+
+    def charge_start(self) -> None:
+        """Charge what is released before the first round.
+
+        Raises:
+            InputError: The budget does not allow it; nothing is charged.
+        """
+        refusal = self.round_starts(At(self._plan, 0), ())
+        if refusal is not None:
+            budget = self._settings.budget
+            raise InputError("privacy.budget", budget, refusal, "Give a larger one, or more noise.")
 
     def round_ends(self, end: RoundEnd) -> None:
         step = max(1, self._plan.rounds // _POINTS)

@@ -74,6 +74,13 @@ class ResultFolder:
         except (OSError, UnicodeDecodeError):  # none yet, or a folder that will be refused when it starts
             return f"{'/'.join(self.path.parts[-3:])} {secrets.token_hex(6)}"
 
+    def begin(self) -> str:
+        """The run's name, from now on kept in the folder; to be called while it is held."""
+        name = self.run()
+        if not self._run_mark.exists():
+            write_atomically(self._run_mark, name.encode())
+        return name
+
     @property
     def _run_mark(self) -> Path:
         return self.path / ".run"

@@ -26,7 +26,8 @@ from fedveil.session.model_file import MODEL
 
 STATEMENT = "statement.json"
 SCHEMA = "fedveil-statement/1"
-_OTHER_FILES = ("config.toml", "rounds.jsonl", MODEL)
+STATISTICS = "statistics.json"  # what a table was standardised with, where that was released with noise
+_OTHER_FILES = ("config.toml", "rounds.jsonl", STATISTICS, MODEL)
 _ROW = ("unit", "adversary", "adjacency", "sampler", "epsilon", "delta", "theorem", "reason", "assumptions")
 
 

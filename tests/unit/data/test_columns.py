@@ -12,11 +12,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedveil.data.columns import ColumnOptions, schema_of
 from fedveil.data.own import clients_from_folder
 from fedveil.data.persons import limit_rows
 from fedveil.data.raw_table import RawTable, read_table
 from fedveil.data.schema import MISSING_CATEGORY, Column, TableSchema, read_schema, write_schema
-from fedveil.data.table import ColumnOptions, load_table, schema_of, table_examples
+from fedveil.data.table import load_table, table_examples
 from fedveil.errors import DataError, InputError
 
 # Of 40 rows, every eighth lacks a number, every tenth a word.

@@ -83,7 +83,13 @@ def test_data_beside_the_declaration_is_found_by_its_operator_only(declared: str
 def test_an_operator_checks_a_node_before_it_joins(tmp_path: Path) -> None:
     folder = node_folder(tmp_path, extra="records = 10\nclasses = 3\nlabels = [0, 1, 2]\n")
     done = CliRunner().invoke(app, ["deploy", "check", str(folder), "--json"], catch_exceptions=False)
-    declared = {"records": 10, "classes": 3, "labels": [0, 1, 2]}
+    declared = {
+        "records": 10,
+        "classes": 3,
+        "labels": [0, 1, 2],
+        "target": "classes",
+        "rows_per_person": None,
+    }
     assert json.loads(done.stdout) == {"node": "node-0", "examples": 12, "declared": declared}
 
 

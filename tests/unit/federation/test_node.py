@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
+from fedveil.data.columns import schema_of
 from fedveil.data.schema import read_schema, write_schema
-from fedveil.data.table import schema_of
 from fedveil.data.vocabulary import HashVocabulary
 from fedveil.errors import DataError, InputError
 from fedveil.features import normalise

@@ -10,7 +10,8 @@ from typing import get_args
 
 import pytest
 
-from fedveil.experiment.config import WITHOUT_EFFECT, Config, Metric, PaperSection, distinguishing
+from fedveil.experiment.config import WITHOUT_EFFECT, Config, distinguishing
+from fedveil.experiment.sections import Metric, PaperSection
 from fedveil.report.groups import Spread, group, mixed
 from fedveil.report.reading import Paper, Run, read_runs
 from fedveil.report.verdict import against_paper, headline, lines, percent, small

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import time
 
 import pytest
 from rich.console import Console
@@ -62,7 +63,7 @@ def test_without_a_terminal_progress_is_a_line_at_most_every_half_minute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     text = io.StringIO()
     with progress_bar(Console(file=text, width=120)) as progress:
         shown = ShowProgress(progress, "run seed 0", 100)

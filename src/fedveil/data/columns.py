@@ -1,0 +1,271 @@
+"""What a table's columns are: what the user says, and what is found in the rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.compute as pc
+
+from fedveil.data.raw_table import (
+    RawTable,
+    numbers,
+    parse_numbers,
+    read_table,
+    require_present,
+    suspicion,
+)
+from fedveil.data.schema import (
+    MISSING_CATEGORY,
+    Column,
+    Decimal,
+    Missing,
+    TableSchema,
+    check_target,
+)
+from fedveil.data.targets import target_numbers
+from fedveil.errors import DataError, InputError
+from fedveil.losses import Target
+
+_MOST_CATEGORIES = 1000
+FILL_IN = 'Fill them in, drop the columns, or set missing = "drop", "median" or "category".'
+
+
+@dataclass(frozen=True)
+class ColumnOptions:
+    """What the user says about columns.
+
+    Attributes:
+        categorical: Columns that are categories even if they look like numbers or identifiers.
+        numeric: Columns that are measurements even if they look like identifiers.
+        drop: Columns that are left out.
+        missing: "refuse" missing cells, "drop" their rows, take the "median" (of categories the most frequent), or make
+            them a "category" of their own (of numbers, a feature that says so).
+        decimal: The decimal mark.
+        limit: Where standardised numbers are cut off; None: nowhere.
+        unit_norm: Scale the features of every row to length 1.
+        target: What is predicted: "classes", a "number", or "survival" (the label is a time).
+        event: For survival, the column that is 1 where the time is that of an event, 0 where it is censored.
+        intervals: For survival, the ends of the intervals of discrete-time hazards; without them Cox's loss is used.
+    """
+
+    categorical: Sequence[str] = ()
+    numeric: Sequence[str] = ()
+    drop: Sequence[str] = ()
+    missing: Missing = "refuse"
+    decimal: Decimal = "."
+    limit: float | None = None
+    unit_norm: bool = False
+    target: Target = "classes"
+    event: str | None = None
+    intervals: Sequence[float] = ()
+
+    def check(self, table: RawTable) -> None:
+        """Refuse columns that the table does not have, and choices that there are not."""
+        check_target(self.target, self.event, self.intervals)
+        if self.event is not None:
+            table.column(self.event, "event")
+        for field in ("categorical", "numeric", "drop"):
+            names = getattr(self, field)
+            if isinstance(names, str) or not isinstance(names, Sequence):
+                raise InputError(field, names, "not a list of columns", "Give a list of column names.")
+            for name in names:
+                table.column(name, field)
+        for field, choices in (("missing", Missing), ("decimal", Decimal)):
+            if getattr(self, field) not in get_args(choices):
+                known = ", ".join(f'"{choice}"' for choice in get_args(choices))
+                raise InputError(field, getattr(self, field), "is none of the choices", f"Use {known}.")
+        if self.limit is not None and not (isinstance(self.limit, (int, float)) and self.limit > 0):
+            raise InputError("limit", self.limit, "is no positive number", "Use one such as 3.")
+        if not isinstance(self.unit_norm, bool):
+            raise InputError("unit_norm", self.unit_norm, "is neither true nor false", "Use true or false.")
+
+
+def complete_rows(table: RawTable, names: Sequence[str]) -> RawTable:
+    """The rows that have a value in each of these columns."""
+    gone = np.zeros(len(table), dtype=bool)
+    for name in names:
+        gone |= table.missing(name)
+    if not gone.any():
+        return table
+    if gone.all():
+        raise DataError(f'{table.path}: every row misses a value, so missing = "drop" leaves none.')
+    return table.take(np.flatnonzero(~gone))
+
+
+def schema_of(path: Path, label: str, options: ColumnOptions | None = None) -> TableSchema:
+    """The schema that standardises the rows of this table, to be sent to others.
+
+    Values of a column that looks like an identifier are never in it, even if the column is said to be a category.
+    """
+    table = read_table(path)
+    said = options or ColumnOptions()
+    made = fit_schema(table, label=label, classes=classes_of([table], label, said), options=said)
+    for column in made.columns:
+        if column.categories is None:
+            continue
+        values, words = parse_numbers(table, column.name, said.decimal)
+        if problem := suspicion(table, column.name, values, len(words) > 0):
+            raise DataError(f"{table.path}: column {column.name!r} {problem} A schema is sent to others.")
+    return made
+
+
+def fit_schema(
+    table: RawTable,
+    *,
+    label: str,
+    classes: tuple[str, ...],
+    user: str | None = None,
+    person: str | None = None,
+    options: ColumnOptions | None = None,
+) -> TableSchema:
+    """The schema that standardises this table: mean 0 and std 1 in every numeric column that varies.
+
+    Columns that look like identifiers, dates or free text are refused unless `options` says what they are.
+    """
+    said = options or ColumnOptions()
+    said.check(table)
+    roles = ((label, "label"), (user, "user"), (person, "person"), (said.event, "event"))
+    for name, role in roles:
+        if name is not None:
+            table.column(name, role)
+    names = [name for name in table.columns if name not in (label, user, person, said.event, *said.drop)]
+    if not names:
+        raise DataError(f"{table.path}: beside the label there is no column to learn from.")
+    if said.missing == "refuse":
+        require_present(table, names, FILL_IN)
+    if said.missing == "drop":
+        table = complete_rows(table, names)
+    columns = tuple(_fit_column(table, name, said) for name in names)
+    number = said.target == "number"
+    mean, std = _scale_of_numbers(target_numbers(label, table, said.decimal)) if number else (0.0, 1.0)
+    return TableSchema(
+        label,
+        classes,
+        columns,
+        user,
+        person,
+        said.missing,
+        said.decimal,
+        said.limit,
+        said.unit_norm,
+        said.target,
+        said.event,
+        tuple(said.intervals),
+        mean,
+        std,
+    )
+
+
+def _scale_of_numbers(values: npt.NDArray[np.float64]) -> tuple[float, float]:
+    mean, std = float(values.mean()), float(values.std())
+    return mean, std if std > 0 else 1.0
+
+
+def _fit_column(table: RawTable, name: str, options: ColumnOptions) -> Column:
+    if name in options.categorical:
+        return _fit_categories(table, name, options.missing)
+    values, words = parse_numbers(table, name, options.decimal)
+    problem = None if name in options.numeric else suspicion(table, name, values, len(words) > 0)
+    if problem is not None:
+        raise DataError(f"{table.path}: column {name!r} {problem}")
+    if len(words) and (name in options.numeric or 2 * len(words) < len(table)):
+        raise DataError(
+            f"{table.path}: {table.place(int(words[0]))}, column {name!r} is not a number, and most of the column "
+            f"is. Fix it or drop the row; codes such as 3A go into categorical = [{name!r}]."
+        )
+    if len(words):
+        return _fit_categories(table, name, options.missing)
+    return _fit_numbers(table, name, options)
+
+
+def _fit_categories(table: RawTable, name: str, missing: Missing) -> Column:
+    gone = table.missing(name)
+    counts = pc.value_counts(table.column(name, "feature").filter(~gone)).to_pylist()
+    categories = tuple(sorted(entry["values"] for entry in counts))
+    if len(categories) > _MOST_CATEGORIES:
+        raise DataError(
+            f"{table.path}: column {name!r} has {len(categories)} different entries, too many to "
+            "be a category. Drop it or make it a number."
+        )
+    if not categories:
+        raise DataError(f"{table.path}: column {name!r} has no value at all. Drop it.")
+    if missing == "category" and gone.any():
+        return Column(name, (*categories, MISSING_CATEGORY), fill=float(len(categories)))
+    if missing == "median":
+        frequent = min(counts, key=lambda entry: (-entry["counts"], entry["values"]))["values"]
+        return Column(name, categories, fill=float(categories.index(frequent)))
+    return Column(name, categories)
+
+
+def _fit_numbers(table: RawTable, name: str, options: ColumnOptions) -> Column:
+    values = numbers(table, name, options.decimal)
+    gone = np.isnan(values)
+    present = values[~gone] if gone.any() else values
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, std = float(present.mean()), float(present.std())
+    if not (math.isfinite(mean) and math.isfinite(std)):
+        raise DataError(f"{table.path}: column {name!r} holds numbers too large to standardise.")
+    column = Column(name, None, mean, std if std > 0 else 1.0)
+    if options.missing == "median":
+        return replace(column, fill=float(np.median(present)))
+    if options.missing == "category" and gone.any():
+        return replace(column, fill=mean, indicator=True)
+    return column
+
+
+def strata_of(label: str, options: ColumnOptions) -> str | None:
+    """The column by which rows are split alike: the classes, or whether there was an event."""
+    return {"classes": label, "survival": options.event, "number": None}[options.target]
+
+
+def classes_of(tables: Sequence[RawTable], label: str, options: ColumnOptions) -> tuple[str, ...]:
+    """The classes in these tables; none where numbers or times are predicted."""
+    if options.target == "classes":
+        return class_names(tables, label)
+    for table in tables:
+        for name in (label, options.event):
+            if name is not None:
+                target_numbers(name, table, options.decimal)
+    return ()
+
+
+def class_names(tables: Sequence[RawTable], label: str) -> tuple[str, ...]:
+    """The labels in these tables in rising order: as numbers if all are whole numbers, else as names."""
+    found: set[str] = set()
+    for table in tables:
+        found.update(map(class_of, table.labels(label)))
+    if len(found) == 1:
+        raise DataError(
+            f"{tables[0].path}: every row has the label {next(iter(found))!r} in column {label!r}. "
+            "Name another column, or add rows of other classes."
+        )
+    numeric = [cell for cell in found if _is_number(cell)]
+    if len(numeric) == len(found):
+        for cell in numeric:
+            if not cell.strip().removeprefix("-").isdigit():
+                raise DataError(
+                    f"{tables[0].path}: label {cell!r} is not a whole number. Use whole numbers or names."
+                )
+        return tuple(sorted(found, key=int))
+    return tuple(sorted(found))
+
+
+def class_of(cell: str) -> str:
+    """The cell, without the decimals that other tools write behind whole numbers: 1.0 and 1 are one class."""
+    whole, point, decimals = cell.strip().partition(".")
+    written_out = point and decimals and not decimals.strip("0") and whole.removeprefix("-").isdigit()
+    return whole if written_out else cell
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
