@@ -62,6 +62,8 @@ WITHOUT_TORCH = (
     ["list", "attacks", "lira"],
     ["list", "experiments", str(ROOT / "experiments")],
     ["list", "results"],
+    ["list", "sections"],
+    ["list", "sections", "run"],
     ["account", str(DEMO), "--records-per-client", "100"],
     ["new", "study"],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -74,7 +75,8 @@ def attack_exchange(
 ) -> tuple[Exchange, Scored | ScoredTexts]:
     """Attack what these clients sent. With `labels = "known"` the server is taken to know them, as papers do.
 
-    The targets of a language model are the texts themselves, so they are never known.
+    The targets of a language model are the texts themselves, so they are never known. An upload that does not tell how
+    many examples it stands for is attacked as if the server knew.
 
     Against a known defence (`adaptive`) of images both an attacker who adapts to it and one who does not are tried, and
     the one who gets closer is kept: knowing a defence never makes the reported attacker weaker.
@@ -96,15 +98,21 @@ def attack_exchange(
             f"each of these uploads stands for {held.x.shape[1]}, and a finding is scored example by example",
             f"Use {held.x.shape[1]}.",
         )
-    view = server_view(
+    view_of = functools.partial(
+        server_view,
         run,
         recorded,
         clients,
         labels=held.y if labels == "known" and not run.prepared.dataset.predicts_tokens else None,
-        examples=examples,
         adaptive=adaptive,
         texts=held.x if texts else None,
     )
+    try:
+        view = view_of(examples=examples)
+    except InputError as error:
+        if error.field != "examples" or examples is not None:
+            raise
+        view = view_of(examples=held.x.shape[1])  # as if the server knew
     if texts:
         rng = named_stream(seed, "attack", attack.name, round, exchange)
         return recorded, score_texts(run, view, attack(view, rng, callback), held)
@@ -144,8 +152,7 @@ def attack_smallest(
 ) -> Path:
     """Attack the most exposed upload of the first round of the transcript: that of the client with the fewest examples.
 
-    An upload that does not tell how many examples it stands for is attacked as if the server knew. A finding that is
-    there already is not made again.
+    A finding that is there already is not made again.
     """
     attack = make_attack(name, settings)
     identity = attack_identity(attack, "known", True, 0)
@@ -157,14 +164,7 @@ def attack_smallest(
     sizes = run.prepared.clients.sizes
     taking_part = [client for client in read_exchange(run, first).clients if sizes[client]]
     chosen = [min(taking_part, key=lambda client: (sizes[client], client))]
-    try:
-        recorded, scored = attack_exchange(run, attack, round=first, clients=chosen, callback=callback)
-    except InputError as error:
-        if error.field != "examples":
-            raise
-        recorded, scored = attack_exchange(
-            run, attack, round=first, clients=chosen, examples=sizes[chosen[0]], callback=callback
-        )
+    recorded, scored = attack_exchange(run, attack, round=first, clients=chosen, callback=callback)
     return write_finding(run, attack, recorded, chosen, scored, labels="known", adaptive=True, seed=0)
 
 

@@ -53,7 +53,8 @@ _Target = Annotated[
 _Examples = Annotated[
     int | None,
     typer.Option(
-        help="Images behind an upload that does not tell; members that a membership attack asks about."
+        help="Images behind an upload that does not tell, else as if the server knew; members that a membership attack "
+        "asks about."
     ),
 ]
 _Settings = Annotated[
@@ -78,7 +79,7 @@ class _Uploads:
 
 @app.command(
     "attack",
-    epilog="Examples: fedveil attack results/demo/0123456789ab/seed-0 --attack inverting-gradients --client 46; "
+    epilog="Examples: fedveil attack results/demo/0123456789ab/seed-0 --attack inverting-gradients; "
     "fedveil attack results/demo/0123456789ab/seed-0 --attack lira --set shadows=16",
 )
 def attack_command(

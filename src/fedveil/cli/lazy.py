@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from typing import Any
 
@@ -71,6 +72,12 @@ class LazyCommands(TyperGroup):
         self._resolving = True
         try:
             return super().resolve_command(ctx, args)
+        except click.UsageError as error:  # typer suggests only what is loaded
+            near = difflib.get_close_matches(args[0], _MODULES, n=1)
+            if not near or "Did you mean" in error.message:
+                raise
+            message = f"{error.message.rstrip('.')}. Did you mean {near[0]!r}?"
+            raise click.UsageError(message, ctx) from error
         finally:
             self._resolving = False
 

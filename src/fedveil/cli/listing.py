@@ -17,13 +17,14 @@ from fedveil.errors import known_name
 
 
 @app.command(
-    "list", epilog="Examples: fedveil list methods; fedveil list methods fedceo; fedveil list attacks lira"
+    "list", epilog="Examples: fedveil list methods; fedveil list methods fedceo; fedveil list sections run"
 )
 def list_(
     what: Annotated[
-        Literal["methods", "wrappers", "datasets", "models", "attacks", "experiments", "results"],
+        Literal["methods", "wrappers", "datasets", "models", "attacks", "sections", "experiments", "results"],
         typer.Argument(
-            metavar="WHAT", help="methods, wrappers, datasets, models, attacks, experiments or results."
+            metavar="WHAT",
+            help="methods, wrappers, datasets, models, attacks, sections (of a configuration), experiments or results.",
         ),
     ],
     name: Annotated[
@@ -143,6 +144,10 @@ def _fields(what: str, name: str) -> list[dict[str, Any]]:
         given = model_options(name)
     else:
         known: Mapping[str, type[Any]] = METHODS if what == "methods" else WRAPPERS
+        if what == "sections":
+            from fedveil.experiment.sections import SECTIONS
+
+            known = SECTIONS
         if what == "attacks":
             from fedveil.attacks.membership.threat_model import MEMBERSHIP_ATTACKS
             from fedveil.attacks.registry import ATTACKS
@@ -177,6 +182,16 @@ def _methods() -> list[dict[str, Any]]:
         }
         for name in sorted(METHODS)
     ]
+
+
+def _sections() -> list[dict[str, Any]]:
+    from fedveil.experiment.sections import SECTIONS
+
+    return [{"name": name, "summary": _first_line(kind.__doc__)} for name, kind in SECTIONS.items()]
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").strip().partition("\n")[0]
 
 
 def _wrappers() -> list[dict[str, Any]]:
@@ -214,4 +229,5 @@ _LISTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "datasets": _datasets,
     "models": _models,
     "attacks": _attacks,
+    "sections": _sections,
 }

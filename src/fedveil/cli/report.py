@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -36,6 +36,9 @@ from fedveil.session.callbacks.progress import ShowProgress, progress_bar
 from fedveil.session.loop import Callback
 from fedveil.session.results import ResultFolder
 
+if TYPE_CHECKING:
+    from fedveil.report.reading import Run
+
 Methods = Annotated[
     str | None, typer.Option(help="Methods, separated by commas; without it each file's own.")
 ]
@@ -57,6 +60,9 @@ AttackChanges = Annotated[
 ]
 PrivateSelection = Annotated[
     bool, typer.Option("--private-selection", help="Run a random number of trials; show only the best.")
+]
+PdfFolder = Annotated[
+    Path | None, typer.Option(help="Also write its figures to this folder, as PDF for papers.")
 ]
 SelectionChanges = Annotated[
     list[str] | None,
@@ -85,6 +91,7 @@ def compare(
     private_selection: PrivateSelection = False,
     selection_changes: SelectionChanges = None,
     report: Annotated[Path | None, typer.Option(help="End with a report in this HTML file.")] = None,
+    pdf: PdfFolder = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print the table as LaTeX (booktabs).")] = False,
     as_json: AsJson = False,
@@ -111,6 +118,7 @@ def compare(
     if private_selection or selection_changes:
         shown = _select(cells, parse_settings(selection_changes or []), results, data, attack)
         _show(shown, report, markdown=markdown, latex=latex, as_json=as_json)
+        _save_figures(shown, pdf)
         return
     if attack is not None:
         _require_attackable(cells, attack, settings)
@@ -121,6 +129,7 @@ def compare(
         _attack(done, attack, settings, data)
     if done:
         _show(done, report, markdown=markdown, latex=latex, as_json=as_json)
+        _save_figures(done, pdf)
     if failed:
         told = "; ".join(f"{title}: {reason}" for title, reason in failed.items())
         raise ResultError(f"{len(failed)} of {len(cells)} runs failed: {told}")
@@ -224,15 +233,27 @@ def _show(
         to.print(f"report in {written}", soft_wrap=True)
 
 
+def _save_figures(folders: Sequence[Path], pdf: Path | None, runs: Sequence[Run] | None = None) -> list[Path]:
+    """Write the figures of these runs as PDF, if that was asked for, and say where."""
+    if pdf is None:
+        return []
+    from fedveil.report.figures import save_figures
+    from fedveil.report.groups import group
+    from fedveil.report.reading import read_runs
+
+    written = save_figures(group(read_runs(folders) if runs is None else runs), pdf)
+    for path in written:
+        notes.print(f"figure in {path}", soft_wrap=True)
+    return written
+
+
 @app.command("report", epilog="Example: fedveil report results/demo -o report.html --pdf figures")
 def report_command(
     results: Annotated[list[Path], typer.Argument(metavar="RESULT...", help="Result folders, at any depth.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")] = Path(
         "report.html"
     ),
-    pdf: Annotated[
-        Path | None, typer.Option(help="Also write its figures to this folder, as PDF for papers.")
-    ] = None,
+    pdf: PdfFolder = None,
     public: Annotated[
         bool,
         typer.Option(
@@ -250,12 +271,7 @@ def report_command(
 
     runs = read_runs(results)
     path = write_page(runs, output, missing=empty_folders(results), public=public)
-    figures: list[Path] = []
-    if pdf is not None:
-        from fedveil.report.figures import save_figures
-        from fedveil.report.groups import group
-
-        figures = save_figures(group(runs), pdf)
+    figures = _save_figures(results, pdf, runs)
     damaged = {str(run.folder): list(run.problems) for run in runs if run.problems}
     if as_json:
         print(
@@ -264,9 +280,7 @@ def report_command(
             )
         )
     else:
-        for written in (path, *figures):
-            kind = "report" if written == path else "figure"
-            out.print(f"{kind} in {written}", soft_wrap=True)
+        out.print(f"report in {path}", soft_wrap=True)
     if damaged:
         told = "; ".join(f"{folder}: {', '.join(problems)}" for folder, problems in damaged.items())
         raise ResultError(

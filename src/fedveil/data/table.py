@@ -65,7 +65,6 @@ def table_examples(schema: TableSchema, table: RawTable, users: dict[str, int] |
 
     `users` gives the users seen so far their ids, and is extended by new ones.
     """
-
     if schema.missing == "drop":
         table = complete_rows(table, [column.name for column in schema.columns])
     x = _features_of(schema, torch.from_numpy(encode_cells(schema, table)))

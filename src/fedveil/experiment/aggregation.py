@@ -16,8 +16,11 @@ class AggregationSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["plain", "secure"] = "plain"
+    """What the server learns of the uploads: all of them, or only their sum."""
     threshold: Annotated[int, Field(ge=1)] | None = None
+    """Answers without which a secure sum is not revealed; the fewest that are safe if not given."""
     colluders: Annotated[int, Field(ge=0)] | None = None
+    """Clients that may share all they know with the server without breaking what is proven; 1 if not given."""
 
     @property
     def assumed_colluders(self) -> int:

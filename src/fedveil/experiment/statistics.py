@@ -9,15 +9,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from fedveil.atomic_files import write_atomically
 from fedveil.data.dataset import Dataset
 from fedveil.data.notes import check_statistics
 from fedveil.data.schema import TableSchema
-from fedveil.data.table import rescaled
 from fedveil.errors import InputError, ResultError, within
 from fedveil.methods.method import AnyMethod
 from fedveil.privacy.bounded_moments import BoundedMoments
@@ -27,6 +24,9 @@ from fedveil.session.privacy_guard import PrivacyGuard
 from fedveil.session.results import ResultFolder
 from fedveil.session.statement_file import STATISTICS
 from fedveil.streams import ClientStreams, NoiseSource
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def statistics_release(options: Mapping[str, Any], dataset: str, engine: str) -> Release | None:
@@ -71,6 +71,8 @@ def standardised(
         The ledger holds the release before anything is computed; a resumed run reads what was released
         (`tests/unit/experiment/test_statistics.py`).
     """
+    from fedveil.data.table import rescaled  # loads the readers of tables
+
     assert dataset.cells is not None
     assert dataset.schema is not None
     columns = [k for k, column in enumerate(dataset.schema.columns) if column.bounds is not None]

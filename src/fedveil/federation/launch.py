@@ -38,13 +38,7 @@ from fedveil.federation.processes import (
     own_program,
     write_connection,
 )
-from fedveil.federation.run_settings import (
-    PROBLEM,
-    RUN,
-    RunSettings,
-    agreed_schema,
-    vocabulary_on_nodes,
-)
+from fedveil.federation.run_settings import PROBLEM, RUN, RunSettings, agreed_schema, vocabulary_on_nodes
 from fedveil.messages import Record
 from fedveil.methods.method import At
 from fedveil.privacy.releases import Plan

@@ -51,6 +51,7 @@ class Centaur(UserLevelAveraging):
     head: Annotated[int, Field(ge=1, description="how many of the last layers are personal")] = 1
     head_epochs: Epochs = 1
     rank: Annotated[int, Field(ge=1)] | None = None
+    """Singular directions kept of every noisy weight matrix; all if not given."""
 
     def init_server(self, params: Params, plan: Plan) -> Server:
         self.head_of(params)  # refuses a head that is the whole model

@@ -93,10 +93,16 @@ def rotate_back(rows: Tensor, round: int, size: int) -> Tensor:
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class CpSGD(LocalTraining, SharedModel[Levels]):
     clip: PositiveFinite = 1.0
+    """Largest L2 norm of a client's update."""
     epsilon: PositiveFinite = 1.0
+    """Epsilon of one round; sets the binomial noise."""
     mechanism_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-8
+    """Delta of one round."""
     levels: Annotated[int, Field(ge=2)] = 16
+    """Levels that a coordinate is rounded to."""
     noise_scope: Literal["shared", "local"] = "shared"
+    """Whether the sum of the uploads has the noise, of which the server must see nothing else ("shared"), or each
+    upload ("local")."""
 
     def mechanism(self) -> CalibratedBinomial:
         """What the sum (shared) or each upload (local) is protected by."""

@@ -1,4 +1,4 @@
-"""The fields of a method, wrapper or attack in words: one source for `fedveil list` and the documentation.
+"""The fields of a method, wrapper, attack or section in words: one source for `fedveil list` and the documentation.
 
 Ranges, choices and defaults come from the checks of the fields themselves, meanings from their descriptions or from the
 string below a field in the source.
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 _BOUNDS = (("minimum", ">="), ("exclusiveMinimum", ">"), ("maximum", "<="), ("exclusiveMaximum", "<"))
 _KINDS = {
@@ -37,10 +37,10 @@ class Described:
 
 
 def describe_fields(kind: type[Any]) -> list[Described]:
-    """The fields of a configurable dataclass, in order.
+    """The fields of a configurable class, in order.
 
     Args:
-        kind: A method, wrapper or attack class.
+        kind: The class of a method, a wrapper, an attack or a section of a configuration.
 
     Returns:
         One entry per field. `meaning` is empty where the class does not describe the field.
@@ -49,13 +49,23 @@ def describe_fields(kind: type[Any]) -> list[Described]:
     written = _attribute_docstrings(kind)
     return [
         Described(
-            field.name,
-            field.default,
-            written.get(field.name) or _meaning(schema.get(field.name, {})),
-            _values(schema.get(field.name, {})),
+            name,
+            default,
+            written.get(name) or _meaning(schema.get(name, {})),
+            _values(schema.get(name, {})),
         )
-        for field in fields(kind)
+        for name, default in _defaults(kind).items()
     ]
+
+
+def _defaults(kind: type[Any]) -> dict[str, Any]:
+    """The names of the fields with what they are if not given; "needed" for those that must be."""
+    if issubclass(kind, BaseModel):
+        return {
+            name: "needed" if field.is_required() else field.get_default(call_default_factory=True)
+            for name, field in kind.model_fields.items()
+        }
+    return {field.name: field.default for field in fields(kind)}
 
 
 def _meaning(schema: Mapping[str, Any]) -> str:
@@ -72,6 +82,8 @@ def _values(schema: Mapping[str, Any]) -> str:
         return f'"{schema["const"]}"'
     if "enum" in schema:
         return ", ".join(f'"{choice}"' for choice in schema["enum"])
+    if schema.get("type") == "object" or "$ref" in schema:
+        return "a section of keys and values"
     if schema.get("type") == "array":
         return f"list of {_values(schema.get('items', {}))}"
     kind = _KINDS.get(str(schema.get("type")), "a value")

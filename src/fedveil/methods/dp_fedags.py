@@ -131,14 +131,23 @@ def aggregation_weights(sizes: Tensor, losses: Tensor, loss_weight: LossWeight) 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class DPFedAGS(LocalTraining, AggregatedModel[Gradient]):
     clip: PositiveFinite = 1.0
+    """Largest L2 norm of a client's gradient."""
     epsilon: PositiveFinite = 0.1
+    """The epsilon that the paper claims for one upload; nothing is proven for it."""
     sensitivity: Sensitivity = 1.0
+    """Sensitivity in the printed noise: a number, or "record" for 2 clip / records of the client."""
     selections: PositiveFinite = 1.0
+    """How many coordinates the selection is calibrated for (q in the paper)."""
     selection_share: Share = 0.1
+    """Share of `epsilon` that the selection of coordinates gets."""
     selection_noise: bool = True
+    """Whether the comparison with the threshold is noisy, as printed."""
     noise_kind: NoiseKind = "gaussian"
+    """Noise on selected coordinates: Gaussian as in the listing, Laplace as in the proof."""
     compare: Compare = "signed"
+    """Whether signed values or magnitudes are compared with the threshold."""
     loss_weight: LossWeight = "proportional"
+    """How the loss of a client enters its weight: as printed, inverted as the text argues, or not at all."""
 
     @property
     def budgets(self) -> tuple[float, float, float]:

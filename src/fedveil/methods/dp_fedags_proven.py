@@ -114,14 +114,22 @@ def scattered(values: Tensor, places: Tensor, size: int) -> Tensor:
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
     variant: Variant = "public-mask"
+    """Which coordinates leave a client: all, those of a public mask, its largest by a private choice, or those that
+    pass a noisy threshold."""
     unit: Literal["client", "record"] = "client"
+    """Who is protected: a whole client, or each record (one step on all records per round)."""
     clip: Clip = 1.0
     noise_multiplier: NoiseMultiplier = 1.0
     selected: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Share of the coordinates that is sent."""
     explore: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Share of a public mask that is drawn at random."""
     selection_share: Share = 0.1
+    """Share of the privacy cost of "top-k" that the choice of coordinates gets."""
     upload_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Epsilon of one upload of "sparse-vector"; needed there."""
     threshold: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.05
+    """Public threshold that a magnitude must pass in "sparse-vector"."""
 
     @model_validator(mode="after")
     def _one_price(self) -> DPFedAGSProven:

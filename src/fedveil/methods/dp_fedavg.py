@@ -74,10 +74,13 @@ class Update(Message):
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
     unit: Literal["client", "record"] = "client"
+    """Who is protected: a whole client, or each record, by DP-SGD inside the client."""
     clip: Clip = 1.0
     noise_multiplier: NoiseMultiplier = 1.0
     noise_scope: Literal["central", "local"] = "central"
+    """Who adds the noise to clients' updates: the server, which is trusted ("central"), or each client ("local")."""
     record_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Chance of a record to be in a batch, where unit = "record"."""
     normalise: Normalise = False
 
     @model_validator(mode="after")

@@ -44,9 +44,11 @@ from fedveil.tree import Params, State, expand, mean
 class DPFedProx(AggregatedModel[NoisyModel]):
     lr: LearningRate = 0.1
     lr_schedule: Schedule = "cosine"
+    """How `lr` changes over the rounds."""
     epochs: Epochs = 5
     batch_size: BatchSize = 256
     proximal: NonNegative = 0.1
+    """Weight of the pull towards the model that was sent."""
     clip: Clip = 0.2
     noise_multiplier: NoiseMultiplier = 1.0
 

@@ -73,11 +73,15 @@ class NoisyGradient(Message):
 class DPFedSGD(Method[MomentumServer, Model, NoisyGradient]):
     lr: LearningRate = 1.0
     lr_schedule: Schedule = "constant"
+    """How `lr` changes over the rounds."""
     momentum: Fraction = 0.9
+    """Momentum of the server's steps."""
     record_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Chance of a record to be in the batch of a round."""
     clip: Clip = 1.0
     noise_multiplier: NoiseMultiplier = 1.0
     records: Annotated[int, Field(ge=1)] | None = None
+    """Nominal number of records of a client, which sums are divided by; the smallest client's if not given."""
 
     @model_validator(mode="after")
     def _possible(self) -> DPFedSGD:

@@ -72,9 +72,13 @@ def explaining(change: Tensor, share: float) -> Tensor:
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class DPFedSNLC(LocalTraining, AggregatedModel[SizedGradient]):
     clip: PositiveFinite = 1.0
+    """Largest L2 norm of a client's gradient."""
     epsilon: PositiveFinite = 0.1
+    """The epsilon that is claimed for one upload; nothing is proven for it."""
     sensitivity: Sensitivity = 1.0
+    """Sensitivity in the printed noise: a number, or "record" for 2 clip / records of the client."""
     explained: Share = 0.9
+    """Share of the change of the loss that the significant coordinates explain."""
 
     def client_update(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams

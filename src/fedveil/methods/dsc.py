@@ -55,15 +55,21 @@ if TYPE_CHECKING:
 class DSC(SyntheticImages, OneShot[SizedSet]):
     ipc: Count = 50
     trajectories: Count = 1000
+    """Random networks on which gradients are matched."""
     max_steps: Count = 50
+    """Steps on each network."""
     image_updates: Count = 1
     model_updates: Annotated[int, Field(ge=0)] = 10
+    """Training steps of the network between two steps of the images."""
     image_lr: LearningRate = 0.1
     augment: tuple[Change, ...] = CHANGES
     squared_weight: NonNegative = 0.0
+    """Weight of the squared distance of gradients beside the cosine distance."""
     reduce: Literal["sum", "mean"] = "sum"
+    """Whether the cosine distances of a layer's rows are summed or averaged."""
     lr: LearningRate = 0.01
     server_steps: Count = 1000
+    """Training steps of the final model on the synthetic images."""
 
     def image_steps(self, slots: int) -> int:
         return self.trajectories * self.max_steps * (slots * self.image_updates + self.model_updates)

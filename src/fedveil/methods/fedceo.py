@@ -108,10 +108,17 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
     clip: Clip = 1.0
     noise_multiplier: NoiseMultiplier = 1.0
     noise_scope: NoiseScope = "shared"
+    """Whether the noises of all clients together protect the sum ("shared"), or each client adds all of it, which
+    protects against the server too ("local")."""
     unit: Literal["client", "record"] = "client"
+    """Who is protected: a whole client, or each record, by DP-SGD inside the client."""
     server_lr: Annotated[float, Field(gt=0)] = 1.0
+    """Factor of the mean update at the server."""
     restart: Literal["slot", "mean", "own"] = "slot"
+    """Where clients go on after smoothing: from the model of their slot, from the mean of the smoothed models, or
+    from their own last upload."""
     smooth_last: bool = True
+    """Whether the final round is smoothed too."""
 
     @model_validator(mode="after")
     def _possible(self) -> FedCEO:

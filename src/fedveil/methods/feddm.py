@@ -95,11 +95,15 @@ class FedDM(SyntheticImages, AggregatedModel[SizedSet]):
     ipc: Count = 50
     image_lr: LearningRate = 1.0
     matching_steps: Count = 1000
+    """Steps in which features and logits are matched, each at a model drawn near the one sent."""
     radius: Annotated[float, Field(gt=0, description="largest distance from the start of a round")] = 5.0
     spread: NonNegative = 1.0
+    """Standard deviation of the noise that draws those models."""
     lr: LearningRate = 0.01
     lr_schedule: Schedule = "cosine"
+    """How `lr` changes over the rounds."""
     server_steps: Count = 500
+    """Steps of the server on the synthetic images per round, at most."""
 
     def image_steps(self, slots: int) -> int:
         return self.matching_steps * slots

@@ -96,12 +96,17 @@ class FedEM(AggregatedModel[Gradient]):
     lr: LearningRate = 0.1
     batch_size: BatchSize = 8
     lr_schedule: Schedule = "constant"
+    """How `lr` changes over the rounds."""
     weighting: Literal["size", "uniform"] = "size"
+    """How clients are weighted in the mean: by their numbers of examples, or all alike."""
     perturbation_steps: Annotated[int, Field(ge=0, description="perturbation steps per batch")] = 15
     perturbation_lr: Annotated[float, Field(gt=0, description="step size of the perturbation")] = 0.1
     rho_min: NonNegative = 0.0
+    """Least norm of an example's perturbation."""
     rho_max: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 8 / 255
+    """Largest norm of an example's perturbation."""
     norm: Norm = "l2"
+    """The norm of both bounds."""
     block: Annotated[int, Field(ge=1, description="batches per message")] = 1
 
     @model_validator(mode="after")

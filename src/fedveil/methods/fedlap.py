@@ -91,6 +91,7 @@ class LocalApproximation(Matching, Method[Server, ModelAndRadius, Up]):
     """The half of both methods that noise does not change: what is sent, and the descent on the synthetic sets."""
 
     server_batch: Count | None = None
+    """Images per step of the server; a step then is an epoch of such batches. All at once if not given."""
 
     def init_server(self, params: Params, plan: Plan) -> Server:
         return Server(params, 0.0, 0)
@@ -136,11 +137,15 @@ class LocalApproximation(Matching, Method[Server, ModelAndRadius, Up]):
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class FedLAP(LocalApproximation[MeasuredSet]):
-    ipc: Annotated[int, Field(ge=1, description="synthetic images per class")] = 50
+    ipc: Count = 50
     real_batches: Count = 40
     radius_strategy: Literal["min", "median", "max", "fixed", "constant"] = "min"
+    """How far the server goes: the least, median or largest radius of the clients, all its steps ("fixed"), or the
+    radius it sent ("constant")."""
     radius_examples: Count | None = None
+    """Examples on which a client measures its radius; all if not given."""
     weighting: Literal["size", "uniform"] = "size"
+    """How clients are weighted in the mean: by their numbers of examples, or all alike."""
 
     def client_update(
         self, task: Task, at: At, down: ModelAndRadius, data: ClientData, state: State, rng: ClientStreams

@@ -40,7 +40,9 @@ from fedveil.tree import Params, State, weighted_sum
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class FedProx(LocalTraining, AggregatedModel[TrainedModel]):
     proximal: NonNegative = 0.1
+    """Weight of the pull towards the model that was sent."""
     weighting: Literal["size", "uniform"] = "size"
+    """How clients are weighted in the mean: by their numbers of examples, or all alike."""
 
     def client_update(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams

@@ -68,8 +68,11 @@ def batches_per_round(plan: Plan, batch_size: int | None) -> int:
 class FedSGD(AggregatedModel[Gradient]):
     lr: LearningRate = 0.1
     batch_size: Annotated[int, Field(ge=1)] | None = None
+    """Examples per exchange; all at once if not given."""
     lr_schedule: Schedule = "constant"
+    """How `lr` changes over the rounds."""
     weighting: Literal["size", "uniform"] = "size"
+    """How clients are weighted in the mean: by their numbers of examples, or all alike."""
 
     def exchanges(self, plan: Plan) -> int:
         return batches_per_round(plan, self.batch_size)

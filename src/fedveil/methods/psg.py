@@ -56,6 +56,7 @@ class PSG(PrivateMatching, OneShot[SyntheticSet]):
     server_steps: Count = 1000
     squared_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     radius: Annotated[float, Field(gt=0)] = math.inf
+    """Largest distance of a network from its start, at which its walk ends."""
     clip: Clip = 0.1
 
     def client_update(

@@ -58,9 +58,13 @@ class Scaffold(Method[Server, ModelAndControl, Changes]):
     epochs: Epochs = 1
     batch_size: BatchSize = 64
     lr_schedule: Schedule = "constant"
+    """How `lr` changes over the rounds."""
     local_steps: LocalStepCount | None = None
     last_batch: LastBatch = "merge"
+    """A remainder of an epoch that is less than a batch: "keep" trains on it alone, "drop" leaves it out, "merge"
+    adds it to the batch before if it is less than half of one."""
     server_lr: Annotated[float, Field(gt=0)] = 1.0
+    """Factor of the mean update at the server."""
 
     def init_server(self, params: Params, plan: Plan) -> Server:
         return Server(params, zeros_like(params))

@@ -27,10 +27,15 @@ class Smoothing:
     """Symbols: I `interval`, lambda `lam`, theta `theta`, t the round."""
 
     interval: int = 10
+    """Rounds between two smoothings, at least 1."""
     lam: float | Literal["auto"] = "auto"
+    """Strength of smoothing: more is less smoothing; "auto" cuts at the edge of the noise."""
     theta: float = 1.0
+    """Factor by which the threshold grows from one smoothing to the next, at least 1."""
     layers: str | list[str] = "all"
+    """Which layers are smoothed: "all", "last:2" or a list of names; the others are averaged."""
     biases: Literal["average", "fold"] = "average"
+    """Whether vectors are averaged, or smoothed as matrices of one column."""
 
     def __post_init__(self) -> None:
         if self.interval < 1:

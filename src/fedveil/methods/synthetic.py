@@ -72,15 +72,23 @@ class SizedSet(Message):
 class SyntheticImages:
     """How a client makes its synthetic set."""
 
-    ipc: Annotated[int, Field(ge=1, description="synthetic images per class")] = 10
+    ipc: Count = 10
+    """Synthetic images per class."""
     labels: Labels = "all"
+    """Classes of a client's synthetic images: all, those it holds (which are then public), or a public list for each
+    client."""
     classes_per_client: Count | None = None
+    """The most classes that a client may hold, of labels = "own"; all if not given."""
     reinit: bool = True
+    """Whether images start anew from noise in every round."""
     image_lr: LearningRate = 100.0
     image_momentum: Fraction = 0.5
+    """Momentum of the steps of the images."""
     image_updates: Count = 5
+    """Steps of the images for each batch of real examples."""
     batch_size: BatchSize = 256
     augment: tuple[Change, ...] = ()
+    """Changes that real and synthetic images undergo alike before their gradients are compared."""
 
     def slots(self, classes: int) -> int:
         """How many classes a synthetic set has room for: as many for every client, so that all sets have one shape."""
@@ -214,17 +222,27 @@ class Matching(SyntheticImages):
     """How synthetic gradients are matched to real ones, and how both halves walk."""
 
     trajectories: Count = 1
+    """Walks of the model on which gradients are matched."""
     max_steps: Count = 5
+    """Places of each walk, at most."""
     real_batches: Count = 10
+    """Batches of real examples at each place."""
     model_updates: Annotated[int, Field(ge=0)] = 0
+    """Steps of the model on the synthetic images from one place to the next."""
     radius: Annotated[float, Field(gt=0, description="largest distance from the start of a round")] = 10.0
     squared_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
+    """Weight of the squared distance of gradients beside the cosine distance."""
     reduce: Literal["sum", "mean"] = "sum"
+    """Whether the cosine distances of a layer's rows are summed or averaged."""
     include_vectors: bool = False
+    """Whether vectors such as biases join the cosine distance."""
     lr: LearningRate = 0.1
     lr_schedule: Schedule = "cosine"
+    """How `lr` changes over the rounds."""
     lr_floor: NonNegative = 0.0
+    """The least step size of a schedule."""
     server_steps: Count = 100
+    """Steps of the server on the synthetic images per round, at most."""
 
     def image_steps(self, slots: int) -> int:
         inner = self.real_batches * (1 + self.image_updates) + self.model_updates

@@ -79,7 +79,10 @@ class UserLevelAveraging(LocalTraining, Method[Server, CohortModel, NoisyModel])
     clip: Clip = 1.0
     noise_multiplier: NoiseMultiplier = 1.0
     noise_scope: NoiseScope = "shared"
+    """Whether the noises of all clients together protect the sum ("shared"), or each client adds all of it, which
+    protects against the server too ("local")."""
     server_lr: Annotated[float, Field(gt=0)] = 1.0
+    """Factor of the mean update at the server."""
     normalise: Normalise = False
 
     @model_validator(mode="after")

@@ -13,13 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from fedveil.lazy_torch import torch
 from fedveil.privacy.mechanisms import Gaussian
 from fedveil.privacy.releases import ADVERSARIES, Release
 from fedveil.streams import Stream
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _GRID = 2.0**20
 """Parts are multiples of 1 / _GRID, so that their sums in float64 are exact: noise is added to no rounding error."""

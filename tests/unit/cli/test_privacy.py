@@ -226,6 +226,12 @@ def test_audit_of_a_sound_configuration(fedveil: Call) -> None:
         assert kinds == {"canary clients", "reachable values"}
 
 
+def test_audit_says_so_when_nothing_is_refuted(fedveil: Call) -> None:
+    code, out, _ = fedveil("audit", "plan.toml", *SMALL, *SAMPLES)
+    assert code == 0
+    assert "nothing refuted" in out.splitlines()
+
+
 def test_audit_of_a_broken_method_fails(fedveil: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "broken", TenthOfTheNoise)
     code, out, _ = fedveil("audit", "plan.toml", *SMALL, *SAMPLES, "--set", "method.name=broken")

@@ -112,12 +112,19 @@ class GIAS(Named):
     weight_steps: Annotated[int, Field(ge=0, description="steps in the decoder's weights")] = 800
     restarts: Restarts = 4
     latent: Annotated[int, Field(ge=1)] = 24
+    """Dimensions of the decoder's latent space."""
     hidden: Annotated[int, Field(ge=1)] = 128
+    """Width of the decoder's hidden layers."""
     decoder_steps: Annotated[int, Field(ge=1)] = 1500
+    """Training steps of the decoder on public images."""
     latent_lr: Annotated[float, Field(gt=0)] = 0.05
+    """Step size in the latent space."""
     weight_lr: Annotated[float, Field(gt=0)] = 2e-3
+    """Step size of the decoder's weights."""
     prior: Weight = 1e-5
+    """Weight of the squared norm of the codes."""
     tv: Weight = 1e-4
+    """Weight of total variation, which prefers smooth images."""
 
     def __call__(
         self, view: ServerView, rng: np.random.Generator, callback: StepCallback | None = None

@@ -82,10 +82,15 @@ class GradInversion(Named):
     steps: Steps = 1600
     restarts: Restarts = 4
     lr: Annotated[float, Field(gt=0)] = 0.1
+    """Step size of Adam, in units of the pixel range."""
     tv: Weight = 1e-4
+    """Weight of total variation, which prefers smooth images."""
     l2: Weight = 1e-6
+    """Weight of the squared norm of the images."""
     batch_norm: Weight = 1e-2
+    """Weight of the distance from stored batch-norm statistics."""
     group: Weight = 1e-2
+    """Weight of the distance from the mean of all restarts."""
     group_from: Annotated[
         float, Field(ge=0, le=1, description="part of the steps before restarts must agree")
     ] = 0.5

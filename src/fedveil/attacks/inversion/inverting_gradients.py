@@ -39,9 +39,13 @@ class InvertingGradients(Named):
     steps: Steps = 1600
     restarts: Restarts = 1
     lr: Annotated[float, Field(gt=0)] = 0.1
+    """Step size of Adam, in units of the pixel range."""
     tv: Weight = 1e-4
+    """Weight of total variation, which prefers smooth images."""
     signed: bool = True
+    """Whether steps follow the sign of the gradient."""
     decay: bool = True
+    """Whether the step size is cut to a tenth at 3/8, 5/8 and 7/8 of the steps."""
 
     def __call__(
         self, view: ServerView, rng: np.random.Generator, callback: StepCallback | None = None

@@ -57,6 +57,7 @@ class Leakage(Named):
     steps: Annotated[int, Field(ge=1, description="iterations of L-BFGS")] = 600
     restarts: Restarts = 4
     lr: Annotated[float, Field(gt=0)] = 1.0
+    """Step size of L-BFGS."""
     target: Annotated[
         float, Field(ge=0, description="squared distance at which an upload counts as solved")
     ] = 1e-12

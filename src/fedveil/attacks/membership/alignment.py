@@ -33,8 +33,11 @@ _CHUNK = 64
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class GradientAlignment:
     fit: Literal["least-squares", "cosine"] = "least-squares"
+    """Whether the upload is written as a combination of all examples' gradients, or compared with each alone."""
     trust_below: Annotated[float, Field(gt=0)] | None = None
+    """Coordinates of at least this size count as noise and are left out; none if not given."""
     ridge: Annotated[float, Field(gt=0)] = 1e-3
+    """Regularisation of the least squares."""
 
     def __call__(self, view: MembershipView, rng: np.random.Generator) -> Tensor:
         if view.sent is None or view.start is None:

@@ -42,6 +42,7 @@ _TINY = 1e-12
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class MLLeaks:
     top: Annotated[int, Field(ge=1)] = 3
+    """How many of the largest probabilities the classifier sees."""
 
     def __call__(self, view: MembershipView, rng: np.random.Generator) -> Tensor:
         inside, outside, shadow = _one_shadow(view, rng)

@@ -40,6 +40,7 @@ _LARGEST_LOGIT = 30.0
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class LiRA:
     shadows: Annotated[int, Field(ge=2)] = 16
+    """Shadow models, half of them trained with each example."""
 
     def __call__(self, view: MembershipView, rng: np.random.Generator) -> Tensor:
         asked = len(view.asked)

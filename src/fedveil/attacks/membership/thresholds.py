@@ -28,6 +28,7 @@ class LossThreshold:
     """`statistic` "confidence" takes the largest probability and needs no label; the mean over all observed models."""
 
     statistic: Literal["loss", "confidence"] = "loss"
+    """What betrays a member: a low loss, or a large greatest probability, which needs no label."""
 
     def __call__(self, view: MembershipView, rng: np.random.Generator) -> Tensor:
         if self.statistic == "confidence":

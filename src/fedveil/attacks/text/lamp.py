@@ -55,18 +55,30 @@ class Lamp(Named):
     of_texts = True
 
     steps: Count = 2000
+    """Steps of Adam on the embeddings."""
     restarts: Restarts = 1
     lr: Annotated[float, Field(gt=0)] = 0.2
+    """Step size, in units of the embeddings' root mean square."""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.89
+    """Factor of the step size, every 50 steps."""
     norm_weight: Weight = 1.0
+    """Weight of the distance of the embeddings' mean norm from that of the table."""
     starts: Count = 500
+    """Random starts of which the best is taken."""
     swap_every: Count = 75
+    """Steps between two rounds of discrete changes."""
     swaps: Count = 200
+    """Discrete candidates in each of them."""
     shortlist: Count = 16
+    """Candidates of least distance that the language prior scores."""
     polish: Annotated[int, Field(ge=0)] = 3000
+    """Discrete candidates on the decoded tokens at the end."""
     prior: PriorName = "auto"
+    """The language model that scores texts."""
     prior_weight: Weight = 0.3
+    """Weight of the prior, as a share of the distance."""
     use_leak: bool = True
+    """Whether tokens that the gradient of the embedding table names restrict the candidates."""
 
     def __call__(
         self, view: ServerView, rng: np.random.Generator, callback: StepCallback | None = None

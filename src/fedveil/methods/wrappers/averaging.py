@@ -23,6 +23,7 @@ class ModelAverage(Rule):
     """
 
     decay: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    """Weight of the past in the average, from round to round."""
 
     def start(self, params: Params) -> Memory:
         return zeros_like(params)
@@ -42,6 +43,7 @@ class LowPass(Rule):
     """
 
     cutoff: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    """Frequency of half power, in cycles per two rounds."""
 
     def coefficients(self) -> tuple[float, float, float, float, float]:
         """b0, b1, b2, a1, a2 of the bilinear transform of 1 / (s^2 + sqrt(2) s + 1)."""
@@ -78,7 +80,9 @@ class ServerMomentum(Rule):
     """
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Weight of past changes."""
     lr: Annotated[float, Field(gt=0)] = 1.0
+    """Factor of the sum of changes that the model moves by."""
 
     def start(self, params: Params) -> Memory:
         return zeros_like(params)

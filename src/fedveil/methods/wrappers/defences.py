@@ -175,6 +175,7 @@ def _layer_around(inner: AnyMethod) -> int:
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class GradientGaussian(GradientDefence):
     std: Scale = 1 / 255
+    """Standard deviation of the noise on each coordinate."""
 
     def defend(self, gradient: Params, rng: ClientStreams) -> Params:
         return Additive("gaussian", self.std)(gradient, rng.noise())
@@ -187,6 +188,7 @@ class GradientGaussian(GradientDefence):
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class GradientLaplace(GradientDefence):
     scale: Scale = 1 / 255
+    """Scale of the Laplace noise on each coordinate."""
 
     def defend(self, gradient: Params, rng: ClientStreams) -> Params:
         return Additive("laplace", self.scale)(gradient, rng.noise())
@@ -200,6 +202,7 @@ class GradientLaplace(GradientDefence):
 class PPFA(GradientDefence):
     reason = "the distortion has a fixed length whatever the data are; it bounds no ratio of probabilities"
     epsilon: Annotated[float, Field(ge=0, le=1)] = 0.995
+    """1 leaves the gradient as it is; it moves by 4 sqrt(d) (1 - epsilon). No privacy parameter."""
 
     def length(self, dimension: int) -> float:
         """How far the gradient is moved: 4 D (1 - epsilon) with D = sqrt(d)."""
@@ -217,6 +220,7 @@ class PPFA(GradientDefence):
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class LDPM(GradientDefence):
     std: Scale = 0.0005
+    """Standard deviation of the noise on each coordinate of the rotated gradient."""
     kept: Annotated[float, Field(gt=0, le=1, description="part of the dimensions that is kept")] = 0.5
 
     def defend(self, gradient: Params, rng: ClientStreams) -> Params:
@@ -252,6 +256,7 @@ def _random_mask(streams: Sequence[np.random.Generator], size: int, count: int) 
 class GradientMasking(GradientDefence):
     reason = "what is not masked is sent as it is"
     part: Part = 0.25
+    """Share of the coordinates that is set to zero, at random."""
 
     def defend(self, gradient: Params, rng: ClientStreams) -> Params:
         flat = flatten(gradient)
@@ -285,6 +290,7 @@ def _signs_of(leaf: Tensor) -> Tensor:
 class GradientPruning(GradientDefence):
     reason = "the largest coordinates are sent as they are"
     part: Part = 0.99
+    """Share of the coordinates that is set to zero, the smallest."""
 
     def defend(self, gradient: Params, rng: ClientStreams) -> Params:
         flat = flatten(gradient)

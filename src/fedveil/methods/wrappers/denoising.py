@@ -33,8 +33,11 @@ class DisplacementDenoise(Rule):
     """
 
     noise: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["estimate"] = "estimate"
+    """Standard deviation of the noise after one round, or "estimate" from the singular values."""
     shrinkage: Literal["soft", "optimal"] = "soft"
+    """How singular values shrink: "soft" by the edge of the noise, "optimal" by what it adds on average."""
     resume: bool = False
+    """Whether training goes on from the denoised model; else only what is released is denoised."""
 
     def start(self, params: Params) -> Memory:
         return dict(params)

@@ -23,6 +23,7 @@ from rich.text import Text
 from fedveil.methods.method import At
 from fedveil.session.loop import Callback, RoundEnd
 
+_NARROW_BAR = 8
 LINE_SECONDS = 30.0
 """Where there is no terminal, progress is a line at most so often."""
 
@@ -33,9 +34,11 @@ class _Bars(Progress):
     def __enter__(self) -> Self:
         return self
 
-    def add_task(self, *args: Any, **fields: Any) -> TaskID:
+    def add_task(self, description: str, *args: Any, **fields: Any) -> TaskID:
         self.start()
-        return super().add_task(*args, **fields)
+        room = self.console.width // 5 if _is_narrow(self.console) else len(description)
+        shown = description if len(description) <= room else f"{description[: room - 1]}…"
+        return super().add_task(shown, *args, **fields)
 
     def stop(self) -> None:
         if self.live.is_started:
@@ -54,14 +57,20 @@ class _Time(ProgressColumn):
         return Text("" if left is None else f"{_clock(left)} left")
 
 
+def _is_narrow(console: Console) -> bool:
+    return console.width < 80
+
+
 def _clock(seconds: float) -> str:
     return str(timedelta(seconds=max(0, round(seconds))))
 
 
 def progress_bar(console: Console) -> Progress:
+    """Bars on this console; on a narrow one (60 columns) the bar is short and so are the words."""
+    width = _NARROW_BAR if _is_narrow(console) else 30
     return _Bars(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=30),
+        BarColumn(bar_width=width),
         MofNCompleteColumn(),
         TextColumn("{task.fields[status]}"),
         _Time(Column(no_wrap=True)),
@@ -79,13 +88,17 @@ class ShowProgress(Callback):
         self._told = time.monotonic()
 
     def round_starts(self, at: At, cohort: Sequence[int]) -> str | None:
+        if self._bar is None and at.round > 1:
+            console = self._progress.console
+            console.print(f"{self._title}: resumed from round {at.round} of {self._rounds}", soft_wrap=True)
         self._shown(at.round - 1)
         return None
 
     def round_ends(self, end: RoundEnd) -> None:
         bar = self._shown(end.at.round - 1)  # of rounds elsewhere only the end is told
         if end.metrics.get("accuracy") is not None:
-            self._accuracy = f"accuracy {100 * end.metrics['accuracy']:5.2f} %"
+            word = "" if _is_narrow(self._progress.console) else "accuracy "
+            self._accuracy = f"{word}{100 * end.metrics['accuracy']:5.2f} %"
         if end.metrics.get("epsilon") is not None:
             self._epsilon = f"ε {end.metrics['epsilon']:.2f}"
         status = f"{self._accuracy}  {self._epsilon}".strip()

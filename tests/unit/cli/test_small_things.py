@@ -1,0 +1,114 @@
+"""What a stranger meets in the first hour: examples of the help, near names, where words go."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import fedveil.cli.attack
+import fedveil.cli.listing
+import fedveil.cli.report
+import fedveil.cli.run  # noqa: F401  commands register themselves on the app
+from fedveil.cli import app
+from fedveil.cli.lazy import all_commands
+from fedveil.errors import InputError
+from fedveil.experiment.changes import parse_value
+from fedveil.methods import METHODS
+from tests.engines.configs import quick_config
+
+# Uploads that are images of their own, or of which the server lacks the head of the model: nothing to invert.
+NOT_INVERTED = {"dsc", "feddm", "fedlap", "fedlap-dp", "psg", "centaur"}
+ROOT = Path(__file__).parents[3]
+
+
+def typed(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fedveil", *map(str, words)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_the_attack_of_the_help_needs_no_client_and_no_number_of_examples(name: str, tmp_path: Path) -> None:
+    config = quick_config(name, rounds=1, transcript=True)
+    config = config.with_method(block=1) if name == "fedem" else config
+    (tmp_path / "quick.toml").write_text(config.to_toml())
+    words = ["run", str(tmp_path / "quick.toml"), "--results", str(tmp_path / "results"), "--json"]
+    result = json.loads(CliRunner().invoke(app, words, catch_exceptions=False).stdout)["result"]
+    attack = ["attack", result, "--attack", "inverting-gradients", "--set", "steps=2"]
+    if name in NOT_INVERTED:
+        with pytest.raises(InputError) as refused:
+            CliRunner().invoke(app, attack, catch_exceptions=False)
+        assert refused.value.field == "method"
+        return
+    done = CliRunner().invoke(app, attack, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "finding in" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["lst"],
+        ["run", "x.toml", "--resuls", "y"],
+        ["list", "methods", "fedaveg"],
+        ["run", ROOT / "experiments" / "demo.toml", "--set", "run.round=3"],
+        ["run", ROOT / "experiments" / "demo.toml", "--set", "method.name=fedaveg"],
+    ],
+    ids=str,
+)
+def test_a_near_name_is_suggested_once(words: list[str | Path], tmp_path: Path) -> None:
+    done = typed(tmp_path, *words)
+    assert done.returncode == 2
+    said = " ".join(done.stderr.split())
+    assert said.count("Did you mean") + said.count("Possible options") == 1, said
+
+
+def test_worded_statements_go_to_a_file_with_the_results(tmp_path: Path) -> None:
+    words = ["account", str(ROOT / "experiments" / "demo.toml"), "--records-per-client", "100"]
+    with (tmp_path / "out.txt").open("w") as out:
+        done = subprocess.run(
+            [sys.executable, "-m", "fedveil", *words], stdout=out, stderr=subprocess.PIPE, text=True
+        )
+    assert "Against the server:" in (tmp_path / "out.txt").read_text()
+    assert "Against the server:" not in done.stderr
+    piped = typed(tmp_path, *words)
+    assert "Against the server:" in piped.stderr, "a program that reads stdout gets the tables alone"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [(".5", 0.5), ("-.5", -0.5), ("5.", 5.0), (".5e-3", 0.0005), ("1e-3", 0.001), (".", ".")],
+)
+def test_a_point_without_a_digit_before_it_makes_a_number(text: str, value: object) -> None:
+    found = parse_value(text)
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_every_command_has_the_short_help_option() -> None:
+    runner = CliRunner()
+    for name, command in all_commands().items():
+        inner = getattr(command, "commands", {})
+        for words in [[name], *([name, one] for one in inner)]:
+            done = runner.invoke(app, [*words, "-h"])
+            assert done.exit_code == 0, words
+            assert "Usage:" in done.output
+
+
+def test_a_method_is_listed_with_meaning_values_and_default_of_each_field() -> None:
+    rows = json.loads(CliRunner().invoke(app, ["list", "methods", "fedceo", "--json"]).stdout)
+    assert {"name", "default", "values", "meaning"} == set(rows[0])
+    assert all(row["meaning"] and row["values"] for row in rows)
+
+
+def test_a_comparison_writes_its_figures_as_pdf(tmp_path: Path) -> None:
+    (tmp_path / "quick.toml").write_text(quick_config("fedavg").to_toml())
+    words = ["compare", str(tmp_path / "quick.toml"), "--jobs", "1", "--pdf", str(tmp_path / "figures")]
+    done = CliRunner().invoke(app, [*words, "--results", str(tmp_path / "results")], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    written = list((tmp_path / "figures").glob("*.pdf"))
+    assert written
+    assert all(path.read_bytes().startswith(b"%PDF") for path in written)
