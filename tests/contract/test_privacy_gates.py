@@ -217,8 +217,8 @@ def test_no_private_tensor_is_reachable_from_what_membership_inference_sees(
 
     attacked: list[Prepared] = []
 
-    def watched(*arguments: Any) -> Prepared:
-        attacked.append(prepare(*arguments))
+    def watched(*arguments: Any, **options: Any) -> Prepared:
+        attacked.append(prepare(*arguments, **options))
         return attacked[-1]
 
     monkeypatch.setattr(module, "prepare", watched)
@@ -243,6 +243,7 @@ def test_the_search_finds_what_it_looks_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize("view", [ServerView, MembershipView])
 def test_no_field_of_a_view_is_of_a_type_that_holds_clients(view: type) -> None:
     hidden = (ArrayClients, LazyClients, ClientData, Dataset, Prepared)
-    for kind in typing.get_type_hints(view).values():
+    names = {"Tensor": torch.Tensor}  # modules import it for type checkers only
+    for kind in typing.get_type_hints(view, localns=names).values():
         parts = {kind, *typing.get_args(kind)}
         assert not any(isinstance(part, type) and issubclass(part, hidden) for part in parts - {Any})

@@ -67,7 +67,7 @@ def cluster() -> Iterator[Any]:
 
 
 def train(method: AnyMethod, clients: Clients, cluster: str | None = None, **options: Any) -> Params:
-    usual = {"noise": "seeded", "cohort": 6}
+    usual: dict[str, Any] = {"noise": "seeded", "cohort": 6}
     result = run(
         make_task(),
         clients,
