@@ -131,43 +131,57 @@ _FOLDERS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
 
 def _fields(what: str, name: str) -> list[dict[str, Any]]:
     """The keys that this one takes in a configuration, with what they are if not given."""
-    from fedveil.data.registry import dataset_options
-    from fedveil.methods import METHODS
+    if what in ("datasets", "models"):
+        return [{"name": key, "default": _in_json(value)} for key, value in _options(what, name).items()]
     from fedveil.methods.describe import describe_fields
-    from fedveil.methods.wrappers import WRAPPERS
-    from fedveil.models.registry import model_options
 
-    given: dict[str, Any]
-    if what == "datasets":
-        given = dataset_options(name)
-    elif what == "models":
-        given = model_options(name)
-    else:
-        known: Mapping[str, type[Any]] = METHODS if what == "methods" else WRAPPERS
-        if what == "sections":
-            from fedveil.experiment.sections import SECTIONS
-
-            known = SECTIONS
-        if what == "attacks":
-            from fedveil.attacks.membership.threat_model import MEMBERSHIP_ATTACKS
-            from fedveil.attacks.registry import ATTACKS
-
-            _attacks()  # registers them
-            known = ATTACKS | MEMBERSHIP_ATTACKS
-        known_name("name", what.removesuffix("s"), name, known)
-        return [
-            {
-                "name": field.name,
-                "default": str(field.default) if field.default == float("inf") else field.default,
-                "values": field.values,
-                "meaning": field.meaning,
-            }
-            for field in describe_fields(known[name])
-        ]
+    known = _classes(what)
+    known_name("name", what.removesuffix("s"), name, known)
     return [
-        {"name": key, "default": str(value) if value == float("inf") else value}  # JSON has no infinity
-        for key, value in given.items()
+        {
+            "name": field.name,
+            "default": _in_json(field.default),
+            "values": field.values,
+            "meaning": field.meaning,
+        }
+        for field in describe_fields(known[name])
     ]
+
+
+def _in_json(value: Any) -> Any:
+    """JSON has no infinity."""
+    return str(value) if value == float("inf") else value
+
+
+def _options(what: str, name: str) -> Mapping[str, Any]:
+    if what == "models":
+        from fedveil.models.registry import model_options
+
+        return model_options(name)
+    from fedveil.data.registry import dataset_options
+
+    return dataset_options(name)
+
+
+def _classes(what: str) -> Mapping[str, type[Any]]:
+    """What is listed with its fields, by name; only what is asked for is loaded."""
+    if what == "methods":
+        from fedveil.methods import METHODS
+
+        return METHODS
+    if what == "wrappers":
+        from fedveil.methods.wrappers import WRAPPERS
+
+        return WRAPPERS
+    if what == "sections":
+        from fedveil.experiment.sections import SECTIONS
+
+        return SECTIONS
+    from fedveil.attacks.membership.threat_model import MEMBERSHIP_ATTACKS
+    from fedveil.attacks.registry import ATTACKS
+
+    _attacks()  # registers them
+    return ATTACKS | MEMBERSHIP_ATTACKS
 
 
 def _methods() -> list[dict[str, Any]]:
