@@ -44,6 +44,7 @@ _NEWER_KEYS: tuple[tuple[str, str, Any], ...] = (
     ("task", "class_weights", None),
     ("run", "max_message", None),
     ("run", "noise", None),
+    ("run", "early_stopping", None),
     ("method", "block", 1),
     ("method", "local_steps", None),
     ("method", "server_batch", None),
@@ -281,6 +282,7 @@ _PATHS = (
     ("task", "data_options", "test_path"),
     ("task", "data_options", "schema"),
     ("task", "text", "path"),
+    ("run", "early_stopping", "public"),
 )
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedveil.engines.simulation import Execution
-from fedveil.errors import LARGEST_SEED
+from fedveil.errors import LARGEST_SEED, InputError
 from fedveil.losses import LossName
 from fedveil.privacy.releases import MOST_CLIENTS, MOST_ROUNDS, Adversary, Sampler, Unit
+from fedveil.session.options import StopMetric
 from fedveil.streams import NoiseSource
 from fedveil.validation import Section
 
@@ -85,6 +86,31 @@ class PartitionSection(Section):
     holdout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
+class EarlyStoppingSection(Section):
+    """When a run ends before its last round: the score on public examples has stopped getting better.
+
+    The examples are a file (a table, or an .npz with x and y) or a data set by name; naming them declares them public.
+    """
+
+    public: str | None = None
+    dataset: str | None = None
+    data_options: dict[str, Any] = Field(default_factory=dict)
+    metric: StopMetric = "loss"
+    patience: Annotated[int, Field(ge=1)] = 5
+    min_delta: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+
+    @model_validator(mode="after")
+    def _one_source(self) -> EarlyStoppingSection:
+        if (self.public is None) == (self.dataset is None):
+            remedy = "Give the path of a public file, or dataset for one by name."
+            raise InputError("run.early_stopping.public", self.public, "name one public set", remedy)
+        if self.data_options and self.dataset is None:
+            raise InputError(
+                "run.early_stopping.data_options", self.data_options, "is for dataset", "Leave it out."
+            )
+        return self
+
+
 class RunSection(Section):
     rounds: Annotated[int, Field(ge=1, le=MOST_ROUNDS)] = 20
     cohort: Annotated[int, Field(ge=1)] | None = None
@@ -107,6 +133,7 @@ class RunSection(Section):
     deadline: Annotated[float, Field(gt=0)] | None = None
     max_message: int | None = None
     federation: str | None = None
+    early_stopping: EarlyStoppingSection | None = None
 
     @field_validator("max_memory", "max_message", mode="before")
     @classmethod
