@@ -56,6 +56,8 @@ def run(
     """Run an experiment: every seed of its configuration, or the one given."""
     loaded = load_experiment(config, changes or [])
     check_attacks(loaded)
+    for line in loaded.unused():
+        notes.print(line, soft_wrap=True)
     with RunCallbacks(live=live, tensorboard=tensorboard, mlflow=mlflow) as callbacks:
         if callbacks.url is not None:
             notes.print(f"live at {callbacks.url}", soft_wrap=True)
