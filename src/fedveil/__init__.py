@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedveil.prediction.trained import TrainedModel, load
     from fedveil.privacy.releases import Plan, Release
     from fedveil.secure_sum.settings import SecureSum
-    from fedveil.session.options import PrivacySettings
+    from fedveil.session.options import EarlyStopping, PrivacySettings
     from fedveil.session.privacy_guard import privacy_statement
     from fedveil.session.results import Result
     from fedveil.session.run import make_plan, run
@@ -37,7 +37,7 @@ _PLACES = {
     "prediction.trained": ("TrainedModel", "load"),
     "privacy.releases": ("Plan", "Release"),
     "secure_sum.settings": ("SecureSum",),
-    "session.options": ("PrivacySettings",),
+    "session.options": ("EarlyStopping", "PrivacySettings"),
     "session.privacy_guard": ("privacy_statement",),
     "session.results": ("Result",),
     "session.run": ("make_plan", "run"),
@@ -51,6 +51,7 @@ __all__ = [
     "At",
     "Batch",
     "ClientData",
+    "EarlyStopping",
     "FedveilError",
     "LazyClients",
     "Method",

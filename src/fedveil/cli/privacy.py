@@ -13,7 +13,7 @@ from rich.table import Table
 from fedveil.atomic_files import write_atomically
 from fedveil.cli.app import AsJson, Changes, ConfigFile, DataDir, app, check_seed, notes, out, print_words
 from fedveil.errors import InputError, ResultError
-from fedveil.experiment.config import Config, load_config
+from fedveil.experiment.config import Config, load_config, load_experiment
 from fedveil.experiment.prepare import check_method, model_shape, noise_source, prepare, task_for
 from fedveil.experiment.target import calibrated, check_noise_counts, method_of, with_noise
 from fedveil.models.registry import model_entry
@@ -77,7 +77,9 @@ def account_command(
     as_json: AsJson = False,
 ) -> None:
     """What a run of this configuration would prove, without training."""
-    loaded = load_config(config, changes or [])
+    loaded = load_experiment(config, changes or [])
+    for line in loaded.unused():
+        notes.print(line, soft_wrap=True)
     plan = _plan(loaded, records_per_client, data)
     method, _ = method_of(loaded, plan)
     delta = loaded.privacy.delta

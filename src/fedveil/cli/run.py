@@ -76,6 +76,8 @@ def run(
     check_attacks(loaded)
     if attacks:
         check_published_attacks(loaded)
+    for line in loaded.unused():
+        notes.print(line, soft_wrap=True)
     with RunCallbacks(live=live, tensorboard=tensorboard, mlflow=mlflow) as callbacks:
         if callbacks.url is not None:
             notes.print(f"live at {callbacks.url}", soft_wrap=True)

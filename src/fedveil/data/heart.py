@@ -6,11 +6,13 @@ rows with a missing value: 740 patients remain. Chest pain and ECG are categorie
 gives 13 features. Each hospital keeps 66 % of its patients for training, stratified, by scikit-learn's split with
 seed 43.
 
-Deviations: numbers are standardised with public constants by default; `scaling = "none"` gives FLamby's raw values.
+Deviations: numbers are standardised with public constants by default; `scaling = "centred"` also standardises
+categories, as if all of a column were equally frequent; `scaling = "none"` gives FLamby's raw values.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -28,7 +30,7 @@ from fedveil.data.table import table_examples
 from fedveil.errors import DataError, InputError
 from fedveil.lazy_torch import torch
 
-Scaling = Literal["public", "none"]
+Scaling = Literal["public", "centred", "none"]
 HOSPITALS = {
     "cleveland": "a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8",
     "hungarian": "d1ad108f785768cd3d7e82dc522e6f5a61eea93cccfb3a46ee8076f73fc3d796",
@@ -63,12 +65,13 @@ def load_heart_disease(
     """740 patients of four hospitals, 13 features, disease or none; users are the hospitals.
 
     Args:
-        scaling: "public": numbers standardised with fixed constants; "none": as they are, as in FLamby.
+        scaling: "public": numbers standardised with fixed constants; "centred": categories and yes or no as well, as if
+            equally frequent; "none": as they are, as in FLamby.
         limit: Where standardised numbers are cut off; None: nowhere.
         unit_norm: Scale the features of every patient to length 1.
     """
     if scaling not in get_args(Scaling):
-        raise InputError("scaling", scaling, "is none of the choices", 'Use "public" or "none".')
+        raise InputError("scaling", scaling, "is none of the choices", 'Use "public", "centred" or "none".')
     files = [[f"heart-disease/processed.{name}.data"] for name in HOSPITALS]
     found = find_together(files, data_dir)
     if found is None:
@@ -112,11 +115,18 @@ def _schema(scaling: Scaling) -> TableSchema:
     for name in _FEATURES:
         if name in _CATEGORIES:
             first, *others = _CATEGORIES[name]
-            columns.append(Column(name, tuple(others), reference=first))
+            mean, std = _equal(1 + len(others)) if scaling == "centred" else (0.0, 1.0)
+            columns.append(Column(name, tuple(others), mean, std, reference=first))
         else:
-            mean, std = _CENTRE.get(name, (0.0, 1.0)) if scaling == "public" else (0.0, 1.0)
+            unknown = _equal(2) if scaling == "centred" else (0.0, 1.0)
+            mean, std = (0.0, 1.0) if scaling == "none" else _CENTRE.get(name, unknown)
             columns.append(Column(name, None, mean, std))
     return TableSchema("disease", ("no", "yes"), tuple(columns), "hospital")
+
+
+def _equal(count: int) -> tuple[float, float]:
+    """The mean and the deviation of a feature that is 1 for one of so many equally frequent categories, else 0."""
+    return 1 / count, math.sqrt(count - 1) / count
 
 
 def _read(path: Path, hospital: str) -> RawTable:

@@ -30,7 +30,10 @@ UNKNOWN = -1.0
 
 @dataclass(frozen=True)
 class Column:
-    """How one column becomes features: a number `(value - mean) / std`, or one feature per category."""
+    """How one column becomes features: a number, or for each category 1 where it is this one, else 0.
+
+    Features are `(value - mean) / std`.
+    """
 
     name: str
     categories: tuple[str, ...] | None
@@ -50,6 +53,11 @@ class Column:
         """The number of features."""
         return 1 + self.indicator if self.categories is None else len(self.categories)
 
+    @property
+    def rest(self) -> tuple[float, float]:
+        """The mean and the deviation of the features after the first."""
+        return (0.0, 1.0) if self.categories is None else (self.mean, self.std)
+
     def to_json(self) -> dict[str, Any]:
         said: dict[str, Any] = {"name": self.name}
         if self.categories is None:
@@ -58,6 +66,8 @@ class Column:
                 said |= {"low": self.bounds[0], "high": self.bounds[1]}
         else:
             said |= {"categories": list(self.categories)}
+            if (self.mean, self.std) != (0.0, 1.0):
+                said |= {"mean": self.mean, "std": self.std}
         if self.fill is not None:
             said["fill"] = self.fill
         if self.reference is not None:
@@ -103,11 +113,11 @@ class TableSchema:
 
     @property
     def mean(self) -> tuple[float, ...]:
-        return tuple(value for c in self.columns for value in [c.mean, *[0.0] * (c.width - 1)])
+        return tuple(value for c in self.columns for value in [c.mean, *[c.rest[0]] * (c.width - 1)])
 
     @property
     def std(self) -> tuple[float, ...]:
-        return tuple(value for c in self.columns for value in [c.std, *[1.0] * (c.width - 1)])
+        return tuple(value for c in self.columns for value in [c.std, *[c.rest[1]] * (c.width - 1)])
 
     def to_json(self) -> dict[str, Any]:
         """What `schema_from_json` reads."""

@@ -149,7 +149,10 @@ def _labels(schema: TableSchema, table: RawTable) -> Tensor:
     labels: list[int] = []
     for row, cell in enumerate(map(class_of, table.texts(schema.label, "label"))):
         if cell not in place:
-            raise DataError(f"{table.path}: {table.place(row)} has a label that is not one of the classes.")
+            raise DataError(
+                f"{table.path}: {table.place(row)}, column {schema.label!r} holds a class that the schema does not "
+                f"know. Known: {_shown(schema.classes)}. Fix or drop the row."
+            )
         labels.append(place[cell])
     return torch.tensor(labels, dtype=torch.int64)
 

@@ -47,7 +47,7 @@ class TableFeatures(nn.Module):
         scaled = (values - self.mean) / self.std
         if self.limit is not None:
             scaled = scaled.clamp(-self.limit, self.limit)
-        same = (values == self.category).to(torch.float64)
+        same = ((values == self.category).to(torch.float64) - self.mean) / self.std
         features = torch.where(torch.isnan(self.category), scaled, same)
         features = torch.where(self.category == _INDICATOR, missing.to(torch.float64), features)
         if self.unit_norm:

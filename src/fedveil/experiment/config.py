@@ -44,6 +44,7 @@ _NEWER_KEYS: tuple[tuple[str, str, Any], ...] = (
     ("task", "class_weights", None),
     ("run", "max_message", None),
     ("run", "noise", None),
+    ("run", "early_stopping", None),
     ("method", "block", 1),
     ("method", "local_steps", None),
     ("method", "server_batch", None),
@@ -68,6 +69,14 @@ _SAME_BITS = (
     "simulation",
     "ray",
 )  # engines whose results are the same: a run begun with one resumes with the other
+_FOR_FEDERATIONS = {
+    "run.deadline": "the simulator waits for every client",
+    "run.max_message": "the simulator sends nothing",
+    "run.federation": "no server is asked",
+    "task.input_shape": "the data set says it",
+    "task.classes": "the data set says it",
+}
+_FOR_NODES = ("run.federation", "task.input_shape", "task.classes")  # simulated nodes do not need them either
 _USUAL_LOSSES = ("squared", "hazard", "cox")  # those that a table names by its target
 _SIZES = ("run.max_memory", "run.max_message")  # a number of bytes, or text with a unit
 
@@ -108,23 +117,7 @@ class Config(Section):
                 "dropping small Poisson rounds would disclose how many participate, which is not accounted for",
                 "Leave it out, or use another sampler.",
             )
-        if self.run.deadline is not None and self.run.engine in _SAME_BITS:
-            raise InputError(
-                "run.deadline", self.run.deadline, "the simulator waits for every client", "Leave it out."
-            )
-        if self.run.noise == "seeded" and self.run.engine == "flower":
-            raise InputError(
-                "run.noise", "seeded", "deployed nodes draw their own noise from entropy", "Leave it out."
-            )
         self._require_shape()
-        if self.run.max_message is not None and self.run.engine in _SAME_BITS:
-            raise InputError(
-                "run.max_message", self.run.max_message, "the simulator sends nothing", "Leave it out."
-            )
-        if self.run.federation is not None and self.run.engine != "flower":
-            raise InputError(
-                "run.federation", self.run.federation, 'is for engine = "flower"', "Leave it out."
-            )
         if self.run.address is not None and self.run.engine != "ray":
             raise InputError("run.address", self.run.address, 'is for engine = "ray"', "Leave it out.")
         self.aggregation.require_engine(self.run.engine)
@@ -140,9 +133,6 @@ class Config(Section):
                 "task.dataset", task.dataset, "a simulation needs data", "See `fedveil list datasets`."
             )
         for key, value in (("input_shape", task.input_shape), ("classes", task.classes)):
-            if value is not None and not deployed:
-                remedy = 'Leave it out: it is for engine = "flower".'
-                raise InputError(f"task.{key}", value, "the data set says it", remedy)
             if value is None and task.dataset == NO_DATASET and "schema" not in task.data_options:
                 remedy = f"Give task.{key}, or task.data_options.schema."
                 raise InputError(f"task.{key}", value, "no data set says it", remedy)
@@ -153,6 +143,19 @@ class Config(Section):
             raise InputError(
                 "partition.clients", None, "a federation has so many nodes", "Give their number."
             )
+
+    def unused(self) -> list[str]:
+        """The keys that this engine does not use, so that one file serves simulation and federation, and why."""
+        run, task, said = self.run, self.task, list[str]()
+        for key, why in _FOR_FEDERATIONS.items():
+            section, _, name = key.partition(".")
+            there = getattr(run if section == "run" else task, name) is not None
+            needs_flower = run.engine != "flower" if key in _FOR_NODES else run.engine in _SAME_BITS
+            if there and needs_flower:
+                said.append(f"{key} is not used by engine = {run.engine!r}: {why}")
+        if run.noise == "seeded" and run.engine == "flower":
+            said.append("run.noise is not used by deployed nodes: they draw their noise from entropy")
+        return said
 
     def build_method(self) -> AnyMethod:
         """The method with its fields, its aggregation and its wrappers, each checked."""
@@ -211,6 +214,9 @@ def distinguishing(content: Mapping[str, Any]) -> dict[str, Any]:
     run, task = kept.get("run"), kept.get("task")
     if isinstance(run, dict) and run.get("engine") in _SAME_BITS:
         run["engine"] = "simulation"
+        run |= {key: None for key in ("deadline", "max_message") if key in run}
+    if isinstance(run, dict) and run.get("engine") == "flower":
+        run["noise"] = None  # the nodes' own
     if isinstance(task, dict) and task.get("dataset") != NO_DATASET:  # a dataset says them
         task.update(input_shape=None, classes=None)
         if task.get("loss") in _USUAL_LOSSES:
@@ -281,6 +287,7 @@ _PATHS = (
     ("task", "data_options", "test_path"),
     ("task", "data_options", "schema"),
     ("task", "text", "path"),
+    ("run", "early_stopping", "public"),
 )
 
 
@@ -306,10 +313,29 @@ def load_experiment(path: Path, changes: Sequence[str] = ()) -> Config:
     That number is for the file as written. A change of `paper` itself keeps it.
     """
     config = load_config(path, changes)
+    _require_used(config.method, changes)
     about_it = any(change.strip().startswith("paper.") for change in changes)
     if config.paper is None or about_it or config.identity() == load_config(path).identity():
         return config
     return config.model_copy(update={"paper": None})
+
+
+def _require_used(section: Mapping[str, Any], changes: Sequence[str]) -> None:
+    """Refuse fields of a `[method]` section that the method, as it is configured, does not read.
+
+    One that has its default is let pass: a run's own `config.toml` has every field written out. Where the changes name
+    another method, only fields that they set count: the file's are for its own method.
+    """
+    method = build_method(section)
+    changed = {change.partition("=")[0].strip() for change in changes}
+    unused = method.unused_fields()
+    used = {key: value for key, value in section.items() if key not in unused}
+    default = _values(build_method(used))
+    for field, instead in unused.items():
+        meant = f"method.{field}" in changed or "method.name" not in changed
+        if field in section and meant and section[field] != default[field]:
+            problem = f"{method.name} does not use it as it is configured"
+            raise InputError(f"method.{field}", section[field], problem, instead)
 
 
 def make_config(raw: Mapping[str, Any], changes: Sequence[str] = ()) -> Config:

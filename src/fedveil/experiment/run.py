@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from fedveil.data.dataset import Examples
 from fedveil.experiment.config import Config
+from fedveil.experiment.early_stopping import public_examples
 from fedveil.experiment.prepare import (
     Prepared,
     facts_of,
@@ -36,7 +39,8 @@ def run_seed(
     if engine in ("simulation", "ray"):
         folder = result_folder(config, seed, experiment, results)
         prepared = prepare(config, seed, data_dir, folder=folder)
-        return _simulate(config, seed, experiment, folder, prepared, callbacks_for)
+        public = public_examples(config, prepared.dataset.schema, prepared.dataset, data_dir)
+        return _simulate(config, seed, experiment, folder, prepared, public, callbacks_for)
 
     from fedveil.federation import launch  # Flower's part is loaded where it is asked for
     from fedveil.federation.run_settings import RunSettings
@@ -55,6 +59,7 @@ def _simulate(
     experiment: str,
     folder: Path,
     prepared: Prepared,
+    public: Examples | None,
     callbacks_for: CallbacksFor,
 ) -> Result:
     """Run in this process. A method that has pictures to show leaves them in the folder, for the report."""
@@ -74,6 +79,6 @@ def _simulate(
             dataset=prepared.dataset,
         ),
         SimulationOptions(section.execution, section.workers, section.max_memory, section.cluster),
-        prepared.data,
+        replace(prepared.data, public=public),
         [pictures, *callbacks_for(prepared.plan)],
     )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from fedveil.engines.simulation import Execution
-from fedveil.errors import LARGEST_SEED
+from fedveil.errors import LARGEST_SEED, InputError
 from fedveil.experiment.aggregation import AggregationSection
 from fedveil.losses import LossName
 from fedveil.privacy.releases import MOST_CLIENTS, MOST_ROUNDS, Adversary, Sampler, Unit
+from fedveil.session.options import StopMetric
 from fedveil.streams import NoiseSource
 from fedveil.validation import Section
 
@@ -124,6 +125,37 @@ class PartitionSection(Section):
     """Share of each client's examples that is kept for its own test."""
 
 
+class EarlyStoppingSection(Section):
+    """When a run ends before its last round: the score on public examples has stopped getting better.
+
+    The examples are a file (a table, or an .npz with x and y) or a data set by name; naming them declares them public.
+    """
+
+    public: str | None = None
+    """Path of a public file: a table, or an .npz with x and y."""
+    dataset: str | None = None
+    """A public data set by name, in place of a file."""
+    data_options: dict[str, Any] = Field(default_factory=dict)
+    """Options of that data set."""
+    metric: StopMetric = "loss"
+    """The score that is watched."""
+    patience: Annotated[int, Field(ge=1)] = 5
+    """Evaluations without a better score before the run ends."""
+    min_delta: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """By how much a score must be better to count."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> EarlyStoppingSection:
+        if (self.public is None) == (self.dataset is None):
+            remedy = "Give the path of a public file, or dataset for one by name."
+            raise InputError("run.early_stopping.public", self.public, "name one public set", remedy)
+        if self.data_options and self.dataset is None:
+            raise InputError(
+                "run.early_stopping.data_options", self.data_options, "is for dataset", "Leave it out."
+            )
+        return self
+
+
 class RunSection(Section):
     """How the rounds run: how many, with whom, and where."""
 
@@ -169,6 +201,8 @@ class RunSection(Section):
     """The largest upload of a node: bytes, or text such as "64MiB"."""
     federation: str | None = None
     """The server's folder, of engine = flower."""
+    early_stopping: EarlyStoppingSection | None = None
+    """Ends the run when the score on public examples stops getting better."""
 
     @field_validator("max_memory", "max_message", mode="before")
     @classmethod

@@ -95,14 +95,14 @@ class Scattering:
         spare = [padded - size for padded, size in zip(self._padded, (self.height, self.width), strict=True)]
         margins = (spare[1] // 2, spare[1] - spare[1] // 2, spare[0] // 2, spare[0] - spare[0] // 2)
         x = torch.nn.functional.pad(images, margins, mode="reflect")
-        spectrum = torch.fft.fft2(x)
+        spectrum = _spectrum(x)
         first, second = [filters.average(x[:, None], 0)], []
         for j1 in range(self.depth):
             u1 = _moduli(spectrum[:, None], filters.psi[j1][0], j1)
             first.append(filters.average(u1, j1))
             if j1 + 1 == self.depth:
                 break
-            spectrum1 = torch.fft.fft2(u1)[:, :, None]
+            spectrum1 = _spectrum(u1)[:, :, None]
             rows = [
                 filters.average(_moduli(spectrum1, filters.psi[j2][j1], j2 - j1), j2)
                 for j2 in range(j1 + 1, self.depth)
@@ -133,22 +133,49 @@ class _Filters:
 
 
 def _moduli(spectrum: Tensor, psi: Tensor, halvings: int) -> Tensor:
-    """|x * psi| at one in 2^halvings places of each axis, from the spectrum of x.
+    """|x * psi| at one in 2^halvings places of each axis, from the spectrum `[..., h, w, 2]` of x.
 
     Subsampling folds the spectrum: its parts are multiplied and summed without the whole product in memory.
     """
     parts = 2**halvings
     h, w = psi.shape[-3] // parts, psi.shape[-2] // parts
-    values = torch.view_as_real(spectrum)
     folded: Tensor | None = None
     for top in range(0, h * parts, h):
         for left in range(0, w * parts, w):
-            part = values[..., top : top + h, left : left + w, :]
+            part = spectrum[..., top : top + h, left : left + w, :]
             filter_part = psi[:, top : top + h, left : left + w]
             folded = part * filter_part if folded is None else folded.addcmul_(part, filter_part)
     assert folded is not None
-    waves: Tensor = torch.fft.ifft2(torch.view_as_complex(folded))
-    return waves.abs()
+    return _modulus(folded)
+
+
+def _spectrum(x: Tensor) -> Tensor:
+    """The Fourier transform of maps `[..., h, w]`, real and imaginary parts as the last axis."""
+    if not torch.compiler.is_exporting():
+        return torch.view_as_real(torch.fft.fft2(x))
+    (rc, rs), (cc, cs) = (_waves(size, x.dtype) for size in x.shape[-2:])  # ONNX has no complex numbers
+    real, imaginary = x @ cc, -(x @ cs)
+    return torch.stack([rc @ real + rs @ imaginary, rc @ imaginary - rs @ real], -1)
+
+
+def _modulus(spectrum: Tensor) -> Tensor:
+    """The absolute values of the maps that have this spectrum `[..., h, w, 2]`."""
+    if not torch.compiler.is_exporting():
+        waves: Tensor = torch.fft.ifft2(torch.view_as_complex(spectrum))
+        return waves.abs()
+    h, w = spectrum.shape[-3:-1]
+    (rc, rs), (cc, cs) = (_waves(size, spectrum.dtype) for size in (h, w))
+    real, imaginary = spectrum[..., 0], spectrum[..., 1]
+    real, imaginary = real @ cc - imaginary @ cs, imaginary @ cc + real @ cs
+    real, imaginary = rc @ real - rs @ imaginary, rc @ imaginary + rs @ real
+    return torch.sqrt(real.square() + imaginary.square()) / (h * w)
+
+
+def _waves(size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The cosines and sines of a Fourier transform of this length, as matrices."""
+    place = torch.arange(size)
+    angle = 2 * math.pi * ((place[:, None] * place) % size).double() / size
+    return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
 @functools.lru_cache(maxsize=8)

@@ -23,6 +23,7 @@ from fedveil.engines.flower.secure_engine import SecureEngine
 from fedveil.engines.flower.wire import LARGEST_MESSAGE, fingerprint
 from fedveil.errors import FedveilError, InputError, within
 from fedveil.experiment.config import Config
+from fedveil.experiment.early_stopping import public_examples
 from fedveil.experiment.prepare import (
     facts_of,
     load_examples,
@@ -136,7 +137,10 @@ def serve_simulated(grid: Grid, settings: RunSettings) -> Result:
             settings.noise or prepared.noise,
             dataset=prepared.dataset,
         ),
-        prepared.data,
+        replace(
+            prepared.data,
+            public=public_examples(config, prepared.dataset.schema, prepared.dataset, settings.data),
+        ),
         [DrawPictures(method, prepared.dataset, settings.folder)],
     )
 
@@ -181,7 +185,8 @@ def serve_deployed(grid: Grid, settings: RunSettings) -> Result:
     options = run_options(config, seed, settings.folder, facts, noise, deployed=noise == "entropy")
     notes, most = _prepared_how(config, schema)
     options = replace(options, privacy=replace(options.privacy, notes=notes, rows_per_person=most))
-    data = AvailableData(None if dataset is None else dataset.test, classes)
+    public = public_examples(config, schema, None, settings.data)
+    data = AvailableData(None if dataset is None else dataset.test, classes, public=public)
     return run_session(engine_of, task, method, plan, options, data)
 
 

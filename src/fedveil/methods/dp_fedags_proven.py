@@ -28,7 +28,7 @@ with coordinates drawn at random, or it would never look beyond its first mask.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as record
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -162,6 +162,11 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
         if self.unit == "record":
             self._require_one_step()
         return self
+
+    def unused_fields(self) -> Mapping[str, str]:
+        if self.unit == "client":
+            return {}
+        return {"batch_size": "Leave it out: records are protected in one step on all of them."}
 
     def _require_one_step(self) -> None:
         """Refuse what the record's sensitivity is not proven for."""

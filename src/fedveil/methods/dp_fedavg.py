@@ -23,7 +23,7 @@ weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as record
 from dataclasses import replace
 from typing import Annotated, Literal
@@ -103,6 +103,14 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
             )
         refuse_endless_norm(self.clip, self.normalise)
         return self
+
+    def unused_fields(self) -> Mapping[str, str]:
+        if self.unit == "client":
+            return {"record_rate": 'Leave it out, or set unit = "record"; batch_size sets the batches here.'}
+        return {
+            "batch_size": "Leave it out: record_rate is the part of a client's records in a batch.",
+            "noise_scope": 'Leave it out: with unit = "record" every client adds its noise itself.',
+        }
 
     def steps(self) -> int:
         """Noisy steps of one participation, `unit = "record"`."""

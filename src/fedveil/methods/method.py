@@ -369,6 +369,10 @@ class Method(ABC, Generic[S, Down, Up]):
         """
         return {}
 
+    def unused_fields(self) -> Mapping[str, str]:
+        """The fields without effect in this configuration of the method, and for each what to do instead."""
+        return {}
+
     def defences(self) -> tuple[str, ...]:
         """The names of the defences around a method, outermost first."""
         return ()

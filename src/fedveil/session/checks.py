@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from fedveil.data.client_data import (
     Array,
@@ -15,11 +15,13 @@ from fedveil.data.client_data import (
 )
 from fedveil.data.dataset import Examples
 from fedveil.errors import DataError, InputError, within
+from fedveil.evaluation.accuracy import evaluate
 from fedveil.lazy_torch import torch
 from fedveil.losses import WeightedCrossEntropy, target_of
 from fedveil.messages import Record
 from fedveil.methods.method import AnyMethod
 from fedveil.privacy.releases import Plan
+from fedveil.session.options import EarlyStopping, StopMetric
 from fedveil.session.privacy_guard import unit_of
 from fedveil.task import Batch, Task, cross_entropy
 from fedveil.tree import with_axis
@@ -94,6 +96,20 @@ def check_min_clients(min_clients: int, plan: Plan) -> None:
             min_clients,
             "dropping small Poisson rounds would disclose how many participate, which is not accounted for",
             "Leave it out, or use another sampler.",
+        )
+
+
+def check_stopping(task: Task, rule: EarlyStopping, public: tuple[Tensor, Tensor] | None) -> None:
+    """Refuse early stopping without public examples, or by a score that the model does not have."""
+    if public is None:
+        raise InputError(
+            "run.early_stopping.public", None, "there are no public examples", "Give some, or leave it out."
+        )
+    scored = evaluate(task, task.init(0), *public).metrics()
+    if scored.get(rule.metric) is None:
+        known = ", ".join(name for name in get_args(StopMetric) if scored.get(name) is not None)
+        raise InputError(
+            "run.early_stopping.metric", rule.metric, "this model has no such score", f"Use one of {known}."
         )
 
 

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from fedveil.data.client_data import Array, Clients
 from fedveil.data.dataset import Examples
@@ -44,6 +44,45 @@ class PrivacySettings:
     rows_per_person: int | None = None
 
 
+StopMetric = Literal["loss", "accuracy", "rmse", "r2", "concordance", "perplexity"]
+_LESS_IS_BETTER = ("loss", "rmse", "perplexity")
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """Stop before a round if the score on public examples was not better in `patience` rounds than before them.
+
+    Attributes:
+        metric: Which score; of models of classes "accuracy" or "loss".
+        patience: So many rounds without a better score end the run.
+        min_delta: A score is better if it is by more than this.
+    """
+
+    metric: StopMetric = "loss"
+    patience: int = 5
+    min_delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        known_name("run.early_stopping.metric", "metric", self.metric, get_args(StopMetric))
+        whole_number("run.early_stopping.patience", self.patience, 1)
+
+    @property
+    def key(self) -> str:
+        """Its name among a round's metrics."""
+        return f"public_{self.metric}"
+
+    def reason(self, scores: Sequence[float]) -> str | None:
+        """Why a run with these scores, one for each round, ends; None if it does not."""
+        if len(scores) <= self.patience:
+            return None
+        sign = -1.0 if self.metric in _LESS_IS_BETTER else 1.0
+        before, last = scores[: -self.patience], scores[-self.patience :]
+        best = max(sign * score for score in before)
+        if any(sign * score > best + self.min_delta for score in last):
+            return None
+        return f"{self.metric} on the public examples was not better in {self.patience} rounds"
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """How a run is carried out and recorded, whatever its engine.
@@ -60,6 +99,7 @@ class RunOptions:
             "entropy": both, and the Poisson batches of records, come from the operating system; a repeated round draws
             fresh noise, so it is charged again.
         deployed: Whether the clients are nodes that decide for themselves if they answer.
+        early_stopping: When a run ends early by its scores on `AvailableData.public`; None: never.
 
     Raises:
         InputError: A value is out of range; its `field` is the key in a configuration, such as `run.seed`.
@@ -77,6 +117,7 @@ class RunOptions:
     min_clients: int = 0
     noise_source: NoiseSource = "seeded"
     deployed: bool = False
+    early_stopping: EarlyStopping | None = None
 
     def __post_init__(self) -> None:
         _whole(self, "seed", 0, LARGEST_SEED)
@@ -139,6 +180,7 @@ class AvailableData:
         local_test: Held-out examples of the clients.
         score_clients: Whether the final model is scored on each client's own examples: `local_test`, or else `clients`.
         names: What the clients are called, where they have names.
+        public: Examples that are nobody's secret, for early stopping.
     """
 
     test: Examples | tuple[Array, Array] | None = None
@@ -147,6 +189,7 @@ class AvailableData:
     local_test: Clients | None = None
     score_clients: bool = True
     names: Sequence[str] | None = None
+    public: Examples | tuple[Array, Array] | None = None
 
     @property
     def scored_on(self) -> Clients | None:

@@ -18,7 +18,13 @@ from fedveil.privacy.releases import Plan, Sampler
 from fedveil.secure_sum.settings import SecureSum
 from fedveil.session.checks import check_clients
 from fedveil.session.loop import Callback
-from fedveil.session.options import AvailableData, PrivacySettings, RunOptions, SimulationOptions
+from fedveil.session.options import (
+    AvailableData,
+    EarlyStopping,
+    PrivacySettings,
+    RunOptions,
+    SimulationOptions,
+)
 from fedveil.session.privacy_guard import noise_for
 from fedveil.session.results import Result
 from fedveil.session.session import run_session
@@ -81,6 +87,8 @@ def run(
     cluster: str | None = None,
     aggregation: SecureSum | None = None,
     callbacks: Sequence[Callback] = (),
+    early_stopping: EarlyStopping | None = None,
+    public: Examples | tuple[Array, Array] | None = None,
 ) -> Result:
     """Train over the clients' data and say how private that was.
 
@@ -113,6 +121,8 @@ def run(
         cluster: Address of a Ray cluster to compute on, "auto" or "local"; None: this machine's own processes.
         aggregation: `SecureSum(...)`: the server learns only the sum of the uploads; None: all of them.
         callbacks: Called at every round.
+        early_stopping: When to stop before the last round, by the scores on `public`; only rounds that ran are charged.
+        public: Examples that are nobody's secret, for early stopping.
 
     Returns:
         The result: summary, history, model, and what is proven.
@@ -140,8 +150,9 @@ def run(
         transcript_exchanges=transcript_exchanges,
         min_clients=min_clients,
         noise_source=noise_for(method, plan, noise, own_data=True),
+        early_stopping=early_stopping,
     )
-    data = AvailableData(test, classes, source, local_test, score_clients)
+    data = AvailableData(test, classes, source, local_test, score_clients, public=public)
     spread = SimulationOptions(execution, workers, max_memory, cluster)
     return simulate(task, source, method, plan, options, spread, data, callbacks)
 

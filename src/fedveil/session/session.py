@@ -27,8 +27,9 @@ from fedveil.methods.method import AnyMethod
 from fedveil.numerics import NUMERICS
 from fedveil.privacy.releases import Plan
 from fedveil.session.callbacks.evaluate import EvaluateOnTest
+from fedveil.session.callbacks.stop_early import StopEarly
 from fedveil.session.checkpoint import Checkpoint
-from fedveil.session.checks import check_min_clients, check_test, first_server
+from fedveil.session.checks import check_min_clients, check_stopping, check_test, first_server
 from fedveil.session.loop import Callback, Outcome, run_rounds
 from fedveil.session.options import AvailableData, RunOptions
 from fedveil.session.privacy_guard import PrivacyGuard
@@ -80,7 +81,9 @@ def open_session(
 ) -> Session:
     """Check and name a run; nothing is written."""
     check_min_clients(options.min_clients, plan)
-    test = check_test(task, data.test)
+    test, public = check_test(task, data.test), check_test(task, data.public)
+    if options.early_stopping is not None:
+        check_stopping(task, options.early_stopping, public)
     server = first_server(task, method, plan, options.seed)
     folder = None if options.results is None else ResultFolder(options.results)
     if folder is not None:
@@ -98,7 +101,7 @@ def open_session(
         noise=options.noise_source,
         deployed=options.deployed,
     )
-    return Session(task, method, plan, options, data, test, server, folder, name, guard)
+    return Session(task, method, plan, options, data, test, server, folder, name, guard, public)
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,7 @@ class Session:
     folder: ResultFolder | None
     name: str
     guard: PrivacyGuard
+    public: tuple[Tensor, Tensor] | None = None
 
     @property
     def identity(self) -> str:
@@ -196,8 +200,12 @@ class Session:
             raise
 
     def _own_callbacks(self, history: list[dict[str, Any]], saver: Checkpoints | None) -> list[Callback]:
-        """In the order in which they are called: a round is charged first, and scored before it is logged."""
-        options, found = self.options, list[Callback]([self.guard])
+        """In the order in which they are called: only a round that will run is charged, and it is scored before it is
+        logged."""
+        options, found = self.options, list[Callback]([])
+        if options.early_stopping is not None and self.public is not None:  # before the guard charges a round
+            found.append(StopEarly(self.task, self.public, options.early_stopping, history))
+        found.append(self.guard)
         if self.test is not None:
             found.append(EvaluateOnTest(self.task, *self.test, self.data.classes, options.evaluate_every))
         folder = None if self.folder is None else self.folder.path

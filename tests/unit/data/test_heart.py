@@ -9,6 +9,7 @@ from fedveil.data.dataset import Dataset
 from fedveil.data.files import find
 from fedveil.data.heart import HOSPITALS
 from fedveil.data.registry import load_dataset
+from fedveil.data.schema import schema_from_json
 from fedveil.errors import DataError, InputError
 from fedveil.experiment.config import make_config
 from fedveil.experiment.prepare import client_names, prepare
@@ -35,14 +36,28 @@ def test_hospitals_have_as_many_patients_as_in_flamby() -> None:
 
 
 @needs_data
-def test_without_scaling_values_are_those_of_the_files() -> None:
-    raw, scaled = load_dataset("heart-disease", scaling="none"), load_dataset("heart-disease")
+@pytest.mark.parametrize("scaling", ["public", "centred"])
+def test_without_scaling_values_are_those_of_the_files(scaling: str) -> None:
+    raw, scaled = (load_dataset("heart-disease", scaling=kind) for kind in ("none", scaling))
     assert isinstance(raw, Dataset)
     assert isinstance(scaled, Dataset)
     assert 28 <= float(raw.train.x[:, 0].min()) < float(raw.train.x[:, 0].max()) <= 77
     back = scaled.train.x.double() * torch.tensor(scaled.std) + torch.tensor(scaled.mean)
     assert torch.allclose(back, raw.train.x.double(), atol=1e-4)
     assert set(raw.train.x[:, 2:5].sum(1).tolist()) == {0.0, 1.0}  # chest pain, the first kind has no feature
+
+
+@needs_data
+def test_centred_categories_are_scaled_as_if_equally_frequent() -> None:
+    found = load_dataset("heart-disease", scaling="centred")
+    assert isinstance(found, Dataset)
+    assert found.schema is not None
+    assert found.train.x[:, 1].unique().tolist() == [-1.0, 1.0]  # sex
+    mean, std = 1 / 4, 3**0.5 / 4  # one of four kinds of chest pain
+    expected = [(value - mean) / std for value in (0, 1)]
+    assert found.train.x[:, 2].unique().tolist() == pytest.approx(expected)
+    again = schema_from_json(found.schema.to_json(), Path("schema.toml"))
+    assert again.columns == found.schema.columns
 
 
 @needs_data

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveil.errors import FedveilError, InputError
-from fedveil.experiment.config import load_config, make_config
+from fedveil.experiment.config import load_config, load_experiment, make_config
 from tests.refusals import refuses
 
 BASE: dict[str, Any] = {
@@ -66,10 +66,6 @@ BASE: dict[str, Any] = {
         (["method.lrr=1"], "method.lrr", "Did you mean lr"),
         (["privacy.delta=1"], "privacy.delta", "Use a number less than 1."),
         (["run.sampler=poisson", "run.min_clients=2"], "run.min_clients", "Leave it out"),
-        (["run.deadline=5"], "run.deadline", "waits for every client"),
-        (["run.max_message=5"], "run.max_message", "sends nothing"),
-        (["run.federation=here"], "run.federation", "is for engine"),
-        (["task.classes=3"], "task.classes", "the data set says it"),
         (["task.dataset=none"], "task.dataset", "a simulation needs data"),
         (["task.dataset=none", "task.input_shape=[4]"], "task.dataset", "a simulation needs data"),
         (["version=2"], "version", "version = 1"),
@@ -89,6 +85,83 @@ def test_bad_input_names_the_field_and_a_remedy(changes: list[str], field: str, 
         make_config(BASE, changes)
     assert str(caught.value).startswith(field)
     assert remedy in str(caught.value)
+
+
+DEPLOYMENT = {"deadline": 5.0, "max_message": "1MiB", "federation": "somewhere"}
+
+
+def test_keys_of_a_federation_are_named_and_change_nothing_in_a_simulation() -> None:
+    plain = make_config(BASE)
+    task = dict(BASE.get("task", {})) | {"input_shape": [1, 8, 8], "classes": 10}
+    both = make_config(BASE | {"task": task, "run": dict(BASE.get("run", {})) | DEPLOYMENT})
+    assert plain.unused() == []
+    assert [line.split()[0] for line in both.unused()] == [
+        "run.deadline",
+        "run.max_message",
+        "run.federation",
+        "task.input_shape",
+        "task.classes",
+    ]
+    assert both.identity() == plain.identity()
+    deployed = make_config(
+        both.resolved() | {"paper": None} | {"run": both.resolved()["run"] | {"engine": "flower"}}
+    )
+    assert deployed.unused() == []
+
+
+def test_seeded_noise_is_named_as_unused_by_deployed_nodes() -> None:
+    given = {"partition": {"clients": 3}, "run": {"engine": "flower", "noise": "seeded"}}
+    made = make_config(given)
+    assert [line.split()[0] for line in made.unused()] == ["run.noise"]
+    assert (
+        made.identity() == make_config({"partition": {"clients": 3}, "run": {"engine": "flower"}}).identity()
+    )
+
+
+def test_unknown_keys_stay_refused_whatever_the_engine() -> None:
+    for engine in ("simulation", "flower"):
+        with pytest.raises(InputError) as refused:
+            make_config({"partition": {"clients": 3}, "run": {"engine": engine, "dead_line": 5}})
+        assert refused.value.field == "run.dead_line"
+
+
+RECORD = '[method]\nname = "dp-fedavg"\nunit = "record"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "field"),
+    [
+        (RECORD + "batch_size = 7\n", [], "method.batch_size"),
+        (RECORD, ["method.batch_size=7"], "method.batch_size"),
+        (RECORD + 'noise_scope = "local"\n', [], "method.noise_scope"),
+        ('[method]\nname = "dp-fedavg"\nrecord_rate = 0.5\n', [], "method.record_rate"),
+        (
+            '[method]\nname = "dp-fedags-proven"\nunit = "record"\nvariant = "everywhere"\nbatch_size = 7\n',
+            [],
+            "method.batch_size",
+        ),
+        (
+            '[method]\nname = "fedavg"\n',
+            ["method.name=dp-fedavg", "method.unit=record", "method.batch_size=7"],
+            "method.batch_size",
+        ),
+    ],
+)
+def test_fields_that_a_method_does_not_use_are_refused(
+    text: str, changes: list[str], field: str, tmp_path: Path
+) -> None:
+    (tmp_path / "e.toml").write_text(text)
+    with pytest.raises(InputError) as refused:
+        load_experiment(tmp_path / "e.toml", changes)
+    assert refused.value.field == field
+
+
+def test_a_written_out_configuration_and_another_methods_fields_are_not_refused(tmp_path: Path) -> None:
+    made = make_config({"method": {"name": "dp-fedavg", "unit": "record"}})
+    (tmp_path / "config.toml").write_text(made.to_toml())
+    assert load_experiment(tmp_path / "config.toml").identity() == made.identity()
+    (tmp_path / "other.toml").write_text('[method]\nname = "fedavg"\nbatch_size = 7\n')
+    load_experiment(tmp_path / "other.toml", ["method.name=dp-fedavg", "method.unit=record"])
 
 
 def test_a_federation_says_how_many_nodes_it_has() -> None:
@@ -112,6 +185,7 @@ def test_newer_keys_at_their_default_leave_the_hash_as_it_was() -> None:
         ("task", "class_weights"),
         ("run", "max_message"),
         ("run", "noise"),
+        ("run", "early_stopping"),
         ("privacy", "target_epsilon"),
         ("privacy", "target_adversary"),
         ("privacy", "target_unit"),

@@ -5,19 +5,21 @@ from __future__ import annotations
 import csv
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from typer.testing import CliRunner
 
 import fedveil
 from fedveil.cli import app
 from fedveil.errors import DataError, ResultError
 from fedveil.evaluation.accuracy import evaluate
-from fedveil.experiment.config import make_config
+from fedveil.experiment.config import Config, make_config
 from fedveil.experiment.prepare import load_examples, prepare
 from fedveil.experiment.run import run_seed
 from fedveil.features import normalise
@@ -218,8 +220,9 @@ def test_images_are_given_by_their_brightness(tmp_path: Path) -> None:
         model.predict(tmp_path / "new.npz")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_feature_map_is_part_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def scattered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Config, Path]]:
+    """A model of scattering features, and its configuration."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(normalise, "COUNT", 64)
     normalise.constants.cache_clear()
@@ -237,14 +240,34 @@ def test_the_feature_map_is_part_of_the_model(tmp_path: Path, monkeypatch: pytes
     )
     result = run_seed(made, 0, experiment="digits", results=tmp_path)
     assert result.folder is not None
-    model, dataset = load_trained(result.folder), prepare(made, 0).dataset
+    yield made, result.folder
+    normalise.constants.cache_clear()
+
+
+def brightness_of_digits() -> Tensor:
     plain = load_examples(make_config({"task": {"data_options": {"max_train": 100, "max_test": 20}}}), None)
     mean, std = torch.tensor(plain.mean), torch.tensor(plain.std)
-    brightness = plain.test.x * std[:, None, None] + mean[:, None, None]
+    return plain.test.x * std[:, None, None] + mean[:, None, None]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_feature_map_is_part_of_the_model(scattered: tuple[Config, Path], tmp_path: Path) -> None:
+    made, folder = scattered
+    model, dataset, brightness = load_trained(folder), prepare(made, 0).dataset, brightness_of_digits()
     assert torch.allclose(model.preprocess(brightness), dataset.test.x, atol=2e-3)  # kept in half precision
     export(model, "torchscript", tmp_path / "model.pt")
     assert torch.allclose(torch.jit.load(tmp_path / "model.pt")(brightness), model(brightness), atol=1e-5)
-    normalise.constants.cache_clear()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_onnx_computes_the_features_of_images_too(scattered: tuple[Config, Path], tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    model, brightness = load_trained(scattered[1]), brightness_of_digits()
+    export(model, "onnx", tmp_path / "model.onnx")
+    session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    (found,) = session.run(["probabilities"], {"input": brightness.numpy()})
+    assert np.allclose(found, model(brightness).numpy(), atol=1e-5)
 
 
 def test_texts_are_one_a_line(tmp_path: Path) -> None:

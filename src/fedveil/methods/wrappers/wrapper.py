@@ -188,6 +188,9 @@ class Around(Method[S, Message, Message]):
     def defences(self) -> tuple[str, ...]:
         return self.inner.defences()
 
+    def unused_fields(self) -> Mapping[str, str]:
+        return self.inner.unused_fields()
+
 
 @dataclass(frozen=True)
 class WrappedMethod(Around[Wrapped]):

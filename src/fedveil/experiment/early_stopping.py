@@ -1,0 +1,89 @@
+"""The public examples that early stopping looks at: loaded, and refused where they are the clients' own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from fedveil.data.dataset import Dataset, Examples
+from fedveil.data.files import given_file
+from fedveil.data.own import examples_from_arrays, read_npz
+from fedveil.data.raw_table import read_table
+from fedveil.data.schema import TableSchema
+from fedveil.data.table import table_examples
+from fedveil.errors import InputError
+from fedveil.experiment.config import Config
+from fedveil.experiment.prepare import load_examples
+
+_FIELD = "run.early_stopping.public"
+
+
+def public_examples(
+    config: Config, schema: TableSchema | None, private: Dataset | None, data_dir: Path | None
+) -> Examples | None:
+    """What `[run.early_stopping]` names, as the model reads it; None where the run has no such section.
+
+    Args:
+        config: The run's.
+        schema: Of the run's table; what the public table is read with.
+        private: What the clients train on, where this process holds it.
+        data_dir: Where files are looked for.
+
+    Raises:
+        InputError: The examples are the clients' own: then private records would decide when training stops.
+    """
+    section = config.run.early_stopping
+    if section is None:
+        return None
+    if section.dataset is not None:
+        options = {"dataset": section.dataset, "data_options": section.data_options}
+        found = load_examples(
+            config.model_copy(update={"task": config.task.model_copy(update=options)}), data_dir
+        ).train
+    else:
+        found = _file(given_file(_FIELD, section.public, data_dir), config, schema)
+    _require_public(config, found, private, data_dir)
+    return found
+
+
+def _file(path: Path, config: Config, schema: TableSchema | None) -> Examples:
+    if path.suffix.lower() == ".npz":
+        if config.task.features is not None:
+            remedy = "Name a data set with run.early_stopping.dataset."
+            raise InputError(_FIELD, str(path), "arrays have no features of images", remedy)
+        return examples_from_arrays(*read_npz(path), field=str(path))
+    if schema is None:
+        raise InputError(
+            _FIELD, str(path), "the run has no table's schema to read it with", "Use an .npz file."
+        )
+    return table_examples(replace(schema, user=None, person=None), read_table(path))
+
+
+def _require_public(config: Config, found: Examples, private: Dataset | None, data_dir: Path | None) -> None:
+    section = config.run.early_stopping
+    assert section is not None
+    named = section.public if section.dataset is None else section.data_options.get("path")
+    own = [config.task.data_options.get(key) for key in ("path", "test_path")]
+    places = [given_file(_FIELD, p, data_dir).resolve() for p in (named, *own) if p and Path(p).is_file()]
+    same = named is not None and len(places) > len(set(places))
+    same_set = (section.dataset, section.data_options) == (config.task.dataset, config.task.data_options)
+    if same or same_set or (private is not None and _all_in(found, private)):
+        raise InputError(
+            _FIELD if section.dataset is None else "run.early_stopping.dataset",
+            named or section.dataset,
+            "these are the clients' own records: when training stops would disclose something of them that no "
+            "epsilon covers",
+            "Name public examples, or leave early stopping out.",
+        )
+
+
+def _all_in(found: Examples, private: Dataset) -> bool:
+    """Whether every one of these examples is among the training or test examples of the run."""
+    if found.x.shape[1:] != private.train.x.shape[1:]:
+        return False
+
+    def rows(examples: Examples) -> set[bytes]:
+        pairs = zip(examples.x.numpy(), examples.y.numpy(), strict=True)
+        return {x.tobytes() + y.tobytes() for x, y in pairs}
+
+    return rows(found) <= rows(private.train) | rows(private.test)
