@@ -156,6 +156,9 @@ def clients_from_folder(
         drop: Columns that are left out.
         missing: What becomes of missing cells.
         decimal: The decimal mark of numbers.
+        target: What tables predict: "classes", a "number", or "survival", whose label is a time.
+        event: Of survival, the column that is 1 where the time is that of an event, 0 where it is censored.
+        intervals: Of survival, the ends of the intervals of discrete-time hazards; without them Cox's loss is used.
         schema: Public scales and categories. Without one, columns are standardised over all clients' rows together,
             which suits a simulation: real clients would have to agree on a schema first.
         channels: Of pictures, which are normalised to -1..1.

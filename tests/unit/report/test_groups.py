@@ -90,8 +90,8 @@ def test_every_key_of_a_configuration_tells_settings_apart_or_has_no_effect(key:
     other = plain | ({section: {**(plain.get(section) or {}), name: "other"}} if section else {name: "other"})
     runs = [Run(f"seed-{seed}", True, config=config) for seed, config in enumerate((plain, other))]
     without_effect = key in WITHOUT_EFFECT or section in WITHOUT_EFFECT
-    given_by_dataset = key in ("task.input_shape", "task.classes")
-    assert (len(group(runs)) == 1) == (without_effect or given_by_dataset)
+    for_federations = key in ("task.input_shape", "task.classes", "run.deadline", "run.max_message")
+    assert (len(group(runs)) == 1) == (without_effect or for_federations)
     assert (distinguishing(plain) == distinguishing(other)) == (len(group(runs)) == 1)
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from fedveil.evaluation.accuracy import evaluate
 from fedveil.methods.method import At
 from fedveil.session.loop import Callback, RoundEnd
 from fedveil.session.options import EarlyStopping
 from fedveil.task import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class StopEarly(Callback):
