@@ -37,8 +37,8 @@ def table(results: Mapping[str, Any]) -> str:
     machine = results["machine"]
     lines = [
         "Time of the other over ours, interleaved in one run (`make peers`), median and range of "
-        f"{results['turns']} turns, start-up left out,",
-        f"on {machine['cores']} cores of {machine['processor']}, torch {machine['torch']}:",
+        f"{results['turns']} turns,",
+        f"start-up left out, on {machine['cores']} cores of {machine['processor']}, torch {machine['torch']}:",
         "",
         "| | " + " | ".join(PEERS[peer] for peer in used) + " |",
         "|---|" + "---|" * len(used),
