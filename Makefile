@@ -29,7 +29,7 @@ demo: $(READY)
 	$(BIN)/fedveil report results/demo-recommended results/demo -o results/demo/report.html
 
 figures: demo
-	$(BIN)/python docs/figures/make_figures.py results/demo
+	$(BIN)/python docs/figures/make_figures.py results/demo-recommended results/demo
 	$(BIN)/python docs/figures/make_method_figures.py
 
 test: $(DEV)

@@ -57,7 +57,7 @@ def screenshot(browser: str, page: Path, target: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("results", type=Path, help="the demo's result folder")
+    parser.add_argument("results", type=Path, nargs="+", help="the demo's result folders")
     parser.add_argument("--output", type=Path, default=Path("docs/images"))
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
@@ -65,10 +65,10 @@ def main() -> None:
     browser = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
     if browser is None:
         print("no Chromium is installed: drawing the accuracy figure instead", file=sys.stderr)
-        save_figure(accuracy_figure(group(read_runs([arguments.results]))), target)
+        save_figure(accuracy_figure(group(read_runs(arguments.results))), target)
     else:
         with tempfile.TemporaryDirectory() as folder:
-            screenshot(browser, write_report([arguments.results], Path(folder) / "report.html"), target)
+            screenshot(browser, write_report(arguments.results, Path(folder) / "report.html"), target)
     if target.stat().st_size > _LARGEST:
         sys.exit(f"{target} has {target.stat().st_size} bytes, more than {_LARGEST}")
     print(f"picture in {target}")
