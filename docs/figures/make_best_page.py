@@ -193,10 +193,12 @@ def _open(groups: Sequence[Group], records: Mapping[str, Mapping[str, Any]]) -> 
         "",
         "## Not run yet",
         "",
-        "One seed on one core takes about so many minutes (`--seed 0`):",
+        "One seed (`--seed 0`), minutes on one core:",
         "",
+        "| data | setting | command | minutes |",
+        "|---|---|---|---|",
     ]
-    return lines + [f"- {row.data}, {row.what}: `{row.command()}` ({row.minutes:g})" for row in rows]
+    return lines + [f"| {row.data} | {row.what} | `{row.command()}` | {row.minutes:g} |" for row in rows]
 
 
 @in_style

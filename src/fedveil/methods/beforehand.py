@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
-from fedveil.data.client_data import ClientData
 from fedveil.errors import InputError
-from fedveil.messages import Message, Record
-from fedveil.methods.method import AnyMethod, At
+from fedveil.messages import Record
+from fedveil.methods.method import AnyMethod
 from fedveil.methods.wrappers.wrapper import Around
 from fedveil.privacy.releases import Plan, PostProcessing, Release, Unprotected
-from fedveil.streams import ClientStreams, ServerStreams
-from fedveil.task import Task
-from fedveil.tree import Params, State
 
 
 @dataclass(frozen=True)
@@ -37,37 +32,6 @@ class ReleasedBefore(Around[Record]):
                 f"Use a method that protects a {self.release.unit}, or constants in the schema.",
             )
         return (*own, self.release)
-
-    def init_server(self, params: Params, plan: Plan) -> Record:
-        return cast(Record, self.inner.init_server(params, plan))
-
-    def broadcast(self, at: At, server: Record, clients: Sequence[int]) -> Message:
-        return cast(Message, self.inner.broadcast(at, server, clients))
-
-    def client_update(
-        self, task: Task, at: At, down: Message, data: ClientData, state: State, rng: ClientStreams
-    ) -> tuple[Message, State]:
-        return self.inner.client_update(task, at, down, data, state, rng)
-
-    def server_update(
-        self,
-        task: Task,
-        at: At,
-        server: Record,
-        clients: Sequence[int],
-        up: Message | None,
-        rng: ServerStreams,
-    ) -> Record:
-        return cast(Record, self.inner.server_update(task, at, server, clients, up, rng))
-
-    def model(self, server: Record) -> Params:
-        return self.inner.model(server)
-
-    def with_model(self, server: Record, params: Params) -> Record:
-        return cast(Record, self.inner.with_model(server, params))
-
-    def personal_model(self, server: Record, state: State) -> Params | None:
-        return self.inner.personal_model(server, state)
 
 
 def released_before(method: AnyMethod, release: Release | None) -> AnyMethod:

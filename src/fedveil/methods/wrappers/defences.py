@@ -42,7 +42,7 @@ from fedveil.methods.wrappers.wrapper import Around, Wrapper, wrapper
 from fedveil.privacy.distortions import Additive, FixedLength
 from fedveil.privacy.mechanisms import SumMechanism, gaussian
 from fedveil.privacy.releases import ADVERSARIES, Plan, Release
-from fedveil.streams import ClientStreams, ServerStreams
+from fedveil.streams import ClientStreams
 from fedveil.task import Task
 from fedveil.training.private_sgd import private_gradient
 from fedveil.tree import Params, State, expand, flat_rows, flatten, unflatten
@@ -129,24 +129,6 @@ class Defended(Around[Record]):
         self, task: Task, at: At, down: Message, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[Message, State]:
         return self.defence.upload(self.inner, task, at, down, data, state, rng)
-
-    def server_update(
-        self,
-        task: Task,
-        at: At,
-        server: Record,
-        clients: Sequence[int],
-        up: Message | None,
-        rng: ServerStreams,
-    ) -> Record:
-        after: Record = self.inner.server_update(task, at, server, clients, up, rng)
-        return after
-
-    def personal_model(self, server: Record, state: State) -> Params | None:
-        return self.inner.personal_model(server, state)
-
-    def cohort_models(self, server: Record) -> Params | None:
-        return self.inner.cohort_models(server)
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         return self.defence.releases(self.inner, plan)

@@ -123,11 +123,33 @@ class Around(Method[S, Message, Message]):
     def broadcast(self, at: At, server: S, clients: Sequence[int]) -> Message:
         return cast(Message, self.inner.broadcast(at, server, clients))
 
+    def client_update(
+        self, task: Task, at: At, down: Message, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[Message, State]:
+        return self.inner.client_update(task, at, down, data, state, rng)
+
+    def server_update(
+        self,
+        task: Task,
+        at: At,
+        server: S,
+        clients: Sequence[int],
+        up: Message | None,
+        rng: ServerStreams,
+    ) -> S:
+        return cast(S, self.inner.server_update(task, at, server, clients, up, rng))
+
     def model(self, server: S) -> Params:
         return self.inner.model(server)
 
     def with_model(self, server: S, params: Params) -> S:
         return cast(S, self.inner.with_model(server, params))
+
+    def personal_model(self, server: S, state: State) -> Params | None:
+        return self.inner.personal_model(server, state)
+
+    def cohort_models(self, server: S) -> Params | None:
+        return self.inner.cohort_models(server)
 
     def paper_claim(self, plan: Plan) -> str | None:
         return self.inner.paper_claim(plan)
@@ -247,6 +269,10 @@ class WrappedMethod(Around[Wrapped]):
         if self.inner.personal_model(inner, state) is None:
             return None
         return self.inner.personal_model(self.inner.with_model(inner, server.params), state)
+
+    def cohort_models(self, server: Wrapped) -> Params | None:
+        """None: the rule has changed what the server goes on from, not the models it holds for single clients."""
+        return None
 
     def releases(self, plan: Plan) -> Sequence[Release]:
         return self.inner.releases(plan)
