@@ -17,6 +17,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "fedveil"
 LAYERS = [
     [
         "errors",
+        "lazy_modules",
         "lazy_torch",
         "validation",
         "plugins",
