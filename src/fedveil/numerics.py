@@ -1,7 +1,8 @@
 """By which arithmetic results were made: runs of different numerics are not the same experiment.
 
 A version of fedveil that changes the bits of private results for the same configuration and seed gets the next number.
-A results folder and its checkpoints carry the number they were made by; a folder without one is of numerics 1.
+One that changes those of single methods leaves `NUMERICS` as it is and raises `Method.numerics` of these methods.
+A results folder and its checkpoints carry the number of their method; a folder without one is of numerics 1.
 
 1: privacy noise drawn and added in floating point.
 2: privacy noise exact on a grid, sums of uploads and of clipped gradients in float64 (docs/noise.md).
@@ -31,14 +32,14 @@ def numerics_of(folder: Path) -> int | None:
     return _FIRST if (folder / ".identity").exists() else None
 
 
-def require_numerics(place: Path, found: int | None) -> None:
-    """Refuse what other numerics made; `place` is the folder or file."""
-    if found is None or found == NUMERICS:
+def require_numerics(place: Path, found: int | None, current: int) -> None:
+    """Refuse what other numerics than the method's `current` ones made; `place` is the folder or file."""
+    if found is None or found == current:
         return
     raise InputError(
         "numerics",
         found,
-        f"{place} was made by other numerics than this version's ({NUMERICS}), so its results cannot be resumed, "
+        f"{place} was made by other numerics than this version's ({current}), so its results cannot be resumed, "
         "read back or mixed with new ones",
         "Choose another folder with --results, or remove it to run it again. `fedveil report` still shows it alone.",
     )

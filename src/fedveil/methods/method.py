@@ -26,6 +26,8 @@ from fedveil.methods.disclosure import (
     noise_against_server,
     read_fields,
 )
+from fedveil.methods.registry import LazyRegistry
+from fedveil.numerics import NUMERICS
 from fedveil.privacy.mechanisms import SumMechanism
 from fedveil.privacy.private_sum import NoisySum
 from fedveil.privacy.releases import ADVERSARIES, UNITS, Plan, Release, Unprotected
@@ -105,6 +107,12 @@ class Method(ABC, Generic[S, Down, Up]):
     server_type: ClassVar[type[Record]]
     down_type: ClassVar[type[Message]]
     up_type: ClassVar[type[Message]]
+    numerics: ClassVar[int] = NUMERICS
+    """By which arithmetic this version runs the method (see `fedveil.numerics`).
+
+    A method whose own bits have changed says `NUMERICS + n`, with a comment on what the n-th change was: results of
+    other methods stay valid, and a rise of `NUMERICS` moves every method to a number that it never had.
+    """
     discloses_sum: ClassVar[bool] = False
     """Whether the server learns only the sum of the uploads; see `disclosed`."""
 
@@ -379,7 +387,7 @@ class Method(ABC, Generic[S, Down, Up]):
 
 
 AnyMethod = Method[Any, Any, Any]
-METHODS: dict[str, type[AnyMethod]] = {}
+METHODS: LazyRegistry[AnyMethod] = LazyRegistry()
 C = TypeVar("C")
 
 
@@ -401,7 +409,7 @@ def register(
 
     def add(method: type[C]) -> type[C]:
         assert issubclass(method, Method)
-        require_free("method", name, method, METHODS.get(name))
+        require_free("method", name, method, METHODS.other(name, method.__module__))
         if left_out := sorted(method.__abstractmethods__):
             raise InputError(
                 "method", method.__name__, f"does not say {' and '.join(left_out)}", "A method defines each."
@@ -412,6 +420,12 @@ def register(
         return method
 
     return add
+
+
+def current_numerics(name: str) -> int:
+    """By which arithmetic this version runs the method of this name, wrapped or not."""
+    kind = METHODS.get(name.partition("+")[0])
+    return NUMERICS if kind is None else kind.numerics
 
 
 def unprotected(what: str, reason: str) -> tuple[Release, ...]:
