@@ -189,7 +189,7 @@ def test_the_release_has_one_version() -> None:
     assert newest[1] == version
 
 
-PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
+PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md"]
 
 
 @pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
@@ -199,6 +199,18 @@ def test_prose_has_at_most_100_columns(page: Path) -> None:
     lines = [line for line in text.splitlines() if not line.startswith(("|", "!["))]
     bare = [re.sub(r"`[^`]*`|\]\([^)]*\)", "", line) for line in lines]
     assert [line for line in bare if len(line) > 100] == []
+
+
+WRITTEN = [page for page in PROSE if page.parent.name != "reproduction" and page.name not in ("best.md",)]
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+def test_paragraphs_have_at_most_five_lines(page: Path) -> None:
+    """So have items of lists; tables and code are as long as they must be."""
+    text = re.sub(r"^```.*?^```$", "\n", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    parts = re.split(r"\n[ \t]*\n|\n(?=\s*(?:[-*] |\d+\. |#))", text)
+    long = [part for part in parts if len(part.strip().splitlines()) > 5]
+    assert [part for part in long if not re.match(r"[ \t]*(\||<!--|!\[| {4})", part.strip("\n"))] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
