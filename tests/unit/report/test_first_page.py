@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -112,7 +113,10 @@ def test_a_run_that_its_budget_ended_says_so_on_the_first_page(tmp_path: Path) -
 
 
 def test_the_first_page_has_the_score_of_numbers_with_its_interval(tmp_path: Path) -> None:
-    scores = {"r2": 0.9, "metrics": {"all": {"r2": {"value": 0.9, "low": 0.85, "high": 0.93}}}}
+    scores: dict[str, Any] = {
+        "r2": 0.9,
+        "metrics": {"all": {"r2": {"value": 0.9, "low": 0.85, "high": 0.93}}},
+    }
     write_run(tmp_path, "udp-fedavg", accuracy=None, **scores)
     first = section_of(render(read_runs([tmp_path])), "statement")
     assert "R² of 0.900 on the test set (95 % interval: 0.850 to 0.930)" in first

@@ -271,7 +271,10 @@ def test_models_of_numbers_and_times_have_their_own_score_and_guess(
     tmp_path: Path, key: str, low: float, high: float, useless: bool
 ) -> None:
     value = (low + high) / 2
-    scores = {key: value, "metrics": {"all": {key: {"value": value, "low": low, "high": high}}}}
+    scores: dict[str, Any] = {
+        key: value,
+        "metrics": {"all": {key: {"value": value, "low": low, "high": high}}},
+    }
     write_run(tmp_path, "udp-fedavg", accuracy=None, proven=[proof("observer", 0.5)], **scores)
     (setting,) = group(read_runs([tmp_path]))
     assert setting.measure.key == key
