@@ -37,11 +37,12 @@ _MARKS = ("<!-- scoreboard -->", "<!-- end of scoreboard -->")
 _GENERATED = "<!-- Written by `fedveil reproduce --pages docs` from experiments/. Do not edit. -->"
 _RULE = """\
 A row has the published **level** if its mean is within the larger of the table's tolerance and the
-mean's 95 % interval over seeds. A row that misses it has the **order** if it stands in the
-published order to every other row of its group. The order of a table is reproduced if Kendall's tau
-over all pairs in one group is at least 0.6 and, with several seeds, its 95 % interval lies above 0.
-Where a text can be read in several ways, each reading is judged by itself. A table has the level if
-four fifths of its rows that were run have it.
+mean's 95 % interval over seeds. A table has the level if four fifths of its rows that were run have
+it. Where a text can be read in several ways, each reading is judged by itself.
+
+A row that misses the level has the **order** if it stands in the published order to every other row
+of its group. The order of a table is reproduced if Kendall's tau over all pairs in one group is at
+least 0.6 and, with several seeds, its 95 % interval lies above 0.
 
 Scores of **attacks** are judged in the same way, with these tolerances: MSE 0.25, PSNR 1 dB, SSIM
 and LPIPS 0.05, ROUGE 5 points, accuracy of membership inference 3 points. KL is not judged: its
