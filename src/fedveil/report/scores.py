@@ -63,12 +63,18 @@ def _value(run: Run, key: str) -> float | None:
 
 
 def _cell(spread: Spread, interval: tuple[float, float] | None) -> Cell:
-    told = f"{spread.mean:.4g}"
+    told = _shown(spread.mean)
     if spread.deviation is not None:
         told += f" ± {spread.deviation:.2g}"
-    if interval is not None:
-        told += f" <small>({interval[0]:.3g} to {interval[1]:.3g})</small>"
+    if (
+        interval is not None and interval[0] <= spread.mean <= interval[1]
+    ):  # a bootstrap of a biased score misses it
+        told += f" <small>({_shown(interval[0])} to {_shown(interval[1])})</small>"
     return told, spread.mean
+
+
+def _shown(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.4g}"
 
 
 def _per_client(setting: Setting) -> str:
