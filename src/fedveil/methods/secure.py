@@ -179,7 +179,7 @@ class SecurelyAggregated(Around[Record]):
     def noise_found(self, plan: Plan, answered: int) -> str | None:
         noise = self.noise(plan)
         # Rounds with fewer answers than the threshold were abandoned.
-        return noise.really_there(max(answered, noise.group.threshold)) if noise.multiplier else None
+        return noise.actual_noise(max(answered, noise.group.threshold)) if noise.multiplier else None
 
     def bounded_upload(self, at: At, down: Message, up: Message) -> BoundedUpload | None:
         return None  # the server has no single upload whose norm it could check
