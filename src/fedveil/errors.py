@@ -11,7 +11,18 @@ LARGEST_SEED = 2**63 - 1  # the largest seed that torch's generators accept
 
 
 class FedveilError(Exception):
-    """Anything the user can fix. The command line prints it without a traceback and exits with 2."""
+    """Anything the user can fix. The command line prints it without a traceback and exits with 2.
+
+    Args:
+        message: What is wrong, where, and what to do.
+        field: What the error is about (a setting, file, column or part), for callers and tests.
+        value: What was found there.
+    """
+
+    def __init__(self, message: str = "", *, field: str = "", value: object = None) -> None:
+        super().__init__(message)
+        self.field = field
+        self.value = value
 
 
 class InputError(FedveilError):
@@ -21,9 +32,7 @@ class InputError(FedveilError):
         shown = repr(value)
         if len(shown) > 120:
             shown = shown[:117] + "..."
-        super().__init__(f"{field} = {shown}: {problem}. {remedy}")
-        self.field = field
-        self.value = value
+        super().__init__(f"{field} = {shown}: {problem}. {remedy}", field=field, value=value)
         self.problem = problem
         self.remedy = remedy
 

@@ -74,9 +74,9 @@ class Record:
             values |= {str(name): {} for name in head["empty"]}
             tensors = {str(name): tensors[name] for name in head["order"]}
         except (KeyError, TypeError, ValueError) as error:
-            raise MessageError(f"not a {cls.__name__}: its header is damaged") from error
+            raise MessageError(f"not a {cls.__name__}: its header is damaged", field="header") from error
         if kind != cls.__name__:
-            raise MessageError(f"expected a {cls.__name__}, got a {kind[:80]!r}")
+            raise MessageError(f"expected a {cls.__name__}, got a {kind[:80]!r}", field="kind", value=kind)
         for name, leaf in tensors.items():
             field, slash, key = name.partition("/")
             if not slash:
@@ -86,7 +86,9 @@ class Record:
         expected = {field.name for field in fields(cls)}
         if set(values) != expected:
             raise MessageError(
-                f"a {cls.__name__} has the fields {sorted(expected)}; this one has {sorted(values)}"
+                f"a {cls.__name__} has the fields {sorted(expected)}; this one has {sorted(values)}",
+                field="fields",
+                value=sorted(values),
             )
         # Strict types: a float in an integer field would be read differently by different readers.
         for name, allowed in _kinds(cls).items():
@@ -94,7 +96,11 @@ class Record:
             if type(value) not in allowed and not (
                 torch.Tensor in allowed and isinstance(value, torch.Tensor)
             ):
-                raise MessageError(f"{name!r} of a {cls.__name__} is not of type {allowed[0].__name__}")
+                raise MessageError(
+                    f"{name!r} of a {cls.__name__} is not of type {allowed[0].__name__}",
+                    field=name,
+                    value=value,
+                )
         return cls(**values)
 
     def to_bytes(self) -> bytes:

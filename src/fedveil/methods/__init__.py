@@ -1,4 +1,4 @@
-"""Every registered method; importing this package makes their names known."""
+"""All built-in methods; importing this package registers them."""
 
 from fedveil.methods import (
     centaur,

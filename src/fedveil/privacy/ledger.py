@@ -87,6 +87,7 @@ class Entry:
     @classmethod
     def read(cls, line: bytes, index: int, previous: str) -> Entry:
         """Parse a line; refuses one that is altered or does not follow `previous` at `index`."""
+        number = index + 1
         try:
             body = json.loads(line)
             stored = body.pop("hash")
@@ -103,11 +104,15 @@ class Entry:
                 stored,
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InputError) as error:
-            raise LedgerError(f"line {index + 1}: not a ledger entry ({error})") from error
+            raise LedgerError(
+                f"line {number}: not a ledger entry ({error})", field="entry", value=number
+            ) from error
         if cls.digest(body) != stored:
-            raise LedgerError(f"line {index + 1}: altered after it was written")
+            raise LedgerError(f"line {number}: altered after it was written", field="hash", value=number)
         if entry.index != index or entry.previous != previous:
-            raise LedgerError(f"line {index + 1}: a line before it is missing or replaced")
+            raise LedgerError(
+                f"line {number}: a line before it is missing or replaced", field="previous", value=number
+            )
         return entry
 
 
@@ -139,33 +144,48 @@ class Ledger:
         try:
             if not self.path.exists():
                 if self._entries or count:
-                    raise LedgerError(f"{self.path}: the privacy ledger has disappeared")
+                    raise LedgerError(
+                        f"{self.path}: the privacy ledger has disappeared. {_REMEDY}", field="ledger"
+                    )
                 return
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 if size < self._offset:
-                    raise LedgerError(f"{self.path}: the privacy ledger has become shorter")
+                    raise LedgerError(
+                        f"{self.path}: the privacy ledger has become shorter. {_REMEDY}",
+                        field="size",
+                        value=size,
+                    )
                 file.seek(self._offset)
                 data = file.read()
         except OSError as error:
             raise LedgerError(
-                f"{self.path}: the privacy ledger cannot be opened: {error.strerror}. Choose another place."
+                f"{self.path}: the privacy ledger cannot be opened: {error.strerror}. Choose another path.",
+                field="file",
+                value=error.strerror,
             ) from error
         if head is None and (data or self._entries):
             if self._head() is not None:  # another process has just created the ledger
                 self.refresh()
                 return
-            raise LedgerError(f"{self.path}: its head is missing, so its end may have been cut. {_REMEDY}")
+            raise LedgerError(
+                f"{self.path}: its head is missing, so lines may be missing at its end. {_REMEDY}",
+                field="head",
+            )
         complete = data.rfind(b"\n") + 1
         for line in data[:complete].splitlines():
             try:
                 self._keep(Entry.read(line, len(self._entries), self._last_hash()))
             except LedgerError as error:
-                raise LedgerError(f"{self.path}: {error}. {_REMEDY}") from error
+                raise LedgerError(
+                    f"{self.path}: {error}. {_REMEDY}", field=error.field, value=error.value
+                ) from error
         self._offset += complete
         if count > len(self._entries) or (count and self._entries[count - 1].hash != last):
             raise LedgerError(
-                f"{self.path}: holds {len(self._entries)} entries where {count} were written. {_REMEDY}"
+                f"{self.path}: holds {len(self._entries)} entries where {count} were written. {_REMEDY}",
+                field="entries",
+                value=len(self._entries),
             )
 
     def charge(
@@ -225,9 +245,15 @@ class Ledger:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise LedgerError(f"{self._head_path()}: cannot be read: {error.strerror}") from error
+            raise LedgerError(
+                f"{self._head_path()}: cannot be read: {error.strerror}. Make it readable.",
+                field="file",
+                value=error.strerror,
+            ) from error
         except (ValueError, KeyError, TypeError, RecursionError, InputError) as error:
-            raise LedgerError(f"{self._head_path()}: not the head of a privacy ledger. {_REMEDY}") from error
+            raise LedgerError(
+                f"{self._head_path()}: not the head of a privacy ledger. {_REMEDY}", field="head"
+            ) from error
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -248,7 +274,7 @@ class Ledger:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise LedgerError(f"{self.path}: the privacy ledger cannot be written ({error})") from error
+            raise self._unwritable(error) from error
         try:
             deadline = time.monotonic() + LOCK_SECONDS
             while True:
@@ -257,7 +283,10 @@ class Ledger:
                     break
                 except OSError as error:
                     if time.monotonic() > deadline:
-                        raise LedgerError(f"{self.path}: another run keeps the ledger locked") from error
+                        raise LedgerError(
+                            f"{self.path}: another run keeps the ledger locked. Wait for it to end.",
+                            field="lock",
+                        ) from error
                     time.sleep(0.01)
             yield file
         finally:
@@ -268,9 +297,7 @@ class Ledger:
         try:
             if self._offset == 0:
                 self._write_head(0, GENESIS)
-            os.ftruncate(
-                file, self._offset
-            )  # remove a line left incomplete by a crash; it was never released
+            os.ftruncate(file, self._offset)  # an incomplete line of a crash, never released
             os.lseek(file, self._offset, os.SEEK_SET)
             written = 0
             while written < len(data):
@@ -280,10 +307,18 @@ class Ledger:
             if self._offset == 0:
                 self._sync_folder()
         except OSError as error:
-            raise LedgerError(f"{self.path}: the privacy ledger cannot be written ({error})") from error
+            raise self._unwritable(error) from error
         self._offset += len(data)
         for entry in new:
             self._keep(entry)
+
+    def _unwritable(self, error: OSError) -> LedgerError:
+        return LedgerError(
+            f"{self.path}: the privacy ledger cannot be written: {error.strerror}. Fix the disk, or choose "
+            "another path.",
+            field="file",
+            value=error.strerror,
+        )
 
     def _sync_folder(self) -> None:
         """Sync the folder: a new file survives a power cut only if its directory entry is on the disk."""

@@ -1,4 +1,4 @@
-"""Every registered wrapper; importing this package makes their names known."""
+"""All built-in wrappers; importing this package registers them."""
 
 from fedveil.methods.wrappers import averaging, defences, denoising
 from fedveil.methods.wrappers.wrapper import WRAPPERS, Rule, WrappedMethod, Wrapper
