@@ -1,4 +1,4 @@
-"""torch, imported at its first use, so that commands that need no tensor start without waiting for it.
+"""torch, loaded at its first use: commands that compute with no tensor do not wait for it.
 
 Modules that commands such as `fedveil list` and `fedveil account` import take `torch`, `nn` and `functional` from here,
 and import `Tensor` for type checkers only. A module that defines an `nn.Module` imports torch itself, and is imported
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 else:
 
     class _Lazy(ModuleType):
-        """A module that is imported at the first access to one of its names; accessed names are cached."""
+        """A module that is imported when one of its names is asked for, and keeps the names it was asked for."""
 
         def __getattr__(self, name: str) -> Any:
             value = getattr(import_module(self.__name__), name)

@@ -77,7 +77,9 @@ def require_finite(up: Message, clients: Sequence[int], at: At) -> None:
             client = clients[int(bad.nonzero()[0])]
             raise DivergedError(
                 f"round {at.round}: the upload of client {client} is not finite in {name!r}. "
-                "Lower the learning rate, clip, or look at that client's data; the last checkpoint is kept."
+                "Lower the learning rate, clip, or look at that client's data; the last checkpoint is kept.",
+                field="upload",
+                value=(client, name),
             )
 
 

@@ -69,7 +69,8 @@ class ClientWorker:
             except DivergedError as error:
                 raise DivergedError(
                     f"round {at.round}: {error}. Lower the learning rate or the noise, or look at the clients' "
-                    "data; the last checkpoint is kept."
+                    "data; the last checkpoint is kept.",
+                    field=error.field,
                 ) from error
             return up, after
         with hidden_divergence() as happened:

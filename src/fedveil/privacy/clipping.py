@@ -28,6 +28,7 @@ _UNIT = 2.0**-52
 _SMALLEST_FACTOR = 1e-30
 _SMALLEST_CLIP = 1e-30  # float32 has too few digits for shorter rows
 _SMALLEST_UPDATE = 1e-150  # shorter updates lose their direction when scaled: they count as zero
+_NOT_FINITE = "a client's update is not finite: it cannot be clipped, so it is not released"
 _HIDDEN: ContextVar[list[int] | None] = ContextVar("hidden divergence", default=None)
 
 
@@ -96,7 +97,7 @@ def row_norms(leaves: Sequence[Tensor]) -> Tensor:
         return norm
     largest = torch.stack([part.abs().amax(-1).double() for part in flat]).amax(0)
     if not bool(torch.isfinite(largest).all()):
-        raise DivergedError("a client's update is not finite: it cannot be clipped, so it is not released")
+        raise DivergedError(_NOT_FINITE, field="update")
     unit = torch.where(largest > 0, largest, torch.ones_like(largest))
     squares = [(part.double() / unit.unsqueeze(-1)).square().sum(-1) for part in flat]
     return torch.stack(squares).sum(0).sqrt() * largest
@@ -149,7 +150,7 @@ def clip_rows_l1(params: Params, clip: float) -> Params:
     norm = torch.stack([flat_rows(leaf.detach()).double().abs().sum(1) for leaf in params.values()]).sum(0)
     overflows = not bool(torch.isfinite(norm).all())  # finite rows whose norm overflows are scaled to zero
     if overflows and not all(bool(leaf.isfinite().all()) for leaf in params.values()):
-        raise DivergedError("a client's update is not finite: it cannot be clipped, so it is not released")
+        raise DivergedError(_NOT_FINITE, field="update")
     entries = _entries(params)
     return {name: _shrink(leaf, norm, clip, entries) for name, leaf in params.items()}
 

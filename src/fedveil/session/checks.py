@@ -127,7 +127,9 @@ def check_test(task: Task, test: Examples | tuple[Array, Array] | None) -> tuple
     x, y = (test.x, test.y) if isinstance(test, Examples) else (tensor_of(test[0]), labels_of(test[1]))
     if len(x) != len(y):
         raise DataError(
-            f"test: x has {len(x)} examples and y has {len(y)}; the numbers must be equal.", field="test"
+            f"test: x has {len(x)} examples and y has {len(y)}; the numbers must be equal.",
+            field="test",
+            value=(len(x), len(y)),
         )
     if not len(x):
         return None
@@ -150,22 +152,31 @@ def _check_examples(task: Task, x: Tensor, labels: Tensor) -> None:
         needed = {str(p.dtype).removeprefix("torch.") for p in task.module.parameters()}
         raise DataError(
             f"the model cannot read examples of shape {list(x.shape[1:])} and type "
-            f"{str(x.dtype).removeprefix('torch.')} (its parameters are {' and '.join(sorted(needed))}): {error}"
+            f"{str(x.dtype).removeprefix('torch.')} (its parameters are {' and '.join(sorted(needed))}): {error}. "
+            "Change the model or the examples.",
+            field="x",
+            value=list(x.shape[1:]),
         ) from error
     if target_of(task.example_loss) == "number" and scores.shape[1:] != (1, 1):
         raise DataError(
-            f"the model has outputs of shape {list(scores.shape[2:])}; a number needs one. Change the model."
+            f"the model has outputs of shape {list(scores.shape[2:])}; a number needs one. Change the model.",
+            field="outputs",
+            value=list(scores.shape[2:]),
         )
     if task.example_loss is not cross_entropy and not isinstance(task.example_loss, WeightedCrossEntropy):
         return
     if labels.is_floating_point() or labels.dim() != 1:
         kind = f"{str(labels.dtype).removeprefix('torch.')} of shape {list(labels.shape[1:])}"
         raise DataError(
-            f"each label is {kind}; cross-entropy needs one whole number. Use y.long().flatten()."
+            f"each label is {kind}; cross-entropy needs one whole number. Use y.long().flatten().",
+            field="y",
+            value=kind,
         )
     low, high, outputs = int(labels.min()), int(labels.max()), int(scores.shape[-1])
     if low < 0 or high >= outputs:
         wrong = low if low < 0 else high
         raise DataError(
-            f"label {wrong} has no output: the model has outputs 0 to {outputs - 1}. Relabel or widen it."
+            f"label {wrong} has no output: the model has outputs 0 to {outputs - 1}. Relabel, or use a wider model.",
+            field="y",
+            value=wrong,
         )

@@ -214,5 +214,7 @@ def _require_finite_model(model: Params, at: At) -> None:
         if not surely_finite(leaf) and not bool(torch.isfinite(leaf).all()):
             raise DivergedError(
                 f"round {at.round}: the server's update left the model not finite in {name!r}, though every "
-                "upload was finite. Lower the learning rate or the noise; the last checkpoint is kept."
+                "upload was finite. Lower the learning rate or the noise; the last checkpoint is kept.",
+                field="model",
+                value=name,
             )

@@ -77,7 +77,11 @@ def clipped_gradient_sum(
         if not bool(finite.all()):
             bad = chosen[rows][~finite].tolist()
             if not hide(len(bad)):
-                raise DivergedError(f"the gradients of examples {bad[:5]} of the batch are not finite")
+                raise DivergedError(
+                    f"the gradients of examples {bad[:5]} of the batch are not finite",
+                    field="examples",
+                    value=bad,
+                )
             part_norms = part_norms.where(finite, 0)
             parts = [part.only(finite) for part in parts]
         norms[chosen[rows]] = part_norms
