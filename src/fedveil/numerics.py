@@ -1,7 +1,8 @@
 """The version of the arithmetic that produced a result: runs of different numerics are not the same experiment.
 
 A release of fedveil that changes the bits of private results for the same configuration and seed increases the number.
-A results folder and its checkpoints store the number; a folder without one has numerics 1.
+One that changes only single methods keeps `NUMERICS` and increases their `Method.numerics`. A results folder and its
+checkpoints store the number of their method; a folder without one has numerics 1.
 
 1: privacy noise drawn and added in floating point.
 2: privacy noise exact on a grid, sums of uploads and of clipped gradients in float64 (docs/noise.md).
@@ -31,14 +32,14 @@ def numerics_of(folder: Path) -> int | None:
     return _FIRST if (folder / ".identity").exists() else None
 
 
-def require_numerics(place: Path, found: int | None) -> None:
-    """Refuse results of other numerics; `place` is the folder or file."""
-    if found is None or found == NUMERICS:
+def require_numerics(place: Path, found: int | None, current: int) -> None:
+    """Refuse results of other numerics than the method's `current` ones; `place` is the folder or file."""
+    if found is None or found == current:
         return
     raise InputError(
         "numerics",
         found,
-        f"{place} was written with other numerics than this version's ({NUMERICS}), so its results cannot be resumed, "
+        f"{place} was written with other numerics than this version's ({current}), so its results cannot be resumed, "
         "loaded or mixed with new ones",
         "Choose another folder with --results, or remove it to run it again. `fedveil report` can still show it.",
     )

@@ -292,9 +292,10 @@ def test_what_goes_wrong_on_the_cluster_is_told(how: str, kind: type[Exception])
 
 
 def test_other_versions_on_a_machine_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedveil.engines.ray_cluster.NUMERICS", 0)
+    method = make_method("fedavg")
+    monkeypatch.setattr(type(method), "numerics", 0)
     with pytest.raises(FedveilError, match="numerics 0"):
-        train(make_method("fedavg"), make_clients(SIZES), "auto")
+        train(method, make_clients(SIZES), "auto")
 
 
 def test_a_run_begun_here_resumes_on_the_cluster(tmp_path: Path) -> None:

@@ -35,7 +35,6 @@ from fedveil.engines.worker import ClientWorker, Computed
 from fedveil.errors import FedveilError, InputError
 from fedveil.messages import Message
 from fedveil.methods.method import AnyMethod, At
-from fedveil.numerics import NUMERICS
 from fedveil.streams import NoiseSource
 from fedveil.task import Task
 from fedveil.tree import State, own_memory
@@ -102,10 +101,12 @@ class _Placed:
     def of(cls, worker: ClientWorker) -> _Placed:
         clients = worker.clients
         packed = _PackedClients.of(clients) if type(clients) is ArrayClients else clients
-        return cls(worker.task, packed, worker.method, worker.seed, worker.noise_source, _versions())
+        return cls(
+            worker.task, packed, worker.method, worker.seed, worker.noise_source, _versions(worker.method)
+        )
 
     def worker(self) -> ClientWorker:
-        if (own := _versions()) != self.versions:
+        if (own := _versions(self.method)) != self.versions:
             raise FedveilError(
                 f"a machine of the Ray cluster has {_listed(own)}, the run {_listed(self.versions)}. "
                 "Install the same versions everywhere, so that results do not depend on the machine."
@@ -346,10 +347,10 @@ def _connect(address: str) -> bool:
     return True
 
 
-def _versions() -> dict[str, str]:
+def _versions(method: AnyMethod) -> dict[str, str]:
     """What results depend on besides the machine."""
     return {name: metadata.version(name) for name in ("fedveil", "torch", "numpy")} | {
-        "numerics": f"{NUMERICS}"
+        "numerics": f"{method.numerics}"
     }
 
 

@@ -23,8 +23,8 @@ from fedveil.experiment.config import Config, load_config, load_experiment
 from fedveil.experiment.prepare import result_folder
 from fedveil.experiment.run import run_seed
 from fedveil.methods import METHODS
-from fedveil.methods.method import field_names
-from fedveil.numerics import NUMERICS, numerics_of
+from fedveil.methods.method import current_numerics, field_names
+from fedveil.numerics import numerics_of
 from fedveil.privacy.accounting import Guarantee, Rounds, rounds_of
 from fedveil.privacy.releases import Plan
 from fedveil.privacy.selection import composed
@@ -136,7 +136,7 @@ def _settled(cell: Cell, results: Path) -> bool:
     """Whether a cell is finished and needs no check: the user's own data files may have changed since, and a run of
     other numerics must be refused."""
     folder = ResultFolder(cell.folder(results))
-    same = numerics_of(folder.path) == NUMERICS
+    same = numerics_of(folder.path) == current_numerics(cell.config.method["name"])
     return folder.finished and same and "path" not in cell.config.task.data_options
 
 

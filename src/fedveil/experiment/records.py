@@ -15,6 +15,7 @@ from fedveil.atomic_files import write_atomically
 from fedveil.errors import ResultError
 from fedveil.experiment.tables import PublishedTable, Row
 from fedveil.experiment.verdicts import Measured, Proven, judge_claim
+from fedveil.methods.method import current_numerics
 from fedveil.numerics import NUMERICS
 from fedveil.session.results import Result
 
@@ -44,7 +45,7 @@ class Records:
     ) -> None:
         """Keep what a finished run measured, and what attacks on it found; earlier findings stay."""
         config = self.table.config(row, reduced=reduced)
-        head = {"config": config.identity(), "numerics": NUMERICS}
+        head = {"config": config.identity(), "numerics": result.summary["numerics"]}
         entry = self._of(reduced).get(row.name, {})
         if {key: entry.get(key) for key in head} != head:
             entry = {**head, "seeds": {}}
@@ -57,6 +58,7 @@ class Records:
 
     def add_accounted(self, row: Row, epsilon: Mapping[str, float | None]) -> None:
         """Keep what the ledger proves for a row, by unit and adversary, whether or not it was run."""
+        # What a method computes in another order spends what it spent before, so its own numerics do not count here.
         head = {"config": self.table.config(row).identity(), "numerics": NUMERICS}
         self._content["accounted"][row.name] = head | {"epsilon": _short(dict(epsilon))}
 
@@ -66,10 +68,11 @@ class Records:
 
     def _current(self, row: Row, kind: str) -> Entry | None:
         entry = self._content[kind].get(row.name)
-        if entry is None or entry["numerics"] != NUMERICS:
+        if entry is None:
             return None
         config = self.table.config(row, reduced=kind == "reduced")
-        return entry if entry["config"] == config.identity() else None
+        numerics = NUMERICS if kind == "accounted" else current_numerics(config.method["name"])
+        return entry if (entry["config"], entry["numerics"]) == (config.identity(), numerics) else None
 
     def stale(self) -> list[str]:
         """Rows on record that the table no longer has as they were."""

@@ -40,7 +40,7 @@ from fedveil.federation.processes import (
 )
 from fedveil.federation.run_settings import PROBLEM, RUN, RunSettings, agreed_schema, vocabulary_on_nodes
 from fedveil.messages import Record
-from fedveil.methods.method import At
+from fedveil.methods.method import At, current_numerics
 from fedveil.privacy.releases import Plan
 from fedveil.session.loop import Callback, CallbacksFor, RoundEnd
 from fedveil.session.results import Result, ResultFolder
@@ -64,7 +64,7 @@ def simulate(settings: RunSettings, prepared: Prepared, callbacks_for: Callbacks
     """Run on Flower's simulation, with a SuperLink that is started for this run only."""
     check_method(prepared, settings.seed)  # refuses before anything is started
     finished = ResultFolder(settings.folder)
-    finished.require_numerics()
+    finished.require_numerics(current_numerics(settings.config.method["name"]))
     if finished.finished:
         finished.require_data(prepared.digest)
         return finished.read()
@@ -96,7 +96,7 @@ def submit(settings: RunSettings, home: Path, callbacks_for: CallbacksFor = lamb
     config = config.model_copy(update={"run": config.run.model_copy(update={"federation": None})})
     settings = replace(settings, config=config)  # only settings that nodes need are sent to them
     finished = ResultFolder(settings.folder)
-    finished.require_numerics()
+    finished.require_numerics(current_numerics(settings.config.method["name"]))
     if finished.finished:
         return finished.read()
     section = settings.config.run

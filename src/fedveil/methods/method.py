@@ -26,6 +26,7 @@ from fedveil.methods.disclosure import (
     noise_against_server,
     read_fields,
 )
+from fedveil.numerics import NUMERICS
 from fedveil.privacy.mechanisms import SumMechanism
 from fedveil.privacy.private_sum import NoisySum
 from fedveil.privacy.releases import ADVERSARIES, UNITS, Plan, Release, Unprotected
@@ -105,6 +106,12 @@ class Method(ABC, Generic[S, Down, Up]):
     server_type: ClassVar[type[Record]]
     down_type: ClassVar[type[Message]]
     up_type: ClassVar[type[Message]]
+    numerics: ClassVar[int] = NUMERICS
+    """By which arithmetic this version runs the method (see `fedveil.numerics`).
+
+    A method whose own bits have changed says `NUMERICS + n`, with a comment on what the n-th change was: results of
+    other methods stay valid, and a rise of `NUMERICS` moves every method to a number that it never had.
+    """
     discloses_sum: ClassVar[bool] = False
     """Whether the server learns only the sum of the uploads; see `disclosed`."""
 
@@ -412,6 +419,12 @@ def register(
         return method
 
     return add
+
+
+def current_numerics(name: str) -> int:
+    """By which arithmetic this version runs the method of this name, wrapped or not."""
+    kind = METHODS.get(name.partition("+")[0])
+    return NUMERICS if kind is None else kind.numerics
 
 
 def unprotected(what: str, reason: str) -> tuple[Release, ...]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.errors import InputError, ResultError
+from fedveil.methods.method import current_numerics
 from fedveil.numerics import NUMERICS, numerics_of
 from fedveil.report.attack_files import Attack, Picture, read_attacks, read_pictures
 from fedveil.report.files import Problems, natural, number, parse_json, parse_toml, read_json, read_text
@@ -200,12 +201,13 @@ def read_runs(results: Sequence[Path | str | Result]) -> list[Run]:
 
 
 def _require_one_numerics(runs: Sequence[Run]) -> None:
-    """Refuse to show runs beside one another that differ in how they were computed."""
+    """Refuse to show runs beside one another that no version computed: all are of one number, or this version's."""
     names: dict[int, list[str]] = {}
     for run in runs:
         if run.numerics is not None:
             names.setdefault(run.numerics, []).append(run.name)
-    if len(names) > 1:
+    current = all(run.numerics in (None, current_numerics(run.method)) for run in runs)
+    if len(names) > 1 and not current:
         listed = "; ".join(f"{version}: {', '.join(names[version])}" for version in sorted(names))
         raise InputError(
             "numerics",

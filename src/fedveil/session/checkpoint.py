@@ -12,7 +12,7 @@ from pathlib import Path
 from fedveil.atomic_files import write_atomically, writing
 from fedveil.lazy_torch import safetensors_torch
 from fedveil.messages import MessageError, Record
-from fedveil.numerics import NUMERICS, require_numerics
+from fedveil.numerics import require_numerics
 from fedveil.tree import State
 
 _MAGIC = b"fedveil checkpoint 1\n"
@@ -24,6 +24,7 @@ class Checkpoint:
     round: int
     server: Record
     states: Mapping[int, State]
+    numerics: int
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
@@ -37,7 +38,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
             for place, (name, leaf) in enumerate(state.items())
         }
     )
-    head = json.dumps({"round": checkpoint.round, "numerics": NUMERICS}).encode()
+    head = json.dumps({"round": checkpoint.round, "numerics": checkpoint.numerics}).encode()
     body = b"".join(struct.pack("<Q", len(part)) + part for part in (head, server, clients))
     data = _MAGIC + body + hashlib.sha256(body).digest()
     write_atomically(folder / f"round-{checkpoint.round:06d}.ckpt", data)
@@ -45,20 +46,22 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         old.unlink()
 
 
-def load_checkpoint(folder: Path, server_type: type[Record], *, most: int | None = None) -> Checkpoint | None:
+def load_checkpoint(
+    folder: Path, server_type: type[Record], numerics: int, *, most: int | None = None
+) -> Checkpoint | None:
     """The newest intact checkpoint of round `most` or earlier, or None.
 
     Raises:
-        InputError: It was written with other numerics.
+        InputError: It was written with other numerics than these.
     """
     for path in sorted(folder.glob("round-*.ckpt"), reverse=True):
-        checkpoint = _read(path, server_type)
+        checkpoint = _read(path, server_type, numerics)
         if checkpoint is not None and (most is None or checkpoint.round <= most):
             return checkpoint
     return None
 
 
-def _read(path: Path, server_type: type[Record]) -> Checkpoint | None:
+def _read(path: Path, server_type: type[Record], numerics: int) -> Checkpoint | None:
     try:
         data = path.read_bytes()
     except OSError:
@@ -74,12 +77,12 @@ def _read(path: Path, server_type: type[Record]) -> Checkpoint | None:
         offset += 8 + length
     head, server, clients = parts
     facts = json.loads(head)
-    require_numerics(path, facts.get("numerics", 1))
+    require_numerics(path, facts.get("numerics", 1), numerics)
     states: dict[int, State] = {}
     for name, leaf in sorted(safetensors_torch.load(clients).items()):
         client, _, key = name.split("/", maxsplit=2)
         states.setdefault(int(client), {})[key] = leaf
     try:
-        return Checkpoint(facts["round"], server_type.from_bytes(server), states)
+        return Checkpoint(facts["round"], server_type.from_bytes(server), states, numerics)
     except MessageError:
         return None

@@ -26,7 +26,7 @@ from fedveil.errors import ResultError
 from fedveil.lazy_torch import safetensors_torch, torch
 from fedveil.messages import Message, Record
 from fedveil.methods.method import At
-from fedveil.numerics import MARK, NUMERICS, numerics_of, require_numerics
+from fedveil.numerics import MARK, numerics_of, require_numerics
 from fedveil.session.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedveil.session.loop import Callback, RoundEnd
 from fedveil.session.model_file import CHECKSUM, MODEL, model_problems, write_model
@@ -140,9 +140,9 @@ class ResultFolder:
                 value=str(self.path),
             )
 
-    def require_numerics(self) -> None:
-        """Refuse a folder written with other numerics, whose rounds and result cannot be combined with new ones."""
-        require_numerics(self.path, numerics_of(self.path))
+    def require_numerics(self, current: int) -> None:
+        """Refuse a folder of other numerics, whose rounds and result cannot be combined with new ones."""
+        require_numerics(self.path, numerics_of(self.path), current)
 
     def require_data(self, digest: str | None) -> None:
         """Refuse a folder of other data of the same shape: its result is not that of this data, and rounds replayed
@@ -162,6 +162,7 @@ class ResultFolder:
         identity: str,
         run: str,
         server_type: type[Record],
+        numerics: int,
         data: str | None = None,
         *,
         replay_safe: bool = True,
@@ -181,14 +182,14 @@ class ResultFolder:
             )
         if not mark.exists():
             write_atomically(stored, config.encode())
-            write_atomically(self.path / MARK, f"{NUMERICS}\n".encode())
+            write_atomically(self.path / MARK, f"{numerics}\n".encode())
             if data is not None:
                 write_atomically(self.path / ".data", data.encode())
             write_atomically(mark, identity.encode())  # written last: it marks the configuration as complete
         lines = self.rounds()
         recorded = sum(line["round"] == place for place, line in enumerate(lines, 1))
         checkpoint = load_checkpoint(
-            self.path / "checkpoint", server_type, most=recorded if replay_safe else None
+            self.path / "checkpoint", server_type, numerics, most=recorded if replay_safe else None
         )
         keep = [line for line in lines if checkpoint and line["round"] <= checkpoint.round]
         text = "".join(json.dumps(line) + "\n" for line in keep)
@@ -263,16 +264,17 @@ class RoundLog(Callback):
 class Checkpoints(Callback):
     """Saves the run every `every` rounds, and on request (an interrupted run) after the last complete round."""
 
-    def __init__(self, folder: Path, engine: Engine, every: int) -> None:
+    def __init__(self, folder: Path, engine: Engine, every: int, numerics: int) -> None:
         self._folder = folder
         self._engine = engine
         self._every = every
+        self._numerics = numerics
         self._unsaved: Checkpoint | None = None
 
     def round_ends(self, end: RoundEnd) -> None:
         # Client states are replaced, never edited, so a shallow copy is enough.
         states = dict(self._engine.state())
-        self._unsaved = Checkpoint(end.at.round, end.server, states)
+        self._unsaved = Checkpoint(end.at.round, end.server, states, self._numerics)
         if end.at.round % self._every == 0 and not end.last:
             self.save()
 

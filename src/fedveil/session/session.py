@@ -24,7 +24,6 @@ from fedveil.evaluation.accuracy import (
 from fedveil.evaluation.metrics import metrics_of
 from fedveil.messages import Record
 from fedveil.methods.method import AnyMethod
-from fedveil.numerics import NUMERICS
 from fedveil.privacy.releases import Plan
 from fedveil.session.callbacks.evaluate import EvaluateOnTest
 from fedveil.session.callbacks.stop_early import StopEarly
@@ -150,7 +149,7 @@ class Session:
     def require_same_run(self, folder: ResultFolder) -> str | None:
         """Refuse a folder of another run, numerics or data; returns the digest of the data, if available."""
         folder.require(self.identity)
-        folder.require_numerics()
+        folder.require_numerics(self.method.numerics)
         digest = None if self.data.clients is None else digest_of(self.data.clients, self.test)
         folder.require_data(digest)
         return digest
@@ -162,6 +161,7 @@ class Session:
             self.identity,
             self.name,
             self.method.server_type,
+            self.method.numerics,
             digest,
             replay_safe=self.options.replay_safe,
         )
@@ -173,7 +173,8 @@ class Session:
         """Run the remaining rounds."""
         options, saver = self.options, None
         if self.folder is not None:
-            saver = Checkpoints(self.folder.path / "checkpoint", engine, options.checkpoint_every)
+            place, every = self.folder.path / "checkpoint", options.checkpoint_every
+            saver = Checkpoints(place, engine, every, self.method.numerics)
         server = self.server
         if start.checkpoint is not None:
             server = start.checkpoint.server.map(lambda _, leaf: leaf.to(self.task.device))
@@ -294,6 +295,6 @@ class Session:
             },
             "parameters": task.parameter_count,
             "majority": majority_rate(self.test),
-            "numerics": NUMERICS,
+            "numerics": self.method.numerics,
             "environment": environment(),
         } | {name: scored[name] for name in EXTRA_METRICS if name in scored}

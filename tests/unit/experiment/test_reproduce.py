@@ -14,6 +14,7 @@ from fedveil.errors import InputError, ResultError
 from fedveil.experiment.records import Records
 from fedveil.experiment.reproduce import choose, estimate, open_cells, report, run_job, wall_time
 from fedveil.experiment.tables import PublishedTable, find_table, list_tables, load_table
+from fedveil.methods.fedavg import FedAvg
 from fedveil.report.reproduction import pages
 
 TABLE = """
@@ -161,8 +162,23 @@ def test_a_record_of_another_configuration_or_numerics_is_stale(
     path.write_text(TABLE.replace("lr = 0.1", "lr = 0.2"))
     changed = load_table(path)
     assert Records(changed, tmp_path / "records").stale() == ["FedAvg"]
-    monkeypatch.setattr("fedveil.experiment.records.NUMERICS", 99)
+    monkeypatch.setattr(FedAvg, "numerics", 99)
     assert Records(table, tmp_path / "records").stale() == ["FedAvg"]
+
+
+def test_a_methods_own_numerics_leave_records_of_other_methods_and_what_is_accounted(
+    table: PublishedTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = choose(table, ["FedAvg", "UDP-FedAvg, sigma 1"], 1, reduced=False)
+    run_job(job, tmp_path / "results", tmp_path / "records", jobs=1)
+    records = Records(table, tmp_path / "records")
+    records.add_accounted(table.rows[0], {"client against server": None})
+    records.write()
+    monkeypatch.setattr(FedAvg, "numerics", FedAvg.numerics + 1)
+    kept = Records(table, tmp_path / "records")
+    assert kept.stale() == ["FedAvg"]
+    assert [kept.entry(row) is None for row in table.rows[:2]] == [True, False]
+    assert kept.epsilons(table.rows[0]) == [{"client against server": None}]
 
 
 def test_damaged_records_are_told(table: PublishedTable, tmp_path: Path) -> None:

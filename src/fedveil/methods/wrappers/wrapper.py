@@ -105,6 +105,10 @@ class Around(Method[S, Message, Message]):
         for field, value in own.items():
             object.__setattr__(self, field, value)
 
+    @property
+    def numerics(self) -> int:  # type: ignore[override]
+        return self.inner.numerics
+
     def exchanges(self, plan: Plan) -> int:
         return self.inner.exchanges(plan)
 
