@@ -252,7 +252,7 @@ def test_a_node_that_cannot_read_its_data_is_named_without_a_word_of_them(tmp_pa
     assert [line["answered"] for line in result.history] == [2, 2]
     assert result.folder is not None
     log = (result.folder / LOG).read_text()
-    assert f"node 1001 is not let in: node node-1 refused: {REASONS['unavailable']}" in log
+    assert f"node 1001 is refused: node node-1 refused: {REASONS['unavailable']}" in log
     assert "secret" not in log
 
 

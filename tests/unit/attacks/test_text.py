@@ -49,14 +49,14 @@ def test_rows_that_are_not_zero_are_the_tokens_that_occur() -> None:
         assert (score.precision, score.recall) == (1.0, 1.0)
 
 
-def test_under_noise_rows_that_stand_out_are_named_and_none_where_all_drown() -> None:
+def test_tokens_that_occur_are_outliers_under_noise_unless_the_noise_dominates() -> None:
     rng = named_stream(0, "noise")
     table = torch.zeros(2000, 32, dtype=torch.float64)
     table[[7, 70, 700]] = 0.1
     noise = torch.from_numpy(rng.standard_normal((2000, 32)))
     found = leaked_tokens(table + 0.01 * noise, 10)
     assert found.tokens == (7, 70, 700)
-    assert "stand out" in found.how
+    assert "outlier" in found.how
     drowned = leaked_tokens(table + 10 * noise, 10)
     assert set(drowned.tokens).isdisjoint({7, 70, 700})
     assert len(drowned.tokens) <= 1

@@ -143,7 +143,7 @@ def _refined(picked: Tensor, wanted: Tensor, given: Tensor) -> Tensor:
         products = left @ given.T  # [M, P]
         own = products[picked]  # row p: inner products of the residual of p's token with each position
         here = own.diagonal()
-        move = 2 * (lengths + here)[None] - 2 * told
+        move = 2 * (lengths + here)[None] - 2 * products
         move[picked, torch.arange(len(given))] = torch.inf
         swap = 2 * apart - 2 * (own - here[:, None]) - 2 * (own.T - here[None])
         swap[picked[:, None] == picked[None]] = torch.inf
