@@ -129,6 +129,9 @@ def _estimate(
 ) -> dict[str, Estimate]:
     """Say how long the unfinished runs take; where no round can be measured, the runs themselves say why."""
     cells = open_cells(job, results)
+    if not cells:
+        notes.print(f"all {len(job.cells())} runs are finished")
+        return {}
     try:
         with notes.status("measuring a round of each kind of row"):
             lengths = estimate(cells, data)
