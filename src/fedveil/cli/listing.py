@@ -7,13 +7,16 @@ import tomllib
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 
 from fedveil.cli.app import AsJson, app, out
 from fedveil.errors import known_name
+
+if TYPE_CHECKING:
+    from fedveil.methods.describe import Described
 
 
 @app.command(
@@ -131,12 +134,6 @@ _FOLDERS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
 
 def _fields(what: str, name: str) -> list[dict[str, Any]]:
     """The configuration keys of this entry, with their defaults."""
-    if what in ("datasets", "models"):
-        return [{"name": key, "default": _in_json(value)} for key, value in _options(what, name).items()]
-    from fedveil.methods.describe import describe_fields
-
-    known = _classes(what)
-    known_name("name", what.removesuffix("s"), name, known)
     return [
         {
             "name": field.name,
@@ -144,23 +141,30 @@ def _fields(what: str, name: str) -> list[dict[str, Any]]:
             "values": field.values,
             "meaning": field.meaning,
         }
-        for field in describe_fields(known[name])
+        for field in _described(what, name)
     ]
+
+
+def _described(what: str, name: str) -> list[Described]:
+    from fedveil.methods.describe import describe_fields, describe_options
+
+    if what == "models":
+        from fedveil.models import options as of_models
+        from fedveil.models.registry import model_entry, model_options
+
+        return describe_options(model_entry(name).build, model_options(name), of_models.OPTIONS)
+    if what == "datasets":
+        from fedveil.data import options as of_data
+        from fedveil.data.registry import dataset_loader, dataset_options
+
+        return describe_options(dataset_loader(name), dataset_options(name), of_data.OPTIONS)
+    known = _classes(what)
+    return describe_fields(known[known_name("name", what.removesuffix("s"), name, known)])
 
 
 def _in_json(value: Any) -> Any:
     """The value with infinities as text, since JSON has no infinity."""
     return str(value) if value == float("inf") else value
-
-
-def _options(what: str, name: str) -> Mapping[str, Any]:
-    if what == "models":
-        from fedveil.models.registry import model_options
-
-        return model_options(name)
-    from fedveil.data.registry import dataset_options
-
-    return dataset_options(name)
 
 
 def _classes(what: str) -> Mapping[str, type[Any]]:

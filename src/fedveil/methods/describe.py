@@ -10,9 +10,10 @@ import ast
 import inspect
 import itertools
 import textwrap
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter
 
@@ -56,6 +57,44 @@ def describe_fields(kind: type[Any]) -> list[Described]:
         )
         for name, default in _defaults(kind).items()
     ]
+
+
+def describe_options(
+    made_by: Callable[..., Any], defaults: Mapping[str, Any], meanings: Mapping[str, tuple[str, str]]
+) -> list[Described]:
+    """The options of a function, in order.
+
+    Args:
+        made_by: The function that takes them: its annotations say what they may be.
+        defaults: The options, with what they are if not given.
+        meanings: What each means and the bounds of its numbers.
+    """
+    given = inspect.signature(made_by).parameters
+    names = vars(inspect.getmodule(made_by))
+    described = []
+    for name, default in defaults.items():
+        meaning, bounds = meanings.get(name, ("", ""))
+        written = given[name].annotation if name in given else int | None
+        kind = eval(written, names) if isinstance(written, str) else written
+        described.append(Described(name, default, meaning, _bounded(_values(_in_files(kind)), bounds)))
+    return described
+
+
+def _in_files(kind: Any) -> dict[str, Any]:
+    """The JSON schema of a type, without what only Python code can give."""
+    if get_origin(kind) in (Union, types.UnionType):
+        kept = [part for part in get_args(kind) if not is_dataclass(part)]
+        parts = [TypeAdapter(part).json_schema() for part in kept]
+        return {
+            "anyOf": [part for k, part in enumerate(parts) if _values(part) not in map(_values, parts[:k])]
+        }
+    return TypeAdapter(kind).json_schema()
+
+
+def _bounded(values: str, bounds: str) -> str:
+    """The words for a number with its bounds behind it."""
+    before, number, after = values.partition("number")
+    return f"{before}{number} {bounds}{after}" if bounds and number else values
 
 
 def _defaults(kind: type[Any]) -> dict[str, Any]:

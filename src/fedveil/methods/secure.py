@@ -24,7 +24,6 @@ from fedveil.methods.wrappers.wrapper import Around
 from fedveil.privacy.private_sum import NoisySum
 from fedveil.privacy.releases import Plan, Release
 from fedveil.privacy.secure_noise import RecordBatch, SecureNoise, group_of, modular_sum
-from fedveil.secure_sum.masks import Words, mask
 from fedveil.secure_sum.settings import SecureSum
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
@@ -32,6 +31,8 @@ from fedveil.tree import Params, State, scale
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fedveil.secure_sum.masks import Words
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,8 @@ class SecurelyAggregated(Around[Record]):
         A masked upload is uniform and independent of the input and of the sum
         (`test_a_masked_upload_is_uniform_and_independent_of_the_input`).
         """
+        from fedveil.secure_sum.masks import mask  # the package cryptography takes a while to import
+
         assert isinstance(up, IntegerUpload)
         shapes = {name: leaf.shape[1:] for name, leaf in up.values.items()}
         length = sum(shape.numel() for shape in shapes.values())

@@ -229,14 +229,14 @@ def _composed(step: Step, count: int, grid: float) -> Any:
 
 
 def _relation(adjacency: Adjacency) -> Any:
-    import dp_accounting
+    from fedveil.privacy.dp_library import NeighboringRelation
 
-    return dp_accounting.NeighboringRelation[_RELATION[adjacency]]
+    return NeighboringRelation[_RELATION[adjacency]]
 
 
 @functools.lru_cache(maxsize=128)
 def _step_pld(step: Step, grid: float) -> Any:
-    from dp_accounting.pld import privacy_loss_distribution as pld
+    from fedveil.privacy.dp_library import pld
 
     if step.weight < 1:
         instead = pld.identity(grid) if step.otherwise is None else _step_pld(step.otherwise, grid)
@@ -271,8 +271,7 @@ def _bundle_pld(bundle: Bundle, grid: float) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _part_pld(protection: Protection, rate: float, adjacency: Adjacency, grid: float) -> Any:
-    from dp_accounting.pld import common
-    from dp_accounting.pld import privacy_loss_distribution as pld
+    from fedveil.privacy.dp_library import common, pld
 
     if isinstance(protection, RandomGaussianNoise) and rate == 1:
         return _gaussian_pld(protection, adjacency, grid)
@@ -309,9 +308,9 @@ def _gaussian_pld(protection: RandomGaussianNoise, adjacency: Adjacency, grid: f
     The divergence of N(m, 1) from N(0, 1) is Phi(m/2 - e/m) - e^e Phi(-m/2 - e/m). The losses left out at either
     end have a probability below `_TAIL`; at the upper end they count as infinite.
     """
-    from dp_accounting.pld import pld_pmf
-    from dp_accounting.pld import privacy_loss_distribution as pld
     from scipy.special import log_ndtr, ndtr, ndtri
+
+    from fedveil.privacy.dp_library import pld, pld_pmf
 
     sensitivity = 2.0 if adjacency == "replace-one" else 1.0
     weights = np.asarray(protection.weights)
@@ -340,7 +339,7 @@ def _amplified(protection: PureDP | ApproximateDP, rate: float) -> tuple[float, 
 @functools.lru_cache(maxsize=4096)
 @np.errstate(over="ignore")  # an overflow is an infinite divergence
 def _epsilon_by_renyi(steps: tuple[tuple[Step, int], ...], delta: float) -> float:
-    from dp_accounting import rdp
+    from fedveil.privacy.dp_library import rdp
 
     orders, total, failure = renyi_curve(steps)
     if failure >= delta:  # an (eps, delta) mechanism is eps-DP up to a failure probability of delta
@@ -433,10 +432,10 @@ def _part_renyi(
         case _ if adjacency == "replace-one":
             raise InputError("adjacency", adjacency, "has no accounting here", "Use zero-out or add-remove.")
         case LaplaceNoise(epsilon=eps) if rate == 1:
-            import dp_accounting
+            from fedveil.privacy.dp_library import LaplaceDpEvent, rdp
 
-            accountant = dp_accounting.rdp.RdpAccountant(list(orders))
-            accountant.compose(dp_accounting.LaplaceDpEvent(1 / eps))
+            accountant = rdp.RdpAccountant(list(orders))
+            accountant.compose(LaplaceDpEvent(1 / eps))
             return _not_rounded_away(np.asarray(accountant.rdp), np.asarray(orders) * eps**2 / 2, orders)
         case PureDP() | ApproximateDP() | LaplaceNoise():
             pure = PureDP(protection.epsilon) if isinstance(protection, LaplaceNoise) else protection
@@ -457,14 +456,14 @@ def _sampled_gaussian_renyi(rate: float, multiplier: float, orders: tuple[float,
     E_z[(1 - q + q e^((2z - 1) / 2s^2))^a], z ~ N(0, s^2), by the trapezoid rule, which for such integrands
     is exact to rounding. Negligible noise would need too many points: there the next whole order is the bound.
     """
-    import dp_accounting
+    from fedveil.privacy.dp_library import GaussianDpEvent, PoissonSampledDpEvent, rdp
 
     alpha = np.asarray(orders)
     if alpha.max() / multiplier > _MOST_DEVIATIONS:
         alpha = np.ceil(alpha)
     whole = alpha == np.round(alpha)
-    event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(multiplier))
-    accountant = dp_accounting.rdp.RdpAccountant(list(alpha[whole]))
+    event = PoissonSampledDpEvent(rate, GaussianDpEvent(multiplier))
+    accountant = rdp.RdpAccountant(list(alpha[whole]))
     accountant.compose(event)
     out = np.empty(len(alpha))
     out[whole] = accountant.rdp

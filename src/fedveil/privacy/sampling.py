@@ -40,10 +40,16 @@ def cohort_sizes(plan: Plan, present: int = 0) -> list[tuple[int, float]]:
 
     Tails with a probability below 1e-20 are left out.
     """
-    from scipy.stats import binom
-
-    others = plan.clients - present
+    others, rate = plan.clients - present, plan.rate
+    if rate == 1:
+        return [(plan.clients, 1.0)]
     drawn = np.arange(others + 1)
-    chance = binom.pmf(drawn, others, plan.rate)
-    likely = (chance > 0) & (binom.sf(drawn - 1, others, plan.rate) > 1e-20)
+    # From the most likely size outwards, so that no probability is the difference of large logarithms.
+    ratio = (others - drawn[:-1]) / drawn[1:] * (rate / (1 - rate))
+    mode = min(int((others + 1) * rate), others)
+    with np.errstate(under="ignore"):
+        above, below = np.cumprod(ratio[mode:]), np.cumprod(1 / ratio[:mode][::-1])[::-1]
+        chance = np.concatenate([below, [1.0], above])
+        chance /= chance.sum()
+    likely = (chance > 0) & (np.cumsum(chance[::-1])[::-1] > 1e-20)
     return [(present + int(k), float(chance[k])) for k in drawn[likely]]

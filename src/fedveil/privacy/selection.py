@@ -107,7 +107,7 @@ class PoissonTrials:
         return math.exp(trials * math.log(self.mean) - self.mean - math.lgamma(trials + 1))
 
     def curve(self, trial: RenyiCurve) -> Floats:
-        from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
+        from fedveil.privacy.dp_library import compute_delta
 
         orders, values = np.asarray(trial.orders), np.asarray(trial.values)
         allowed = np.log1p(1 / (orders - 1))

@@ -27,6 +27,7 @@ from fedveil.methods.disclosure import (
     UploadReading,
 )
 from fedveil.methods.method import AnyMethod, At, Demand, Method, S
+from fedveil.methods.registry import LazyRegistry
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Batch, Task
@@ -288,7 +289,7 @@ class WrappedMethod(Around[Wrapped]):
         return self.inner.server_type.assemble(json.loads(server.inner_head), server.inner)
 
 
-WRAPPERS: dict[str, type[Wrapper]] = {}
+WRAPPERS: LazyRegistry[Wrapper] = LazyRegistry()
 C = TypeVar("C")
 
 
@@ -297,7 +298,7 @@ def wrapper(name: str, summary: str) -> Callable[[type[C]], type[C]]:
 
     def add(kind: type[C]) -> type[C]:
         assert issubclass(kind, Wrapper)
-        require_free("wrapper", name, kind, WRAPPERS.get(name))
+        require_free("wrapper", name, kind, WRAPPERS.other(name, kind.__module__))
         kind.name, kind.summary = name, summary
         WRAPPERS[name] = kind
         return kind

@@ -7,11 +7,11 @@ are taken until they differ.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import mpmath
 import numpy as np
 
+from fedveil.lazy_modules import LazyModule
 from fedveil.privacy.noise.grid import (
     GUARD_DIGITS,
     UNCERTAIN,
@@ -23,6 +23,11 @@ from fedveil.privacy.noise.grid import (
     words_of,
 )
 from fedveil.streams import Stream
+
+if TYPE_CHECKING:
+    import mpmath
+else:
+    mpmath = LazyModule("mpmath")
 
 _ROUNDINGS = 2.0**-48
 Bounds = tuple[Any, Any]

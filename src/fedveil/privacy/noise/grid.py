@@ -16,13 +16,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import mpmath
 import numpy as np
 
+from fedveil.lazy_modules import LazyModule
 from fedveil.lazy_torch import torch
 from fedveil.streams import Stream
+
+if TYPE_CHECKING:
+    import mpmath
+else:
+    mpmath = LazyModule("mpmath")
 
 Rows = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
