@@ -258,13 +258,21 @@ def _verdict(tables: Sequence[_Judged]) -> str:
         f"One seed of those that were not run would take {rest.in_words()} of one core." if rest.known else ""
     )
     if not run:
-        return f"**Verdict: open.** None of the {rows} published rows has been run at full scale. {left}"
+        return f"**Verdict: open.** None of the {rows} rows has been run at full scale. {left}"
     judged = sum(len(one.judged) for one in tables)
     ordered = [one for one in tables if one.order().pairs]
     levels, right = sum(one.levels for one in tables), sum(one.order().reproduced for one in ordered)
     return (
-        f"**Verdict.** {run} of {rows} published rows were run at full scale. {levels} of {judged} have the published "
-        f"level; the order is reproduced in {right} of {len(ordered)} tables. {left}"
+        f"**Verdict.** {run} of {rows} rows were run at full scale{_readings(tables)}. {levels} of {judged} have the "
+        f"published level; the order is reproduced in {right} of {len(ordered)} tables. {left}"
+    )
+
+
+def _readings(tables: Sequence[_Judged]) -> str:
+    """Said where a published value stands in several rows."""
+    names = sorted({one.reading for one in tables if one.reading})
+    return (
+        f" (a published value has a row for each reading; marked ones: {', '.join(names)})" if names else ""
     )
 
 
