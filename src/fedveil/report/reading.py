@@ -193,7 +193,9 @@ def read_runs(results: Sequence[Path | str | Result]) -> list[Run]:
         )
     if not runs:
         given = ", ".join(str(item) for item in results) or "nothing"
-        raise ResultError(f"no run in {given}. Give result folders, such as results/demo.")
+        raise ResultError(
+            f"no run in {given}. Give result folders, such as results/demo.", field="results", value=given
+        )
     _require_one_numerics(runs)
     return runs
 
