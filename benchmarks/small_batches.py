@@ -21,13 +21,12 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))  # the peers' cases lie beside this file
 
-from peers.cases import BATCH, LR, MethodRounds, images, plain_fedsgd
-from peers.measuring import Ratio
-
 import fedveil
 from fedveil import ArrayClients, Task
 from fedveil.methods.fedem import FedEM
 from fedveil.methods.fedsgd import FedSGD
+from peers.cases import BATCH, LR, MethodRounds, images, plain_fedsgd
+from peers.measuring import Ratio
 
 STEPS, SHAPE = 15, (1, 28, 28)
 REPEATS = {"fedsgd": 30, "fedem": 2}
@@ -123,7 +122,10 @@ def serve(name: str) -> None:
 
 def compare(name: str, turns: int, tree: Path | None) -> None:
     plain = plain_fedsgd() if name == "fedsgd" else PlainFedEM()
-    contenders: dict[str, Callable[[], float]] = {"ours": _turns(ours(name), name), "plain": _turns(plain, name)}
+    contenders: dict[str, Callable[[], float]] = {
+        "ours": _turns(ours(name), name),
+        "plain": _turns(plain, name),
+    }
     before = None if tree is None else Before(tree, name)
     if before is not None:
         before.turn()
