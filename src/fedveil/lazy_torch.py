@@ -7,9 +7,9 @@ where it is used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fedveil.lazy_modules import LazyModule
 
 if TYPE_CHECKING:
     import safetensors.torch as safetensors_torch
@@ -17,18 +17,9 @@ if TYPE_CHECKING:
     from torch import nn as nn
     from torch.nn import functional as functional
 else:
-
-    class _Lazy(ModuleType):
-        """A module that is imported when one of its names is asked for, and keeps the names it was asked for."""
-
-        def __getattr__(self, name: str) -> Any:
-            value = getattr(import_module(self.__name__), name)
-            setattr(self, name, value)
-            return value
-
-    torch = _Lazy("torch")
-    nn = _Lazy("torch.nn")
-    functional = _Lazy("torch.nn.functional")
-    safetensors_torch = _Lazy("safetensors.torch")
+    torch = LazyModule("torch")
+    nn = LazyModule("torch.nn")
+    functional = LazyModule("torch.nn.functional")
+    safetensors_torch = LazyModule("safetensors.torch")
 
 __all__ = ["functional", "nn", "safetensors_torch", "torch"]

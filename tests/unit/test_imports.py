@@ -85,6 +85,23 @@ fedveil.cli.main()
     assert "LOADED []" in done.stdout, done.stdout[-200:]
 
 
+def test_accounting_without_data_loads_one_method_and_no_statistics(tmp_path: Path) -> None:
+    arguments = ["account", str(DEMO), "--records-per-client", "100"]
+    code = f"""
+import atexit, sys
+slow = ("scipy.stats", "scipy.signal", "scipy.optimize", "cryptography", "mpmath", "fedveil.methods.fedavg")
+atexit.register(lambda: print("LOADED", [name for name in slow if name in sys.modules]))
+sys.argv = ["fedveil", *{arguments!r}]
+import fedveil.cli
+fedveil.cli.main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "LOADED []" in done.stdout, done.stdout[-300:]
+
+
 def test_shell_completion_loads_no_torch(tmp_path: Path) -> None:
     code = """
 import atexit, os, sys

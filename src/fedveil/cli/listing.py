@@ -1,4 +1,4 @@
-"""`fedveil list`: what fedveil knows by name."""
+"""`fedveil list`: the registered methods, models, data sets and so on."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import tomllib
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 
 from fedveil.cli.app import AsJson, app, out
 from fedveil.errors import known_name
+
+if TYPE_CHECKING:
+    from fedveil.methods.describe import Described
 
 
 @app.command(
@@ -67,7 +70,7 @@ def _named(what: str, name: str | None) -> list[dict[str, Any]]:
 
 
 def _experiments(folder: Path) -> list[dict[str, Any]]:
-    """Files that have a section [task] or [method]; others are somebody else's."""
+    """TOML files with a section [task] or [method]; others are not experiments."""
     rows = []
     for path in sorted(folder.rglob("*.toml")):
         try:
@@ -90,7 +93,7 @@ def _experiments(folder: Path) -> list[dict[str, Any]]:
 
 
 def _results(folder: Path) -> list[dict[str, Any]]:
-    """Finished runs, the newest first; epsilon is the least that is proven, and against whom."""
+    """Finished runs, the newest first, with the smallest proven epsilon and its adversary."""
     rows = []
     for path in folder.rglob("summary.json"):
         try:
@@ -130,13 +133,7 @@ _FOLDERS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
 
 
 def _fields(what: str, name: str) -> list[dict[str, Any]]:
-    """The keys that this one takes in a configuration, with what they are if not given."""
-    if what in ("datasets", "models"):
-        return [{"name": key, "default": _in_json(value)} for key, value in _options(what, name).items()]
-    from fedveil.methods.describe import describe_fields
-
-    known = _classes(what)
-    known_name("name", what.removesuffix("s"), name, known)
+    """The configuration keys of this entry, with their defaults."""
     return [
         {
             "name": field.name,
@@ -144,27 +141,34 @@ def _fields(what: str, name: str) -> list[dict[str, Any]]:
             "values": field.values,
             "meaning": field.meaning,
         }
-        for field in describe_fields(known[name])
+        for field in _described(what, name)
     ]
 
 
+def _described(what: str, name: str) -> list[Described]:
+    from fedveil.methods.describe import describe_fields, describe_options
+
+    if what == "models":
+        from fedveil.models import options as of_models
+        from fedveil.models.registry import model_entry, model_options
+
+        return describe_options(model_entry(name).build, model_options(name), of_models.OPTIONS)
+    if what == "datasets":
+        from fedveil.data import options as of_data
+        from fedveil.data.registry import dataset_loader, dataset_options
+
+        return describe_options(dataset_loader(name), dataset_options(name), of_data.OPTIONS)
+    known = _classes(what)
+    return describe_fields(known[known_name("name", what.removesuffix("s"), name, known)])
+
+
 def _in_json(value: Any) -> Any:
-    """JSON has no infinity."""
+    """The value with infinities as text, since JSON has no infinity."""
     return str(value) if value == float("inf") else value
 
 
-def _options(what: str, name: str) -> Mapping[str, Any]:
-    if what == "models":
-        from fedveil.models.registry import model_options
-
-        return model_options(name)
-    from fedveil.data.registry import dataset_options
-
-    return dataset_options(name)
-
-
 def _classes(what: str) -> Mapping[str, type[Any]]:
-    """What is listed with its fields, by name; only what is asked for is loaded."""
+    """The classes with fields, by name; only the requested kind is imported."""
     if what == "methods":
         from fedveil.methods import METHODS
 
@@ -180,7 +184,7 @@ def _classes(what: str) -> Mapping[str, type[Any]]:
     from fedveil.attacks.membership.threat_model import MEMBERSHIP_ATTACKS
     from fedveil.attacks.registry import ATTACKS
 
-    _attacks()  # registers them
+    _attacks()  # imports and registers them
     return ATTACKS | MEMBERSHIP_ATTACKS
 
 

@@ -33,6 +33,7 @@ from fedveil.errors import DataError, InputError
 from fedveil.losses import Target
 
 _MOST_CATEGORIES = 1000
+_FEW = 20  # classes; a schema may name so many whatever the number of rows
 FILL_IN = 'Fill them in, drop the columns, or set missing = "drop", "median" or "category".'
 
 
@@ -105,7 +106,13 @@ def schema_of(path: Path, label: str, options: ColumnOptions | None = None) -> T
     """
     table = read_table(path)
     said = options or ColumnOptions()
-    made = fit_schema(table, label=label, classes=classes_of([table], label, said), options=said)
+    classes = classes_of([table], label, said)
+    if len(classes) > _FEW and 2 * len(classes) > len(table):
+        raise DataError(
+            f"{table.path}: column {label!r} has {len(classes)} classes in {len(table)} rows, so a class would tell "
+            'whose row it is. Name another label, or set target = "number". A schema is sent to others.'
+        )
+    made = fit_schema(table, label=label, classes=classes, options=said)
     for column in made.columns:
         if column.categories is None:
             continue

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import unicodedata
+from decimal import Context, Decimal
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,10 +31,28 @@ def check_persons(person: str | None, rows_per_person: int | None) -> int | None
     return 1 if rows_per_person is None else whole_number("rows_per_person", rows_per_person, 1)
 
 
+_DIGITS = Context(prec=400)  # none of a long number is rounded away
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def same_person(cell: str) -> str:
+    """One text for all spellings of a person: blanks, capitals, width, and digits that do not change a number.
+
+    Two persons who are taken for one are protected together, which only costs rows. One who is taken for two would not
+    be protected.
+    """
+    text = " ".join(unicodedata.normalize("NFKC", cell).casefold().split())
+    try:
+        number = Decimal(text.replace(",", "."))
+        return str(number.normalize(_DIGITS)) if number.is_finite() else text
+    except ArithmeticError:  # not a number, or one beyond all exponents
+        return text
+
+
 def people_of(table: RawTable, person: str) -> npt.NDArray[np.int64]:
-    """The person of each row, as a number."""
+    """The person of each row, as a number; see `same_person`."""
     require_present(table, [person], "Fill them in or drop these rows.")
-    names = np.array(table.texts(person, "person"))
+    names = np.array([same_person(cell) for cell in table.texts(person, "person")])
     people: npt.NDArray[np.int64] = np.unique(names, return_inverse=True)[1].astype(np.int64)
     return people
 

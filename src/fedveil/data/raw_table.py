@@ -248,6 +248,7 @@ _COMMA = re.compile(r"[-+]?\d+,\d+")
 _IDENTIFIER = re.compile(
     r"(?i)(^|.*[_\-. ])(id|ids|mrn|ssn|uuid|guid|nr|no|number|identifier)$|.*[a-z]I[dD]$"
 )
+_NAMES_SOMEBODY = re.compile(r"(?i)(^|.*[_\-. ])(id|ids|mrn|ssn|uuid|guid|identifier)$|.*[a-z]I[dD]$")
 _FEW = 20  # below so many rows nothing can be said about how often values repeat
 
 
@@ -255,7 +256,8 @@ def suspicion(table: RawTable, name: str, values: npt.NDArray[np.float64], words
     """Why a column is no feature, with the remedy; None for an ordinary one. No value of it is shown.
 
     Whole numbers count as identifiers if they are all different and are named like one or count the rows; other
-    numbers are measurements. Words are suspicious if they are dates, have decimal commas, or differ in most rows.
+    numbers are measurements. Words are suspicious if they are dates, have decimal commas, or differ in most rows. Of a
+    person's several rows the identifier repeats, so a column named for one needs many values only.
 
     Args:
         values: The column's numbers, NaN where there is none.
@@ -277,7 +279,16 @@ def suspicion(table: RawTable, name: str, values: npt.NDArray[np.float64], words
             f"looks like {what}: {len(distinct)} different values in {len(cells)} rows. "
             f"Name it in drop = [{name!r}], or in categorical if it is a category."
         )
+    if len(distinct) > _FEW and _NAMES_SOMEBODY.fullmatch(name):
+        return _repeated_identifier(name, len(distinct), len(cells), "categorical if it is a category")
     return None
+
+
+def _repeated_identifier(name: str, distinct: int, rows: int, else_in: str) -> str:
+    return (
+        f"looks like an identifier by its name: {distinct} different values in {rows} rows. "
+        f"Name it in drop = [{name!r}], or in {else_in}; as person = {name!r} it bounds a person's rows."
+    )
 
 
 def _suspicious_numbers(name: str, values: npt.NDArray[np.float64]) -> str | None:
@@ -287,6 +298,8 @@ def _suspicious_numbers(name: str, values: npt.NDArray[np.float64]) -> str | Non
         return None
     ordered = np.unique(values)
     if len(ordered) < len(values):
+        if len(ordered) > _FEW and _NAMES_SOMEBODY.fullmatch(name):
+            return _repeated_identifier(name, len(ordered), len(values), "numeric if it is a measurement")
         return None
     # Row numbers, a fifth of which may be in another split.
     counts = 0 <= ordered[0] <= 5 and ordered[-1] - ordered[0] < 1.5 * len(ordered)

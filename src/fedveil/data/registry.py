@@ -189,6 +189,12 @@ def is_own_data(name: str) -> bool:
     return name in _ENTRIES and _ENTRIES[name].own
 
 
+def dataset_loader(name: str) -> Callable[..., Dataset | TextDataset]:
+    """The function that loads this dataset."""
+    load = _ENTRIES[known_name("name", "dataset", name, _ENTRIES)].load
+    return load.func if isinstance(load, functools.partial) else load
+
+
 def dataset_options(name: str) -> dict[str, object]:
     """The options of this dataset with what they are if not given; "needed" is none that may be left out."""
     entry = _ENTRIES[known_name("name", "dataset", name, _ENTRIES)]

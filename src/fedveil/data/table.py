@@ -34,7 +34,7 @@ from fedveil.data.notes import (
     person_note,
     statistics_note,
 )
-from fedveil.data.persons import check_persons, limit_rows, split_by_person
+from fedveil.data.persons import check_persons, limit_rows, same_person, split_by_person
 from fedveil.data.raw_table import (
     RawTable,
     numbers,
@@ -163,8 +163,14 @@ def _users(schema: TableSchema, table: RawTable, users: dict[str, int] | None) -
     # Rows of nobody would be one client of many people.
     require_present(table, [schema.user], "Fill them in or drop these rows.")
     ids = {} if users is None else users
-    cells = table.texts(schema.user, "user")
-    return torch.tensor([ids.setdefault(cell, len(ids)) for cell in cells], dtype=torch.int64)
+    known = {same_person(name): place for name, place in ids.items()}  # spellings of one user are one client
+    places = []
+    for cell in table.texts(schema.user, "user"):
+        user = same_person(cell)
+        if user not in known:
+            known[user] = ids[cell.strip()] = len(known)
+        places.append(known[user])
+    return torch.tensor(places, dtype=torch.int64)
 
 
 def load_table(

@@ -1,7 +1,7 @@
 """The fields of a method, wrapper, attack or section in words: one source for `fedveil list` and the documentation.
 
-Ranges, choices and defaults come from the checks of the fields themselves, meanings from their descriptions or from the
-string below a field in the source.
+Ranges, choices and defaults come from the validation of the fields, meanings from their descriptions or from the
+docstring below a field in the source.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import ast
 import inspect
 import itertools
 import textwrap
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter
 
@@ -28,7 +29,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Described:
-    """One field: its name, default, meaning and what it may be."""
+    """One field: its name, default, meaning and valid values."""
 
     name: str
     default: Any
@@ -51,15 +52,53 @@ def describe_fields(kind: type[Any]) -> list[Described]:
         Described(
             name,
             default,
-            written.get(name) or _meaning(schema.get(name, {})),
+            _sentence(written.get(name) or _meaning(schema.get(name, {}))),
             _values(schema.get(name, {})),
         )
         for name, default in _defaults(kind).items()
     ]
 
 
+def describe_options(
+    made_by: Callable[..., Any], defaults: Mapping[str, Any], meanings: Mapping[str, tuple[str, str]]
+) -> list[Described]:
+    """The options of a function, in order.
+
+    Args:
+        made_by: The function that takes them: its annotations say what they may be.
+        defaults: The options, with what they are if not given.
+        meanings: What each means and the bounds of its numbers.
+    """
+    given = inspect.signature(made_by).parameters
+    names = vars(inspect.getmodule(made_by))
+    described = []
+    for name, default in defaults.items():
+        meaning, bounds = meanings.get(name, ("", ""))
+        written = given[name].annotation if name in given else int | None
+        kind = eval(written, names) if isinstance(written, str) else written
+        described.append(Described(name, default, meaning, _bounded(_values(_in_files(kind)), bounds)))
+    return described
+
+
+def _in_files(kind: Any) -> dict[str, Any]:
+    """The JSON schema of a type, without what only Python code can give."""
+    if get_origin(kind) in (Union, types.UnionType):
+        kept = [part for part in get_args(kind) if not is_dataclass(part)]
+        parts = [TypeAdapter(part).json_schema() for part in kept]
+        return {
+            "anyOf": [part for k, part in enumerate(parts) if _values(part) not in map(_values, parts[:k])]
+        }
+    return TypeAdapter(kind).json_schema()
+
+
+def _bounded(values: str, bounds: str) -> str:
+    """The words for a number with its bounds behind it."""
+    before, number, after = values.partition("number")
+    return f"{before}{number} {bounds}{after}" if bounds and number else values
+
+
 def _defaults(kind: type[Any]) -> dict[str, Any]:
-    """The names of the fields with what they are if not given; "needed" for those that must be."""
+    """The fields with their defaults; "needed" for required fields."""
     if issubclass(kind, BaseModel):
         return {
             name: "needed" if field.is_required() else field.get_default(call_default_factory=True)
@@ -69,9 +108,18 @@ def _defaults(kind: type[Any]) -> dict[str, Any]:
 
 
 def _meaning(schema: Mapping[str, Any]) -> str:
-    """The description of the field's type; of alternatives the first that has one."""
+    """The description of the field's type; for alternatives, the first that has one."""
     found = [schema, *schema.get("anyOf", ())]
     return next((str(part["description"]) for part in found if "description" in part), "")
+
+
+def _sentence(text: str) -> str:
+    """The same form for all meanings: a capital first, a full stop last; code and names stay as they are."""
+    if not text:
+        return ""
+    first = text.partition(" ")[0]
+    begun = f"{text[0].upper()}{text[1:]}" if first.isalpha() and first.islower() else text
+    return begun if begun.endswith((".", ":", "?")) else f"{begun}."
 
 
 def _values(schema: Mapping[str, Any]) -> str:
@@ -92,7 +140,7 @@ def _values(schema: Mapping[str, Any]) -> str:
 
 
 def _attribute_docstrings(kind: type[Any]) -> dict[str, str]:
-    """The strings that follow field declarations, of the class and what it derives from."""
+    """The docstrings that follow field declarations, in the class and its bases."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         try:

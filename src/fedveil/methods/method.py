@@ -26,6 +26,7 @@ from fedveil.methods.disclosure import (
     noise_against_server,
     read_fields,
 )
+from fedveil.methods.registry import LazyRegistry
 from fedveil.numerics import NUMERICS
 from fedveil.privacy.mechanisms import SumMechanism
 from fedveil.privacy.private_sum import NoisySum
@@ -137,6 +138,10 @@ class Method(ABC, Generic[S, Down, Up]):
             return Demand(1)
         steps = local.count(records)
         return Demand(steps, indices=0 if local.batch_size is None else steps * local.batch(records))
+
+    def computes_together(self, task: Task) -> bool:
+        """Whether the gradients of several clients are one computation even where convolutions go client by client."""
+        return False
 
     @abstractmethod
     def init_server(self, params: Params, plan: Plan) -> S:
@@ -386,7 +391,7 @@ class Method(ABC, Generic[S, Down, Up]):
 
 
 AnyMethod = Method[Any, Any, Any]
-METHODS: dict[str, type[AnyMethod]] = {}
+METHODS: LazyRegistry[AnyMethod] = LazyRegistry()
 C = TypeVar("C")
 
 
@@ -408,7 +413,7 @@ def register(
 
     def add(method: type[C]) -> type[C]:
         assert issubclass(method, Method)
-        require_free("method", name, method, METHODS.get(name))
+        require_free("method", name, method, METHODS.other(name, method.__module__))
         if left_out := sorted(method.__abstractmethods__):
             raise InputError(
                 "method", method.__name__, f"does not say {' and '.join(left_out)}", "A method defines each."

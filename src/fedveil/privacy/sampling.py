@@ -1,4 +1,4 @@
-"""Who participates in a round: drawn from a stream of the round or from entropy, and always in ascending order."""
+"""Sampling of cohorts, from a stream of the round or from entropy, always in ascending order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def draw_secret_cohort(plan: Plan) -> tuple[int, ...]:
     """A cohort of the same distribution, from the operating system's entropy.
 
     Guarantees:
-        Nobody can draw it again, not even with the run's seed: amplification by sampling needs that
+        It cannot be reproduced, even with the run's seed, which amplification by sampling requires
         (`test_a_secret_cohort_has_the_distribution_of_the_sampler`).
     """
     if plan.sampler == "all":
@@ -36,14 +36,20 @@ def draw_secret_cohort(plan: Plan) -> tuple[int, ...]:
 
 
 def cohort_sizes(plan: Plan, present: int = 0) -> list[tuple[int, float]]:
-    """The sizes of a Poisson cohort in which `present` given clients are, ascending, with their probabilities.
+    """The sizes of a Poisson cohort with `present` given participants, ascending, with their probabilities.
 
-    Sizes beyond which less than 1e-20 lies are left out.
+    Tails with a probability below 1e-20 are left out.
     """
-    from scipy.stats import binom
-
-    others = plan.clients - present
+    others, rate = plan.clients - present, plan.rate
+    if rate == 1:
+        return [(plan.clients, 1.0)]
     drawn = np.arange(others + 1)
-    chance = binom.pmf(drawn, others, plan.rate)
-    likely = (chance > 0) & (binom.sf(drawn - 1, others, plan.rate) > 1e-20)
+    # From the most likely size outwards, so that no probability is the difference of large logarithms.
+    ratio = (others - drawn[:-1]) / drawn[1:] * (rate / (1 - rate))
+    mode = min(int((others + 1) * rate), others)
+    with np.errstate(under="ignore"):
+        above, below = np.cumprod(ratio[mode:]), np.cumprod(1 / ratio[:mode][::-1])[::-1]
+        chance = np.concatenate([below, [1.0], above])
+        chance /= chance.sum()
+    likely = (chance > 0) & (np.cumsum(chance[::-1])[::-1] > 1e-20)
     return [(present + int(k), float(chance[k])) for k in drawn[likely]]

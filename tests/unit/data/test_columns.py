@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 
 from fedveil.data.columns import ColumnOptions, schema_of
 from fedveil.data.own import clients_from_folder
-from fedveil.data.persons import limit_rows
+from fedveil.data.persons import limit_rows, people_of, same_person
 from fedveil.data.raw_table import RawTable, read_table
 from fedveil.data.schema import MISSING_CATEGORY, Column, TableSchema, read_schema, write_schema
 from fedveil.data.table import load_table, table_examples
 from fedveil.errors import DataError, InputError
+from fedveil.experiment.config import make_config
+from fedveil.experiment.run import run_seed
 
 # Of 40 rows, every eighth lacks a number, every tenth a word.
 ROWS = [
@@ -196,9 +198,12 @@ def test_rows_of_clients_put_together_are_named_by_their_file(tmp_path: Path) ->
     assert clients_from_folder(tmp_path, label="y", missing="median").clients.sizes == [2, 2]
 
 
+SPELLED = {"a": "a", "A": "a", "b": "b", "c ": "c", "1": "1", "1.0": "1"}  # the person of each spelling
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    people=st.lists(st.sampled_from(["a", "b", "c ", " ", "A", "1", "1.0"]), min_size=1, max_size=60),
+    people=st.lists(st.sampled_from([*SPELLED, " "]), min_size=1, max_size=60),
     most=st.integers(1, 4),
     seed=st.integers(0, 3),
 )
@@ -211,8 +216,9 @@ def test_nobody_has_more_rows_than_allowed_whatever_the_file(people: list[str], 
             limit_rows(table, "who", most, seed)
         return
     kept = limit_rows(table, "who", most, seed)
-    counted = Counter(kept.texts("who", "person"))
-    assert all(counted[who] == min(most, people.count(who)) for who in set(people))
+    counted = Counter(map(SPELLED.__getitem__, kept.texts("who", "person")))
+    held = Counter(SPELLED[who] for who in people)
+    assert counted == {who: min(most, count) for who, count in held.items()}
     assert len(set(kept.texts("row", "row"))) == len(kept)
 
 
@@ -248,3 +254,80 @@ def test_statistics_of_rows_are_said_to_be_unprotected(tmp_path: Path) -> None:
     path.write_text("a,y\n" + "1.5,0\n?,1\n3.5,0\n" * 10)
     made = load_table(path=path, label="y", missing="median")
     assert "without protection" in made.notes[0]
+
+
+SPELLINGS = ("12", " 12", "12 ", "012", "12.0", "12,0", "1.2e1", "\uff11\uff12", "+12")
+
+
+def test_no_spelling_gives_a_person_more_rows(tmp_path: Path) -> None:
+    rows = [f'"{who}",{20 + k},{k % 2}' for k, who in enumerate(SPELLINGS * 3)]
+    rows += [f'"  Anna  Maria",{50 + k},1\n"anna maria",{60 + k},0' for k in range(4)]
+    rows += [f"other{k},{k},{k % 2}" for k in range(30)]
+    path = tmp_path / "visits.csv"
+    path.write_text("\n".join(["who,age,ill", *rows]) + "\n")
+    dataset = load_table(path=path, label="ill", person="who", rows_per_person=2, test_fraction=0.2)
+    assert len(dataset.train) <= 2 + 2 + 30
+    table = read_table(path)
+    assert len(set(people_of(table, "who").tolist())) == 32
+    assert len(limit_rows(table, "who", 2, 0)) == 2 + 2 + 30
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("12", "13"), ("a", "b"), ("1" * 60, "1" * 59 + "2"), ("nan", "inf"), ("1e999999999", "2e999999999")],
+)
+def test_different_people_stay_apart(one: str, other: str) -> None:
+    assert same_person(one) != same_person(other)
+
+
+def test_a_client_has_all_rows_of_its_user_whatever_the_spelling(tmp_path: Path) -> None:
+    names = ["North", " north", "North ", "7", "7.0"]
+    rows = [f"{names[k % 5]},{20 + k % 31},{k % 2}" for k in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["hospital,age,ill", *rows]) + "\n")
+    dataset = load_table(path=tmp_path / "t.csv", label="ill", user="hospital")
+    assert len(dataset.user_names) == 2
+    assert dataset.train.users is not None
+    assert set(dataset.train.users.tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize("cell", ["{}", "P-{}"])
+@pytest.mark.parametrize("name", ["patient_id", "mrn", "PatientID"])
+def test_an_identifier_that_repeats_is_refused_and_never_sent(name: str, cell: str, tmp_path: Path) -> None:
+    """Several visits of each person, so no value is unique."""
+    rows = [f"{cell.format(1000 + 7 * (k // 3))},{20 + k % 31},{k % 2}" for k in range(120)]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join([f"{name},age,ill", *rows]) + "\n")
+    for read in (
+        lambda: load_table(path=path, label="ill"),
+        lambda: schema_of(path, "ill"),
+        lambda: schema_of(path, "ill", ColumnOptions(categorical=[name])),
+    ):
+        with pytest.raises(DataError, match=name) as refused:
+            read()
+        assert cell.format(1007) not in str(refused.value)
+    assert load_table(path=path, label="ill", drop=[name]).train.x.shape[1] == 1
+    assert load_table(path=path, label="ill", person=name, rows_per_person=1).train.x.shape[1] == 1
+
+
+def test_a_schema_to_be_sent_names_no_rows_by_their_classes(tmp_path: Path) -> None:
+    rows = [f"name{k},{20 + k % 31}" for k in range(60)]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["who,age", *rows]) + "\n")
+    with pytest.raises(DataError, match="who") as refused:
+        schema_of(path, "who")
+    assert "name7" not in str(refused.value)
+
+
+def test_the_person_column_is_in_no_schema_and_no_result(tmp_path: Path) -> None:
+    rows = [f"secret-{k // 2},{20 + k % 31},{k % 2}" for k in range(80)]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["patient,age,ill", *rows]) + "\n")
+    options = {"path": str(path), "label": "ill", "person": "patient", "rows_per_person": 2}
+    content: dict[str, Any] = {
+        "task": {"dataset": "table", "model": "logistic", "data_options": options},
+        "partition": {"kind": "iid", "clients": 2},
+        "run": {"rounds": 1, "workers": 1, "transcript": [1]},
+    }
+    run_seed(make_config(content), 0, experiment="t", results=tmp_path / "results")
+    for file in (tmp_path / "results").rglob("*"):
+        assert not file.is_file() or b"secret-" not in file.read_bytes(), file
