@@ -76,7 +76,8 @@ def _privacy(kind: Any) -> str:
     plan = Plan(clients=100, cohort=10, sampler="poisson", rounds=rounds, records_per_client=600)
     lead = (
         "What is proven with the default fields, 100 clients of 600 records, Poisson cohorts of 10 expected, "
-        f"{'one round' if rounds == 1 else '100 rounds'}, delta 1e-5. `fedveil account CONFIG` computes this for your run."
+        f"{'one round' if rounds == 1 else '100 rounds'}, delta 1e-5. `fedveil account CONFIG` computes this for your "
+        "run."
     )
     try:
         rows = privacy_statement(kind(), plan, 1e-5).proven
