@@ -29,7 +29,11 @@ class InputError(FedveilError):
 
 
 class DataError(FedveilError):
-    """Data that is missing, damaged or not what its name promises."""
+    """Data that is missing, damaged or not what its name promises; `field` is the column, where it is about one."""
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class DivergedError(FedveilError):

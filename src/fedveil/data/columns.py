@@ -19,6 +19,7 @@ from fedveil.data.raw_table import (
     read_table,
     require_present,
     suspicion,
+    told_missing,
 )
 from fedveil.data.schema import (
     MISSING_CATEGORY,
@@ -95,7 +96,13 @@ def complete_rows(table: RawTable, names: Sequence[str]) -> RawTable:
     if not gone.any():
         return table
     if gone.all():
-        raise DataError(f'{table.path}: every row misses a value, so missing = "drop" leaves none.')
+        found = {name: rows for name in names if len(rows := np.flatnonzero(table.missing(name)))}
+        worst = max(found, key=lambda name: len(found[name]))
+        raise DataError(
+            f'{table.path}: every row misses a value, so missing = "drop" leaves none. '
+            f"{told_missing(table, found)}. Drop the worst column, {worst!r}, or fill it in.",
+            field=worst,
+        )
     return table.take(np.flatnonzero(~gone))
 
 
@@ -110,15 +117,17 @@ def schema_of(path: Path, label: str, options: ColumnOptions | None = None) -> T
     if len(classes) > _FEW and 2 * len(classes) > len(table):
         raise DataError(
             f"{table.path}: column {label!r} has {len(classes)} classes in {len(table)} rows, so a class would tell "
-            'whose row it is. Name another label, or set target = "number". A schema is sent to others.'
+            'whose row it is. Name another label, or set target = "number". A schema is sent to others.',
+            field=label,
         )
     made = fit_schema(table, label=label, classes=classes, options=said)
     for column in made.columns:
         if column.categories is None:
             continue
         values, words = parse_numbers(table, column.name, said.decimal)
-        if problem := suspicion(table, column.name, values, len(words) > 0):
-            raise DataError(f"{table.path}: column {column.name!r} {problem} A schema is sent to others.")
+        if problem := suspicion(table, column.name, values, len(words)):
+            told = f"column {column.name!r} {problem} A schema is sent to others."
+            raise DataError(f"{table.path}: {told}", field=column.name)
     return made
 
 
@@ -178,13 +187,14 @@ def _fit_column(table: RawTable, name: str, options: ColumnOptions) -> Column:
     if name in options.categorical:
         return _fit_categories(table, name, options.missing)
     values, words = parse_numbers(table, name, options.decimal)
-    problem = None if name in options.numeric else suspicion(table, name, values, len(words) > 0)
+    problem = None if name in options.numeric else suspicion(table, name, values, len(words))
     if problem is not None:
-        raise DataError(f"{table.path}: column {name!r} {problem}")
+        raise DataError(f"{table.path}: column {name!r} {problem}", field=name)
     if len(words) and (name in options.numeric or 2 * len(words) < len(table)):
         raise DataError(
             f"{table.path}: {table.place(int(words[0]))}, column {name!r} is not a number, and most of the column "
-            f"is. Fix it or drop the row; codes such as 3A go into categorical = [{name!r}]."
+            f"is. Fix it or drop the row; codes such as 3A go into categorical = [{name!r}].",
+            field=name,
         )
     if len(words):
         return _fit_categories(table, name, options.missing)
@@ -198,10 +208,11 @@ def _fit_categories(table: RawTable, name: str, missing: Missing) -> Column:
     if len(categories) > _MOST_CATEGORIES:
         raise DataError(
             f"{table.path}: column {name!r} has {len(categories)} different entries, too many to "
-            "be a category. Drop it or make it a number."
+            "be a category. Drop it or make it a number.",
+            field=name,
         )
     if not categories:
-        raise DataError(f"{table.path}: column {name!r} has no value at all. Drop it.")
+        raise DataError(f"{table.path}: column {name!r} has no value at all. Drop it.", field=name)
     if missing == "category" and gone.any():
         return Column(name, (*categories, MISSING_CATEGORY), fill=float(len(categories)))
     if missing == "median":
@@ -217,7 +228,7 @@ def _fit_numbers(table: RawTable, name: str, options: ColumnOptions) -> Column:
     with np.errstate(over="ignore", invalid="ignore"):
         mean, std = float(present.mean()), float(present.std())
     if not (math.isfinite(mean) and math.isfinite(std)):
-        raise DataError(f"{table.path}: column {name!r} holds numbers too large to standardise.")
+        raise DataError(f"{table.path}: column {name!r} holds numbers too large to standardise.", field=name)
     column = Column(name, None, mean, std if std > 0 else 1.0)
     if options.missing == "median":
         return replace(column, fill=float(np.median(present)))
@@ -235,10 +246,16 @@ def classes_of(tables: Sequence[RawTable], label: str, options: ColumnOptions) -
     """The classes in these tables; none where numbers or times are predicted."""
     if options.target == "classes":
         return class_names(tables, label)
+    events = False
     for table in tables:
-        for name in (label, options.event):
-            if name is not None:
-                target_numbers(name, table, options.decimal)
+        target_numbers(label, table, options.decimal)
+        if options.event is not None:
+            events |= bool((target_numbers(options.event, table, options.decimal) == 1).any())
+    if options.event is not None and not events:
+        problem = f"column {options.event!r} is 1 in no row, so there is no event to learn from"
+        raise DataError(
+            f"{tables[0].path}: {problem}. Name another column, or add rows.", field=options.event
+        )
     return ()
 
 
@@ -250,14 +267,17 @@ def class_names(tables: Sequence[RawTable], label: str) -> tuple[str, ...]:
     if len(found) == 1:
         raise DataError(
             f"{tables[0].path}: every row has the label {next(iter(found))!r} in column {label!r}. "
-            "Name another column, or add rows of other classes."
+            "Name another column, or add rows of other classes.",
+            field=label,
         )
     numeric = [cell for cell in found if _is_number(cell)]
     if len(numeric) == len(found):
         for cell in numeric:
             if not cell.strip().removeprefix("-").isdigit():
                 raise DataError(
-                    f"{tables[0].path}: label {cell!r} is not a whole number. Use whole numbers or names."
+                    f"{tables[0].path}: label {cell!r} in column {label!r} is not a whole number. Use whole numbers "
+                    'or names, or set target = "number".',
+                    field=label,
                 )
         return tuple(sorted(found, key=int))
     return tuple(sorted(found))

@@ -19,5 +19,6 @@ def require_labels(path: Path, what: str, cells: Sequence[str], place: Callable[
         shown = f"is {first!r}" if first else "is empty"
         raise DataError(
             f"{path}: {what} {shown} in {place(rows[0])}: {len(rows)} of {len(cells)} labels are missing. Fill them in "
-            "or drop these rows; a class of this name needs another one."
+            "or drop these rows; a class of this name needs another one.",
+            field=what.removeprefix("column ").strip("'"),
         )

@@ -116,7 +116,8 @@ def encode_cells(
         if refuse_unknown and len(unknown):
             raise DataError(
                 f"{table.path}: {table.place(int(unknown[0]))}, column {column.name!r} holds a category that the "
-                f"model was not trained with ({len(unknown)} rows). Known: {_shown(column.categories)}."
+                f"model was not trained with ({len(unknown)} rows). Known: {_shown(column.categories)}.",
+                field=column.name,
             )
     return cells
 
@@ -151,7 +152,8 @@ def _labels(schema: TableSchema, table: RawTable) -> Tensor:
         if cell not in place:
             raise DataError(
                 f"{table.path}: {table.place(row)}, column {schema.label!r} holds a class that the schema does not "
-                f"know. Known: {_shown(schema.classes)}. Fix or drop the row."
+                f"know. Known: {_shown(schema.classes)}. Fix or drop the row.",
+                field=schema.label,
             )
         labels.append(place[cell])
     return torch.tensor(labels, dtype=torch.int64)

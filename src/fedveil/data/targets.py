@@ -30,13 +30,15 @@ def survival_labels(schema: TableSchema, table: RawTable) -> Tensor:
     if (wrong := np.flatnonzero(times < 0)).size:
         raise DataError(
             f"{table.path}: {table.place(int(wrong[0]))}, column {schema.label!r} is a negative time "
-            f"({wrong.size} rows). Fix or drop these rows."
+            f"({wrong.size} rows). Fix or drop these rows.",
+            field=schema.label,
         )
     events = target_numbers(schema.event, table, schema.decimal)
     if (wrong := np.flatnonzero((events != 0) & (events != 1))).size:
         raise DataError(
             f"{table.path}: {table.place(int(wrong[0]))}, column {schema.event!r} is neither 1 (event) nor 0 "
-            f"(censored) ({wrong.size} rows). Fix them."
+            f"(censored) ({wrong.size} rows). Fix them.",
+            field=schema.event,
         )
     if not schema.intervals:
         signed = np.where(events == 1, 1.0, -1.0) * np.maximum(times, 1e-6)
