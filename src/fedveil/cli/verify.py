@@ -1,4 +1,4 @@
-"""`fedveil verify`: whether a result is what its statement says."""
+"""`fedveil verify`: check a result against its statement."""
 
 from __future__ import annotations
 

@@ -101,9 +101,11 @@ class ArrayClients:
         if len(parts) == 0:
             raise InputError("clients", 0, "there is no client", "Give at least one client's examples.")
         if x.shape[0] != y.shape[0]:
-            raise DataError(f"x has {x.shape[0]} examples and y has {y.shape[0]}; they must be as many.")
+            raise DataError(
+                f"x has {x.shape[0]} examples and y has {y.shape[0]}; the numbers must be equal.", field="y"
+            )
         if (bad := first_not_finite(x)) is not None:
-            raise DataError(_not_finite(bad, parts, numbers or range(len(parts))))
+            raise _not_finite(bad, parts, numbers or range(len(parts)))
         self.x = x
         self.y = y
         self.parts = [part.to(torch.long) for part in parts]
@@ -201,7 +203,9 @@ class LazyClients:
             if size != self._sizes[client]:  # batches and accounting go by the size that was announced
                 raise DataError(
                     f"client {client}: {size} examples were made where sizes says {self._sizes[client]}. "
-                    "Give the same number."
+                    "Give the same number.",
+                    field="sizes",
+                    value=client,
                 )
         return made.load(range(len(clients)))
 
@@ -213,12 +217,13 @@ def first_not_finite(x: Tensor) -> int | None:
     return int((~torch.isfinite(x)).reshape(len(x), -1).any(1).nonzero()[0])
 
 
-def _not_finite(example: int, parts: Sequence[Tensor], numbers: Sequence[int]) -> str:
-    problem = "holds NaN or infinity. Clean or drop it before training."
+def _not_finite(example: int, parts: Sequence[Tensor], numbers: Sequence[int]) -> DataError:
+    problem = "contains NaN or infinity. Clean or drop it before training."
     for number, part in zip(numbers, parts, strict=True):
         if (place := (part == example).nonzero()).numel():
-            return f"x: example {int(place[0])} of client {number} {problem}"
-    return f"x: example {example} {problem}"
+            where = (number, int(place[0]))
+            return DataError(f"x: example {where[1]} of client {number} {problem}", field="x", value=where)
+    return DataError(f"x: example {example} {problem}", field="x", value=example)
 
 
 def tensor_of(values: Array) -> Tensor:
@@ -227,7 +232,9 @@ def tensor_of(values: Array) -> Tensor:
         return values
     array = np.asarray(values)
     if array.dtype.kind not in "fiub":
-        raise DataError(f"an array holds {array.dtype}, not numbers. Give numbers.")
+        raise DataError(
+            f"an array has the type {array.dtype}. Give numbers.", field="dtype", value=str(array.dtype)
+        )
     made = torch.from_numpy(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False)))
     return made.to(torch.get_default_dtype()) if made.is_floating_point() else made
 
@@ -241,12 +248,14 @@ def labels_of(values: Array) -> Tensor:
 def _require_alike(client: int, x: Tensor, y: Tensor, first_x: Tensor, first_y: Tensor) -> None:
     if not x.dim() or not y.dim() or len(x) != len(y):
         shapes = f"x has shape {list(x.shape)} and y {list(y.shape)}"
-        raise DataError(f"client {client}: {shapes}; give a label for each example.")
+        raise DataError(f"client {client}: {shapes}; give a label for each example.", field="y", value=client)
     for name, own, other in (("x", x, first_x), ("y", y, first_y)):
         if own.shape[1:] != other.shape[1:] or own.dtype != other.dtype:
             raise DataError(
-                f"client {client}: {name} holds {_described(own)} where the others have {_described(other)}; "
-                "clients must be alike."
+                f"client {client}: {name} has {_described(own)} where the others have {_described(other)}. "
+                "Give all clients the same shape and type.",
+                field=name,
+                value=client,
             )
 
 

@@ -21,7 +21,7 @@ from fedveil.data.files import user_cache
 from fedveil.errors import InputError, known_name, within
 from fedveil.features.blocks import in_blocks
 from fedveil.features.cache import FOLDER, cached, digest_of
-from fedveil.features.normalise import constants, scatter_channels
+from fedveil.features.normalise import Centring, Maps, constants
 from fedveil.features.pretrained import Encoder, load_encoder
 from fedveil.features.scattering import Scattering
 from fedveil.features.synthetic_images import SyntheticImages
@@ -88,10 +88,13 @@ class ScatteringFeatures(FeatureMap):
         depth: The number of scales J.
         angles: The number of orientations L.
         pooling: The side of the maps after average pooling; 0 for none.
-        synthetic: What is drawn for the constants: "strokes" or "leaves". "auto" draws strokes for grey images and
-            leaves for colour images.
+        synthetic: What is drawn for the constants: "strokes" or "glyphs" for writing, "leaves" or "scenes" for
+            photographs. "auto" draws strokes for grey images and leaves for colour images.
         whitening: How far channels are decorrelated, from 0 to 1.
         square_root: Whether the square root of every coefficient is taken, so that strong edges count for less.
+        mirror: Whether maps and mirrored maps are averaged: half as many numbers, nearly the same for an image and its
+            mirror image.
+        centring: Whether the mean of each "channel" or of each "place" of a channel is subtracted.
     """
 
     name: ClassVar[str] = "scattering"
@@ -102,27 +105,28 @@ class ScatteringFeatures(FeatureMap):
     synthetic: SyntheticImages | Literal["auto"] = "auto"
     whitening: Annotated[float, Field(ge=0, le=1)] = 0.5
     square_root: bool = False
+    mirror: bool = False
+    centring: Centring = "channel"
 
     def shape(self, image_shape: Sequence[int]) -> tuple[int, ...]:
-        channels, scattering = self._scattering(image_shape)
-        height, width = scattering.map_shape
-        return (channels * scattering.paths * height * width,)
+        channels, maps = self._maps(image_shape)
+        height, width = maps.map_shape
+        return (channels * maps.scattering.paths * height * width,)
 
-    def _scattering(self, shape: Sequence[int]) -> tuple[int, Scattering]:
+    def _maps(self, shape: Sequence[int]) -> tuple[int, Maps]:
         _require_image(self.name, shape)
         channels, height, width = shape
         with within("task.feature_options"):
             scattering = Scattering(height, width, self.depth, self.angles, self.pooling)
-        return channels, scattering
+        return channels, Maps(scattering, self.square_root, self.mirror)
 
     def transform(self, image_shape: Sequence[int]) -> tuple[Callable[[Tensor], Tensor], int]:
-        channels, scattering = self._scattering(image_shape)
+        channels, maps = self._maps(image_shape)
         synthetic = self.synthetic
         if synthetic == "auto":
             synthetic = "strokes" if channels == 1 else "leaves"
-        normalise = constants(scattering, channels, synthetic, self.whitening, self.square_root)
-        size = max(1, scattering.block // channels)
-        return lambda images: normalise(scatter_channels(scattering, images, self.square_root)), size
+        normalise = constants(maps, channels, synthetic, self.whitening, self.centring)
+        return lambda images: normalise(maps(images)), max(1, maps.scattering.block // channels)
 
 
 @dataclass(frozen=True, kw_only=True, config=OPTIONS)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from fedveil.features.blocks import in_blocks
 from fedveil.features.scattering import Scattering
@@ -20,6 +21,49 @@ _SMALLEST = (
 )
 
 
+Centring = Literal["channel", "place"]
+
+
+@dataclass(frozen=True)
+class Maps:
+    """From images to the maps that are normalised.
+
+    Args:
+        scattering: The coefficients of each colour channel.
+        square_root: Whether their square roots are taken.
+        mirror: Whether the maps of an image and of its mirror image are averaged. The average is symmetric, so half
+            of its columns say everything.
+    """
+
+    scattering: Scattering
+    square_root: bool = False
+    mirror: bool = False
+
+    @property
+    def map_shape(self) -> tuple[int, int]:
+        height, width = self.scattering.map_shape
+        return height, (width + 1) // 2 if self.mirror else width
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """The maps of all channels of images `[n, C, H, W]`, one after another: `[n, C * paths, h, w]`."""
+        maps = self.scattering(images.flatten(0, 1))
+        if self.square_root:
+            # Averages of moduli are not negative, but rounding can make them so. A root is rounded correctly, so it
+            # is the same in a block of any size.
+            maps = maps.clamp(min=0).sqrt()
+        if self.mirror:
+            maps = self._halved(maps)
+        return maps.reshape(images.shape[0], -1, *maps.shape[2:])
+
+    def _halved(self, maps: Tensor) -> Tensor:
+        """The left half of the symmetric average; lengths are those of the whole."""
+        both = (maps + maps[:, self.scattering.mirrored()].flip(-1)) / 2
+        half = both[..., : self.map_shape[1]]
+        weights = torch.full((half.shape[-1],), math.sqrt(2), dtype=maps.dtype)
+        weights[maps.shape[-1] // 2 :] = 1.0  # the middle column of an odd width stands for itself
+        return half * weights
+
+
 @dataclass(frozen=True)
 class Normalisation:
     """`matrix @ (maps - mean)` for maps `[n, channels, ...]`, then each record to unit norm.
@@ -30,11 +74,12 @@ class Normalisation:
     """
 
     mean: Tensor
+    """`[channels, 1]`, or `[channels, places]`."""
     matrix: Tensor
 
     def __call__(self, maps: Tensor) -> Tensor:
         """The features `[n, d]`; a record whose maps are all at the mean stays zero."""
-        centred = maps.flatten(2) - self.mean[:, None]
+        centred = maps.flatten(2) - self.mean
         flat = torch.bmm(self.matrix.expand(centred.shape[0], -1, -1), centred).flatten(1)
         lengths: Tensor = flat.norm(dim=1, keepdim=True)
         return flat / lengths.clamp(min=1e-12)
@@ -42,21 +87,18 @@ class Normalisation:
 
 @functools.lru_cache(maxsize=4)
 def constants(
-    scattering: Scattering,
-    channels: int,
-    synthetic: SyntheticImages,
-    whitening: float,
-    square_root: bool = False,
+    maps: Maps, channels: int, synthetic: SyntheticImages, whitening: float, centring: Centring = "channel"
 ) -> Normalisation:
     """Mean, deviation and correlation R of each channel over synthetic images and places.
 
     Channels are divided by their deviation and multiplied by R^(-whitening / 2): 0 leaves them as correlated as they
-    are, 1 decorrelates them on synthetic images.
+    are, 1 decorrelates them on synthetic images. The mean that is subtracted is the channel's, or that of each of its
+    places.
     """
+    scattering = maps.scattering
     images = draw(synthetic, COUNT, channels, scattering.height, scattering.width)
-    block = max(1, scattering.block // channels)
-    maps = in_blocks(functools.partial(scatter_channels, scattering, square_root=square_root), images, block)
-    values = maps.transpose(0, 1).flatten(1).double()
+    found = in_blocks(maps, images, max(1, scattering.block // channels))
+    values = found.transpose(0, 1).flatten(1).double()
     mean = values.mean(1)
     std = values.std(1).clamp(min=_SMALLEST * float(values.std(1).max()))
     standard = (values - mean[:, None]) / std[:, None]
@@ -64,14 +106,5 @@ def constants(
     scales, axes = torch.linalg.eigh(correlation)
     factors = scales.clamp(min=_SMALLEST * float(scales.max())).pow(-whitening / 2)
     matrix = (axes * factors) @ axes.T / std
-    return Normalisation(mean.float(), matrix.float())
-
-
-def scatter_channels(scattering: Scattering, images: Tensor, square_root: bool = False) -> Tensor:
-    """The maps of all channels of images `[n, C, H, W]`, one after another: `[n, C * paths, h, w]`."""
-    maps = scattering(images.flatten(0, 1))
-    if square_root:
-        # Averages of moduli are not negative, but rounding can make them so. A root is rounded correctly, so it is
-        # the same in a block of any size.
-        maps = maps.clamp(min=0).sqrt()
-    return maps.reshape(images.shape[0], -1, *maps.shape[2:])
+    subtracted = found.flatten(2).double().mean(0) if centring == "place" else mean[:, None]
+    return Normalisation(subtracted.float(), matrix.float())

@@ -89,6 +89,24 @@ class Scattering:
         """How many images are best worked on at a time: their intermediate maps stay in the processor's cache."""
         return max(1, _CHUNK // (self._padded[0] * self._padded[1]))
 
+    def mirrored(self) -> list[int]:
+        """Where the path lies that a mirror image has in place of each path: its angles are negative."""
+        turned = [
+            (2 * (self.angles - self.angles // 2 - 1) - theta) % self.angles for theta in range(self.angles)
+        ]
+        order = [0]
+        for _ in range(self.depth):
+            order += [len(order) + theta for theta in turned]
+        for j1 in range(self.depth):
+            start, scales = len(order), self.depth - 1 - j1
+            order += [
+                start + (theta1 * scales + j2) * self.angles + theta2
+                for theta1 in turned
+                for j2 in range(scales)
+                for theta2 in turned
+            ]
+        return order
+
     def __call__(self, images: Tensor) -> Tensor:
         """Each image on its own: the others of the batch change nothing but the last digits."""
         filters = _filters(self, images.dtype)

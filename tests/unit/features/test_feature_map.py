@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from fedveil.experiment.prepare import load_examples, model_shape, prepare
 from fedveil.features import normalise
 from fedveil.features.blocks import in_blocks
 from fedveil.features.feature_map import ScatteringFeatures, make_features
+from fedveil.features.normalise import Maps
 from fedveil.features.scattering import Scattering
 from fedveil.features.synthetic_images import SyntheticImages, draw
 
@@ -51,6 +52,8 @@ def test_a_records_features_do_not_depend_on_other_records(tmp_path: Path) -> No
         ((1, 28, 28), {}),
         ((3, 32, 32), {"pooling": 4}),
         ((3, 32, 32), {"pooling": 4, "square_root": True}),
+        ((3, 32, 32), {"pooling": 4, "square_root": True, "mirror": True, "synthetic": "scenes"}),
+        ((1, 28, 28), {"pooling": 4, "synthetic": "glyphs", "centring": "place"}),
         ((1, 9, 11), {"depth": 1}),
     ],
 )
@@ -81,34 +84,70 @@ def test_features_have_unit_norm(tmp_path: Path) -> None:
 
 
 def test_constants_are_drawn_without_data() -> None:
-    first = normalise.constants(Scattering(8, 8, 1, 4), 1, "strokes", 0.5)
+    first = normalise.constants(Maps(Scattering(8, 8, 1, 4)), 1, "strokes", 0.5)
     normalise.constants.cache_clear()
     torch.manual_seed(99)
-    again = normalise.constants(Scattering(8, 8, 1, 4), 1, "strokes", 0.5)
+    again = normalise.constants(Maps(Scattering(8, 8, 1, 4)), 1, "strokes", 0.5)
     assert torch.equal(first.mean, again.mean)
     torch.testing.assert_close(first.matrix, again.matrix)
 
 
 def test_full_whitening_decorrelates_synthetic_channels() -> None:
-    scattering = Scattering(8, 8, 1, 4)
-    whiten = normalise.constants(scattering, 1, "leaves", 1.0)
-    maps = normalise.scatter_channels(scattering, draw("leaves", normalise.COUNT, 1, 8, 8))
-    values = whiten.matrix @ (maps.flatten(2) - whiten.mean[:, None])
+    maps = Maps(Scattering(8, 8, 1, 4))
+    whiten = normalise.constants(maps, 1, "leaves", 1.0)
+    values = whiten.matrix @ (maps(draw("leaves", normalise.COUNT, 1, 8, 8)).flatten(2) - whiten.mean)
     values = values.transpose(0, 1).flatten(1)
     torch.testing.assert_close(values @ values.T / values.shape[1], torch.eye(5), atol=0.02, rtol=0)
 
 
 def test_square_roots_are_taken_before_the_constants() -> None:
     scattering = Scattering(8, 8, 1, 4)
-    plain = normalise.scatter_channels(scattering, images())
-    rooted = normalise.scatter_channels(scattering, images(), square_root=True)
-    torch.testing.assert_close(rooted.square(), plain.clamp(min=0))
-    maps = normalise.scatter_channels(scattering, draw("leaves", normalise.COUNT, 1, 8, 8), square_root=True)
-    found = normalise.constants(scattering, 1, "leaves", 0.5, square_root=True)
-    torch.testing.assert_close(found.mean, maps.transpose(0, 1).flatten(1).mean(1))
+    plain, rooted = Maps(scattering), Maps(scattering, square_root=True)
+    torch.testing.assert_close(rooted(images()).square(), plain(images()).clamp(min=0))
+    drawn = rooted(draw("leaves", normalise.COUNT, 1, 8, 8))
+    found = normalise.constants(rooted, 1, "leaves", 0.5)
+    torch.testing.assert_close(found.mean[:, 0], drawn.transpose(0, 1).flatten(1).mean(1))
 
 
-@pytest.mark.parametrize("kind", ["strokes", "leaves"])
+def test_the_mean_of_every_place_is_that_of_the_synthetic_images() -> None:
+    maps = Maps(Scattering(8, 8, 1, 4))
+    found = normalise.constants(maps, 1, "scenes", 0.5, "place")
+    drawn = maps(draw("scenes", normalise.COUNT, 1, 8, 8)).flatten(2)
+    torch.testing.assert_close(found.mean, drawn.mean(0))
+
+
+@pytest.mark.parametrize("pooling", [4, 3])  # an even and an odd number of columns
+def test_a_mirror_image_has_nearly_the_same_features(pooling: int, tmp_path: Path) -> None:
+    """Maps begin at the left border, so those of a mirror image lie up to one in 2^J pixels beside the mirrored."""
+    y, x = torch.meshgrid(torch.arange(32.0), torch.arange(32.0), indexing="ij")
+    waves = [0.5 + 0.5 * torch.sin(a * x + b * y + 0.02 * a * x * y) for a, b in ((0.5, 0.2), (0.3, -0.4))]
+    records = torch.stack(waves)[:, None]
+
+    def apart(made: ScatteringFeatures) -> float:
+        there, back = (made.features(part, tmp_path) for part in (records, records.flip(-1)))
+        assert (
+            there.shape[1:]
+            == made.shape((1, 32, 32))
+            == (49 * pooling * ((pooling + 1) // 2 if made.mirror else pooling),)
+        )
+        return float((there - back).norm())
+
+    assert apart(ScatteringFeatures(angles=6, pooling=pooling, mirror=True)) < 0.5 * apart(
+        ScatteringFeatures(angles=6, pooling=pooling)
+    )
+
+
+def test_halved_maps_keep_the_length_of_symmetric_ones() -> None:
+    """Of a row of columns that is its own mirror image, whatever their number."""
+    for width in (12, 16):
+        scattering = Scattering(16, width, 1, 4)
+        maps = torch.rand(2, scattering.paths, *scattering.map_shape)
+        symmetric = (maps + maps[:, scattering.mirrored()].flip(-1)) / 2
+        halved = Maps(scattering, mirror=True)._halved(symmetric)
+        torch.testing.assert_close(halved.flatten(1).norm(dim=1), symmetric.flatten(1).norm(dim=1))
+
+
+@pytest.mark.parametrize("kind", get_args(SyntheticImages))
 def test_synthetic_images_are_pictures(kind: SyntheticImages) -> None:
     drawn = draw(kind, 20, 3, 12, 10)
     assert drawn.shape == (20, 3, 12, 10)
@@ -164,6 +203,9 @@ def test_features_leave_the_hash_of_other_configurations_alone() -> None:
         ({"features": "wavelet"}, "task.features"),
         ({"feature_options": {"depht": 2}}, "task.feature_options.depht"),
         ({"feature_options": {"depth": 0}}, "task.feature_options.depth"),
+        ({"feature_options": {"centring": "pixel"}}, "task.feature_options.centring"),
+        ({"feature_options": {"synthetic": "faces"}}, "task.feature_options.synthetic"),
+        ({"feature_options": {"mirror": "left"}}, "task.feature_options.mirror"),
         ({"features": None}, "task.feature_options"),
     ],
 )

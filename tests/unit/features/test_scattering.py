@@ -77,6 +77,19 @@ def test_pooling_averages_the_maps() -> None:
     torch.testing.assert_close(pooled, torch.nn.functional.adaptive_avg_pool2d(whole, 4))
 
 
+@pytest.mark.parametrize(("depth", "angles"), [(2, 8), (3, 5)])
+def test_a_mirror_image_has_the_mirrored_paths(depth: int, angles: int) -> None:
+    """Of an image that is dark at its border, sums over all places are those of the mirrored paths."""
+    far = (torch.arange(96).double() - 47.5).square()
+    x = (image(96, 96) * torch.exp(-(far[:, None] + far) / 300))[None]
+    scattering = Scattering(96, 96, depth, angles)
+    totals, mirrored = (scattering(part).mean((0, 2, 3)) for part in (x, x.flip(-1)))
+    order = torch.tensor(scattering.mirrored())
+    assert sorted(scattering.mirrored()) == list(range(scattering.paths))
+    torch.testing.assert_close(mirrored, totals[order], atol=1e-6, rtol=0.01)
+    assert not torch.allclose(mirrored, totals, atol=1e-6, rtol=0.05)
+
+
 def test_a_batch_is_its_images_one_by_one() -> None:
     x = torch.rand(70, 16, 16, generator=torch.Generator().manual_seed(0))
     one_by_one = torch.cat([Scattering(16, 16)(row[None]) for row in x])
