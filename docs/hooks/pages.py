@@ -67,6 +67,7 @@ def _source(kind: Any) -> str:
 def _privacy(kind: Any) -> str:
     """What is proven with the method's default fields, for one stated plan."""
     from fedveil.errors import FedveilError
+    from fedveil.privacy.meaning import plain
     from fedveil.privacy.releases import Plan
     from fedveil.session.privacy_guard import privacy_statement
 
@@ -82,7 +83,7 @@ def _privacy(kind: Any) -> str:
     table = ["| against | unit | epsilon | by, or why not |", "|---|---|---|---|"]
     for row in rows:
         epsilon = "none" if row.epsilon is None else f"{row.epsilon:.4g}"
-        why = row.reason if row.epsilon is None else row.theorem
+        why = row.reason if row.epsilon is None else plain(row.theorem)
         table.append(f"| {row.adversary} | {row.unit} | {epsilon} | {_cell(why)} |")
     return "\n".join([lead, "", *table])
 

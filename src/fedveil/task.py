@@ -23,6 +23,7 @@ import numpy.typing as npt
 from fedveil.errors import InputError
 from fedveil.lazy_torch import functional, nn, torch
 from fedveil.linear_network import LinearNetwork, cross_entropy_gradient, mean_gradient
+from fedveil.sequential import sequential_layers
 from fedveil.tree import Params, concatenate, own_memory, with_axis
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ class Task:
         self.example_loss = loss
         self.device = torch.device(device)
         self.linear = LinearNetwork.recognise(template) if loss is cross_entropy else None
+        self.layers = sequential_layers(template)
+        """Of a plain sequence of known layers; None for any other model."""
         self.channels_last = bool(getattr(template, "channels_last", False))
         self.text = template if isinstance(template, TextModel) else None
         self.stacks = self.text is None or self.text.stacks
@@ -122,6 +125,17 @@ class Task:
     @property
     def parameter_count(self) -> int:
         return sum(parameter.numel() for parameter in self.module.parameters())
+
+    def multiplications(self, shape: Sequence[int]) -> int:
+        """Of weights with inputs, for one example: a convolution uses its weights at every position."""
+        if self.layers is None:
+            return self.parameter_count
+        found, h = 0, next(self.module.parameters()).new_zeros(1, *shape)
+        for layer in self.layers:
+            h = layer.module(h)
+            positions = h[0, 0].numel() if isinstance(layer.module, nn.Conv2d) else 1
+            found += positions * sum(leaf.numel() for leaf in layer.module.parameters())
+        return found
 
     def outputs(
         self, w: Params, x: Tensor, drop: Sequence[Tensor] | None = None, offset: Tensor | None = None

@@ -6,9 +6,11 @@ import itertools
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fedveil.report.groups import WHO
 from fedveil.report.html import write_report
 from fedveil.report.live_page import Followed, LiveView
 from tests.browser.browser import Page
@@ -209,6 +211,48 @@ def test_a_comparison_prints_on_at_most_ten_pages(page: Page) -> None:
 def test_the_page_to_sign_is_one_page(page: Page) -> None:
     page.size(688, 1032, paper=True)  # A4 without its margins
     assert page.value("document.querySelector('#statement').getBoundingClientRect().bottom + scrollY") <= 1032
+
+
+_PREPARED = [
+    "Scales and categories of the columns were computed from the training rows without protection: the guarantee does "
+    "not cover them. Give a schema of public constants, or declare them public.",
+    "A record is one of at most 3 training rows of a person (column 'patient'). A person with rows at two clients is "
+    "protected at each separately.",
+]
+_KINDS: dict[str, dict[str, Any]] = {
+    "nothing proven": {"proven": [proof(w, None, u) for w in WHO for u in ("client", "record")]},
+    "two units": {"proven": [proof(w, 2.0, u) for w in WHO for u in ("client", "record")]},
+    "seeded": {
+        "privacy": {"proven": [proof(w, 20.0) for w in WHO], "removable": True, "paper_claim": "none"}
+    },
+    "stopped": {
+        "stopped": "the privacy budget of epsilon 3 (delta 1e-05, client level) does not allow round 3"
+    },
+    "a table": {
+        "client_names": [f"Hospital of Basel-Landschaft {place}" for place in range(4)],
+        "privacy": {
+            "proven": [proof(w, 4.0, "record") for w in WHO],
+            "data": _PREPARED,
+            "persons": [{"adversary": w, "epsilon": 12.0, "delta": 1e-3} for w in WHO],
+            "paper_claim": "none",
+        },
+    },
+    "secure": {"proven": [proof(w, 4.0) for w in WHO]},
+}
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_the_page_to_sign_is_one_page_for_every_kind_of_run(tmp_path: Path, page: Page, kind: str) -> None:
+    folder = write_run(tmp_path, f"udp-fedavg{'+secure' if kind == 'secure' else ''}", **_KINDS[kind])
+    digest = "0123456789abcdef" * 4
+    identity = {"run": "demo/0123456789ab/seed-0 0123456789ab", "files": {"config.toml": digest}}
+    stated = identity | {"data_commitment": digest, "ledger": {"head": digest}, "made": "2026-01-02T03:04:05"}
+    (folder / "statement.json").write_text(json.dumps(stated))
+    path = write_report([folder], tmp_path / "report.html")
+    page.size(688, 1032, paper=True)
+    page.open(path.as_uri())
+    assert page.value("document.querySelector('#statement').getBoundingClientRect().bottom + scrollY") <= 1032
+    assert page.pages() <= 4
 
 
 @pytest.mark.parametrize("dark", [False, True])

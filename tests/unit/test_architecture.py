@@ -28,6 +28,7 @@ LAYERS = [
         "atomic_files",
         "linalg",
         "linear_network",
+        "sequential",
         "text_model",
         "token_losses",
         "stream_dropout",

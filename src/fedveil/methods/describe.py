@@ -52,7 +52,7 @@ def describe_fields(kind: type[Any]) -> list[Described]:
         Described(
             name,
             default,
-            written.get(name) or _meaning(schema.get(name, {})),
+            _sentence(written.get(name) or _meaning(schema.get(name, {}))),
             _values(schema.get(name, {})),
         )
         for name, default in _defaults(kind).items()
@@ -111,6 +111,15 @@ def _meaning(schema: Mapping[str, Any]) -> str:
     """The description of the field's type; for alternatives, the first that has one."""
     found = [schema, *schema.get("anyOf", ())]
     return next((str(part["description"]) for part in found if "description" in part), "")
+
+
+def _sentence(text: str) -> str:
+    """The same form for all meanings: a capital first, a full stop last; code and names stay as they are."""
+    if not text:
+        return ""
+    first = text.partition(" ")[0]
+    begun = f"{text[0].upper()}{text[1:]}" if first.isalpha() and first.islower() else text
+    return begun if begun.endswith((".", ":", "?")) else f"{begun}."
 
 
 def _values(schema: Mapping[str, Any]) -> str:

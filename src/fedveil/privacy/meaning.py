@@ -54,6 +54,9 @@ def exposes_one(delta: float, units: int) -> bool:
     return delta * units >= 1
 
 
+NEARLY_CERTAIN = 0.99999  # a bound on a right guess above it excludes nothing
+
+
 def guess_accuracy(epsilon: float, delta: float) -> float:
     """How often the best guess whether a unit took part can be right, if half of them did.
 

@@ -21,7 +21,9 @@ from fedveil.report import attack_sections, sections
 from fedveil.report.first_page import first_page, odds
 from fedveil.report.groups import Setting, group, mixed
 from fedveil.report.privacy_section import privacy
-from fedveil.report.reading import Run, published, read_runs, run_folders
+from fedveil.report.public import published
+from fedveil.report.reading import Run, read_runs, run_folders
+from fedveil.report.scores import scores
 from fedveil.session.results import Result
 
 _TITLES = re.compile(r'<section id="([a-z-]+)"[^>]*><h2[^>]*>(.*?)</h2>')
@@ -90,6 +92,7 @@ def render(
             privacy(settings),
             sections.learning(settings),
             sections.tradeoff(settings),
+            scores(settings),
             sections.per_class(settings),
             sections.per_client(settings),
             sections.partition(settings),

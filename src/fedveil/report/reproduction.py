@@ -38,11 +38,12 @@ _MARKS = ("<!-- scoreboard -->", "<!-- end of scoreboard -->")
 _GENERATED = "<!-- Written by `fedveil reproduce --pages docs` from experiments/. Do not edit. -->"
 _RULE = """\
 A row has the published **level** if its mean is within the larger of the table's tolerance and the
-mean's 95 % interval over seeds. A row that misses it has the **order** if it stands in the
-published order to every other row of its group. The order of a table is reproduced if Kendall's tau
-over all pairs in one group is at least 0.6 and, with several seeds, its 95 % interval lies above 0.
-Where a text can be read in several ways, each reading is judged by itself. A table has the level if
-four fifths of its rows that were run have it.
+mean's 95 % interval over seeds. A table has the level if four fifths of its rows that were run have
+it. Where a text can be read in several ways, each reading is judged by itself.
+
+A row that misses the level has the **order** if it stands in the published order to every other row
+of its group. The order of a table is reproduced if Kendall's tau over all pairs in one group is at
+least 0.6 and, with several seeds, its 95 % interval lies above 0.
 
 Scores of **attacks** are judged in the same way, with these tolerances: MSE 0.25, PSNR 1 dB, SSIM
 and LPIPS 0.05, ROUGE 5 points, accuracy of membership inference 3 points. KL is not judged: its
@@ -257,13 +258,21 @@ def _verdict(tables: Sequence[_Judged]) -> str:
         f"One seed of those that were not run would take {rest.in_words()} of one core." if rest.known else ""
     )
     if not run:
-        return f"**Verdict: open.** None of the {rows} published rows has been run at full scale. {left}"
+        return f"**Verdict: open.** None of the {rows} rows has been run at full scale. {left}"
     judged = sum(len(one.judged) for one in tables)
     ordered = [one for one in tables if one.order().pairs]
     levels, right = sum(one.levels for one in tables), sum(one.order().reproduced for one in ordered)
     return (
-        f"**Verdict.** {run} of {rows} published rows were run at full scale. {levels} of {judged} have the published "
-        f"level; the order is reproduced in {right} of {len(ordered)} tables. {left}"
+        f"**Verdict.** {run} of {rows} rows were run at full scale{_readings(tables)}. {levels} of {judged} have the "
+        f"published level; the order is reproduced in {right} of {len(ordered)} tables. {left}"
+    )
+
+
+def _readings(tables: Sequence[_Judged]) -> str:
+    """Said where a published value stands in several rows."""
+    names = sorted({one.reading for one in tables if one.reading})
+    return (
+        f" (a published value has a row for each reading; marked ones: {', '.join(names)})" if names else ""
     )
 
 

@@ -119,6 +119,9 @@ class Around(Method[S, Message, Message]):
     def demand(self, plan: Plan, records: int, classes: int) -> Demand:
         return self.inner.demand(plan, records, classes)
 
+    def computes_together(self, task: Task) -> bool:
+        return self.inner.computes_together(task)
+
     def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
         return self.inner.init_client(task, data, rng)
 
