@@ -38,11 +38,7 @@ class InputError(FedveilError):
 
 
 class DataError(FedveilError):
-    """Data that is missing, damaged or not of the expected format; `field` is the column, if it is about one."""
-
-    def __init__(self, message: str, *, field: str | None = None) -> None:
-        super().__init__(message)
-        self.field = field
+    """Data that is missing, damaged or not of the expected format."""
 
 
 class DivergedError(FedveilError):
