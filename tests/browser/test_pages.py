@@ -149,7 +149,7 @@ def test_the_live_page_follows_a_run(page: Page, tmp_path: Path) -> None:
         page.size(1280, 900)
         page.open(live.url)
         page.wait("document.getElementById('status').textContent.startsWith('2 of 4 rounds.')")
-        assert page.value("document.querySelectorAll('#accuracy path.line').length") == 1
+        assert page.value("document.querySelectorAll('#score path.line').length") == 1
         with (folder / "rounds.jsonl").open("a") as file:
             file.write(json.dumps({"round": 3, "accuracy": 0.7, "epsilon": 1.5, "seconds": 0.1}) + "\n")
         page.wait(
@@ -162,6 +162,17 @@ def test_the_live_page_follows_a_run(page: Page, tmp_path: Path) -> None:
         page.open("about:blank#end")
     assert page.complaints == []
     assert all(url.startswith((live.url, "data:", "about:")) for url in page.requests)
+
+
+def test_the_live_page_shows_the_score_that_the_run_has(page: Page, tmp_path: Path) -> None:
+    folder = write_run(tmp_path, finished=False, accuracy=None)
+    (folder / "rounds.jsonl").write_text(json.dumps({"round": 1, "accuracy": None, "r2": 0.5}) + "\n")
+    with LiveView() as live:
+        live.follow(folder, Followed("demo: fedavg, seed 0", 4, None, 1e-5))
+        page.open(live.url)
+        page.wait("document.getElementById('status').textContent.startsWith('1 of 4 rounds. R² 0.5.')")
+        assert page.value("document.getElementById('measure').textContent") == "R² on the test set"
+        page.open("about:blank#end")
 
 
 @pytest.mark.parametrize("count", [5, 8])

@@ -80,6 +80,8 @@ def test_a_node_that_nobody_registered_is_not_let_in(
     assert [line["answered"] for line in result.history] == [2, 2]
     assert result.folder is not None
     assert "node 1002 is refused: its key is not registered" in (result.folder / LOG).read_text()
+    assert result.summary["deployed"] is True
+    assert result.summary["client_names"] == ["node-0", "node-1"]
 
 
 def test_a_registry_that_cannot_be_read_lets_nobody_in(

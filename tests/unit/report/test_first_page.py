@@ -112,6 +112,16 @@ def test_a_run_that_its_budget_ended_says_so_on_the_first_page(tmp_path: Path) -
     assert "the privacy budget does not allow round 3" in first
 
 
+def test_the_data_of_a_federation_is_not_that_of_the_server(tmp_path: Path) -> None:
+    write_run(tmp_path, "udp-fedavg", deployed=True, client_names=["Basel", "Bern"])
+    page = render(read_runs([tmp_path]))
+    first = section_of(page, "statement")
+    assert "the own data of 4 nodes (Basel, Bern)" in first
+    assert "on the server&#x27;s test set (digits)" in first
+    assert "digits, held by" not in page
+    assert "the nodes&#x27; own, tested on digits" in page
+
+
 def test_the_first_page_has_the_score_of_numbers_with_its_interval(tmp_path: Path) -> None:
     scores: dict[str, Any] = {
         "r2": 0.9,
