@@ -7,12 +7,18 @@ from contextlib import contextmanager
 
 import pytest
 
-from fedveil.errors import InputError
+from fedveil.errors import FedveilError, InputError
+
+ANY = object()
 
 
 @contextmanager
-def refuses(field: str) -> Iterator[None]:
-    """The block must raise an `InputError` about this field; its wording is free."""
-    with pytest.raises(InputError) as caught:
-        yield
-    assert caught.value.field == field
+def refuses(
+    field: str, kind: type[FedveilError] = InputError, *, value: object = ANY
+) -> Iterator[pytest.ExceptionInfo[FedveilError]]:
+    """The block must raise an error of this kind about this field (and value); its wording is free."""
+    with pytest.raises(kind) as caught:
+        yield caught
+    assert caught.value.field == field, str(caught.value)
+    if value is not ANY:
+        assert caught.value.value == value, str(caught.value)

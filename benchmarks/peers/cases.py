@@ -56,7 +56,7 @@ class Case:
     plain: Callable[[], Callable[[], object]]
 
 
-def _images(clients: int, examples: int, shape: tuple[int, ...]) -> ArrayClients:
+def images(clients: int, examples: int, shape: tuple[int, ...]) -> ArrayClients:
     generator = torch.Generator().manual_seed(0)
     count = clients * examples
     x = torch.rand(count, *shape, generator=generator)
@@ -75,12 +75,12 @@ def _texts(clients: int, examples: int, length: int) -> ArrayClients:
 
 def _fedsgd() -> MethodRounds:
     task = Task(lambda: fedveil.make_model("lenet-zhu", (1, 28, 28), 10))
-    return MethodRounds(task, _images(4, 3000, (1, 28, 28)), FedSGD(lr=LR, batch_size=BATCH))
+    return MethodRounds(task, images(4, 3000, (1, 28, 28)), FedSGD(lr=LR, batch_size=BATCH))
 
 
-def _plain_fedsgd() -> Callable[[], object]:
+def plain_fedsgd() -> Callable[[], object]:
     """One exchange: every client's gradient on its next batch, one step along their mean."""
-    clients = _images(4, 3000, (1, 28, 28))
+    clients = images(4, 3000, (1, 28, 28))
     model = fedveil.make_model("lenet-zhu", (1, 28, 28), 10, seed=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     step = [0]
@@ -101,7 +101,7 @@ def _plain_fedsgd() -> Callable[[], object]:
 def _dp_sgd() -> MethodRounds:
     task = Task(lambda: fedveil.make_model("mlp-2", (784,), 10))
     method = DPFedAvg(unit="record", lr=LR, clip=CLIP, noise_multiplier=NOISE, record_rate=RATE, epochs=1)
-    return MethodRounds(task, _images(10, 600, (784,)), method)
+    return MethodRounds(task, images(10, 600, (784,)), method)
 
 
 def _opacus_round() -> Callable[[], object]:
@@ -109,7 +109,7 @@ def _opacus_round() -> Callable[[], object]:
     from opacus.grad_sample import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
-    clients = _images(10, 600, (784,))
+    clients = images(10, 600, (784,))
     start = fedveil.make_model("mlp-2", (784,), 10, seed=0).state_dict()
 
     def train(part: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -166,7 +166,7 @@ def _plain_text() -> Callable[[], object]:
 
 
 CASES = {
-    "fedsgd": Case("FedSGD, 4 clients x 8 images, LeNetZhu", "plain", _fedsgd, _plain_fedsgd),
+    "fedsgd": Case("FedSGD, 4 clients x 8 images, LeNetZhu", "plain", _fedsgd, plain_fedsgd),
     "dp-sgd": Case("DP-SGD, 10 clients x 600, MLP-2", "opacus", _dp_sgd, _opacus_round),
     "text": Case("LSTM, 10 clients x 64 texts of 32 tokens", "plain", _text, _plain_text),
 }

@@ -21,7 +21,7 @@ from fedveil.report.html import write_report
 from fedveil.report.reading import read_runs
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-_WIDTH, _HEIGHT = 1180, 1350
+_WIDTH, _HEIGHT = 1180, 800
 _LARGEST = 300_000  # bytes; a picture in a repository stays small
 
 

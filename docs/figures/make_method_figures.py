@@ -8,71 +8,32 @@ Nothing here is random and nothing is measured: the pictures explain an idea. A 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+import baseline_pictures as others
+from shapes import (
+    BLUE,
+    GREEN,
+    INK,
+    LINE,
+    ORANGE,
+    PALE,
+    RED,
+    SOFT,
+    arrow,
+    box,
+    circle,
+    line,
+    lines,
+    spread,
+    text,
+)
+
 TARGET = Path(__file__).parents[1] / "methods"
-INK, SOFT, LINE = "#1f2933", "#52606d", "#9aa5b1"
-BLUE, ORANGE, GREEN, RED = "#1f5c99", "#c4541a", "#157a5e", "#b3261e"
-PALE = {BLUE: "#dce9f5", ORANGE: "#f9e3d6", GREEN: "#dcefe8", RED: "#f8dcda", LINE: "#eef1f4"}
-
-
-def text(x: float, y: float, words: str, *, size: int = 13, colour: str = INK, anchor: str = "middle") -> str:
-    return (
-        f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{colour}" text-anchor="{anchor}">{words}</text>'
-    )
-
-
-def lines(x: float, y: float, *words: str, size: int = 12, colour: str = SOFT, anchor: str = "middle") -> str:
-    rows = (text(x, y + 16 * i, row, size=size, colour=colour, anchor=anchor) for i, row in enumerate(words))
-    return "".join(rows)
-
-
-def box(x: float, y: float, width: float, height: float, colour: str, *words: str) -> str:
-    """A box with words in its middle."""
-    shape = (
-        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6" '
-        f'fill="{PALE[colour]}" stroke="{colour}"/>'
-    )
-    top = y + height / 2 + 4 - 8 * (len(words) - 1)
-    return shape + lines(x + width / 2, top, *words, size=13, colour=INK)
-
-
-def arrow(x: float, y: float, to_x: float, to_y: float, *, colour: str = SOFT, width: float = 1.6) -> str:
-    length = math.hypot(to_x - x, to_y - y)
-    along = ((to_x - x) / length, (to_y - y) / length)
-    base = (to_x - 8 * along[0], to_y - 8 * along[1])
-    sides = (
-        (base[0] - 4 * along[1], base[1] + 4 * along[0]),
-        (base[0] + 4 * along[1], base[1] - 4 * along[0]),
-    )
-    head = " ".join(f"{a:.1f},{b:.1f}" for a, b in ((to_x, to_y), *sides))
-    shaft = (
-        f'<line x1="{x:g}" y1="{y:g}" x2="{base[0]:.1f}" y2="{base[1]:.1f}" '
-        f'stroke="{colour}" stroke-width="{width:g}"/>'
-    )
-    return f'{shaft}<polygon points="{head}" fill="{colour}"/>'
-
-
-def circle(
-    x: float, y: float, radius: float, *, colour: str = LINE, fill: str = "none", dash: str = ""
-) -> str:
-    dashes = f' stroke-dasharray="{dash}"' if dash else ""
-    return f'<circle cx="{x:g}" cy="{y:g}" r="{radius:g}" fill="{fill}" stroke="{colour}"{dashes}/>'
-
-
-def line(x: float, y: float, to_x: float, to_y: float, *, colour: str = LINE, dash: str = "") -> str:
-    dashes = f' stroke-dasharray="{dash}"' if dash else ""
-    return (
-        f'<line x1="{x:g}" y1="{y:g}" x2="{to_x:g}" y2="{to_y:g}" stroke="{colour}" '
-        f'stroke-width="1.5"{dashes}/>'
-    )
-
-
-def spread(count: int, seed: int) -> Iterator[float]:
-    """Numbers in (-1, 1) that look irregular and never change."""
-    for i in range(count):
-        yield math.sin(12.9898 * (i + 1) + 78.233 * seed) * math.cos(4.1414 * (i + 1) * seed)
 
 
 def averaging() -> str:
@@ -260,6 +221,37 @@ FIGURES: dict[str, tuple[Callable[[], str], int, str]] = {
     "fedlap-dp": (fedlap_dp, 220, "Noisy gradients become synthetic images, on which the server trains"),
     "dp-fedags": (dp_fedags, 220, "Only coordinates above the threshold get noise"),
     "fedem": (fedem, 220, "A perturbation within a shell lowers the loss and distorts the gradient"),
+    "fedavg": (others.fedavg, 220, "Clients train, the server averages their models"),
+    "fedsgd": (others.fedsgd, 220, "Clients send gradients, the server takes the step"),
+    "fedprox": (others.fedprox, 190, "A pull towards the global model holds local training back"),
+    "scaffold": (others.scaffold, 274, "Control variates turn a client's step towards the optimum of all"),
+    "ppsgd": (others.ppsgd, 190, "A shared part with noise and a personal part that stays on the client"),
+    "centaur": (others.centaur, 200, "All layers but the head are shared with noise"),
+    "dp-fedavg": (
+        others.dp_fedavg,
+        220,
+        "Noise from the server, from each client, or in each step of DP-SGD",
+    ),
+    "dp-fedprox": (others.dp_fedprox, 160, "A step of DP-SGD and a pull towards the global model"),
+    "dp-fedags-proven": (
+        others.dp_fedags_proven,
+        220,
+        "Selected coordinates carry noise, the others are not sent",
+    ),
+    "dp-fedsnlc": (
+        others.dp_fedsnlc,
+        200,
+        "Coordinates that change the loss most get noise, the others none",
+    ),
+    "cpsgd": (others.cpsgd, 220, "An update is clipped, rotated, rounded to levels and gets binomial noise"),
+    "dsc": (others.dsc, 220, "Synthetic images are learnt to have the gradients of private ones"),
+    "psg": (others.psg, 220, "Synthetic images follow clipped and noised gradients of random networks"),
+    "feddm": (others.feddm, 210, "Synthetic images get the mean features and logits of the data"),
+    "fedlap": (
+        others.fedlap,
+        234,
+        "A client finds the radius within which its synthetic images can be trusted",
+    ),
     "dp-fedsgd": (dp_fedsgd, 160, "A Poisson batch, clipped per record and noised in the silo"),
 }
 

@@ -35,7 +35,7 @@ from fedveil.attacks.view import ServerView
 from fedveil.evaluation.image_quality import Brightness, compare_images, match_images
 from fedveil.experiment.config import make_config
 from fedveil.experiment.run import run_seed
-from fedveil.numerics import NUMERICS
+from fedveil.methods.method import current_numerics
 from fedveil.streams import named_stream
 from fedveil.tree import Params
 
@@ -167,7 +167,7 @@ def main() -> None:
         "The paper: FedSGD MSE 1.248, PSNR 9.443, SSIM 0.123; FedEM 1.825, 7.698, "
         "0.038.",
         "rows": measure(given.results, given.seeds, given.only),
-        "numerics": NUMERICS,
+        "numerics": current_numerics("fedem"),
         "command": "python experiments/fedem/measure.py",
     }
     write_atomically(RECORD, (json.dumps(content, indent=1) + "\n").encode())

@@ -1,6 +1,6 @@
 """Private federated learning: train over many clients' data, and know how private that was.
 
-Names are loaded when they are used, so that commands that need no torch do not wait for it.
+Names are imported at their first use, so that commands that need no torch do not wait for it.
 """
 
 from importlib import import_module

@@ -12,18 +12,20 @@ from fedveil.errors import ResultError
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A disk that is full or missing is an error the user can fix: what is written stays, and a run resumes."""
+    """Turn a failed write (disk full or missing) into a `ResultError` that says how to resume."""
     try:
         yield
     except OSError as error:
         raise ResultError(
-            f"cannot write {path}: {error.strerror}. What was written before is whole; "
-            "make room or fix the disk, then run it again: it resumes from the last checkpoint."
+            f"cannot write {path}: {error.strerror}. Earlier files are intact. "
+            "Free some space or fix the disk, then run it again: it resumes from the last checkpoint.",
+            field="file",
+            value=str(path),
         ) from error
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """The file holds all of `data` or what it held before, even through a power cut."""
+    """Replace the file by `data`; after a crash or power cut it holds either the old or the new content."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with writing(path):
         try:
@@ -42,7 +44,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until what was appended to this file is on the disk."""
+    """Wait until everything appended to this file is on the disk."""
     if not path.exists():
         return
     with writing(path), path.open("ab") as file:
@@ -50,6 +52,6 @@ def sync(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """What writers that were killed left half-written. Only for a folder that no other process writes to."""
+    """Remove the temporary files of killed writers. Only for a folder that no other process writes to."""
     for path in folder.rglob(".*.tmp"):
         path.unlink(missing_ok=True)

@@ -7,29 +7,38 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from operator import index
 
-LARGEST_SEED = 2**63 - 1  # what torch's generators take
+LARGEST_SEED = 2**63 - 1  # the largest seed that torch's generators accept
 
 
 class FedveilError(Exception):
-    """Anything the user can fix. The command line prints it without a traceback and exits with 2."""
+    """Anything the user can fix. The command line prints it without a traceback and exits with 2.
+
+    Args:
+        message: What is wrong, where, and what to do.
+        field: What the error is about (a setting, file, column or part), for callers and tests.
+        value: What was found there.
+    """
+
+    def __init__(self, message: str = "", *, field: str = "", value: object = None) -> None:
+        super().__init__(message)
+        self.field = field
+        self.value = value
 
 
 class InputError(FedveilError):
-    """A value that cannot be used, with what would do instead."""
+    """A value that cannot be used, with a remedy."""
 
     def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
         shown = repr(value)
         if len(shown) > 120:
             shown = shown[:117] + "..."
-        super().__init__(f"{field} = {shown}: {problem}. {remedy}")
-        self.field = field
-        self.value = value
+        super().__init__(f"{field} = {shown}: {problem}. {remedy}", field=field, value=value)
         self.problem = problem
         self.remedy = remedy
 
 
 class DataError(FedveilError):
-    """Data that is missing, damaged or not what its name promises."""
+    """Data that is missing, damaged or not of the expected format."""
 
 
 class DivergedError(FedveilError):
@@ -37,15 +46,15 @@ class DivergedError(FedveilError):
 
 
 class NobodyAnsweredError(FedveilError):
-    """Every client that a round invited refused or dropped out, so more rounds would be spent for nothing.
+    """Every invited client of a round refused or dropped out; another round would spend budget without an update.
 
-    `reasons` says why, by client.
+    `reasons` holds the reason of each client.
     """
 
     def __init__(self, round: int, reasons: Mapping[int, str], released: str = "") -> None:
-        told = "".join(f"\n  client {client}: {why}" for client, why in sorted(reasons.items()))
+        listed = "".join(f"\n  client {client}: {why}" for client, why in sorted(reasons.items()))
         super().__init__(
-            f"round {round}: none of the {len(reasons)} invited clients answered, so the run ends here.{told}\n"
+            f"round {round}: none of the {len(reasons)} invited clients answered, so the run ends here.{listed}\n"
             f"{released}Submit the run again to resume once they can take part."
         )
         self.round = round
@@ -53,7 +62,7 @@ class NobodyAnsweredError(FedveilError):
 
 
 class ResultError(FedveilError):
-    """A results folder that cannot be used as asked."""
+    """A results folder that cannot be used for the request."""
 
 
 class LedgerError(FedveilError):
@@ -61,34 +70,38 @@ class LedgerError(FedveilError):
 
 
 def known_name(field: str, kind: str, name: object, known: Collection[str]) -> str:
-    """The name, if it is one of those known; else an error that names what was perhaps meant."""
+    """The name, if it is known; else an error that suggests similar names."""
     if isinstance(name, str) and name in known:
         return name
     near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.4)
     remedy = f"Did you mean {' or '.join(near)}? " if near else ""
     remedy += f"Known: {', '.join(sorted(known))}."
     if kind in ("method", "model"):
-        remedy += " One of your own: fedveil --plugin FILE.py COMMAND."
+        remedy += " To use your own: fedveil --plugin FILE.py COMMAND."
     raise InputError(field, name, f"no such {kind}", remedy)
 
 
 def require_free(kind: str, name: str, made: object, known: object | None) -> None:
-    """Refuse a name that another file has taken: what is done under it would pass for the other's. The same file may be
-    run again."""
+    """Refuse a name that another module has registered, since results would be attributed to the wrong one.
+
+    The same module may register it again (a plugin file that is run twice).
+    """
     owner = getattr(known, "__module__", None)
     if known is not None and owner != getattr(made, "__module__", None):
-        raise InputError("name", name, f"is the name of a {kind} of {owner}", "Choose another name.")
+        raise InputError(
+            "name", name, f"is already registered as a {kind} by {owner}", "Choose another name."
+        )
 
 
 def install(extra: str) -> str:
-    """How to get what an optional part needs: the package is installed from a clone of its repository."""
+    """The command that installs an optional extra; the package is installed from a clone of its repository."""
     return f'In the clone of fedveil, run: pip install -e ".[{extra}]"'
 
 
 def whole_number(field: str, value: object, least: int, most: int | None = None) -> int:
     """The value, if it is a whole number in this range."""
     try:
-        number = index(value)  # type: ignore[arg-type]  # whatever counts as a whole number, NumPy's too
+        number = index(value)  # type: ignore[arg-type]  # accepts every integer type, NumPy's too
     except TypeError:
         number = None
     if number is None or isinstance(value, bool):
@@ -101,7 +114,7 @@ def whole_number(field: str, value: object, least: int, most: int | None = None)
 
 @contextmanager
 def within(section: str) -> Iterator[None]:
-    """An error inside names its field as the user's file does: with the section it stands in."""
+    """Prefix the field of an `InputError` raised inside with the section of the user's file."""
     try:
         yield
     except InputError as error:

@@ -27,15 +27,18 @@ _Piece = TypeVar("_Piece")
 _CHUNK = 32_768  # numbers of one client that are transformed at a time: a fixed size keeps the bits fixed
 _SINGLE_LIMIT = 1 / 16  # threshold / Frobenius norm above which float32 Gram matrices are exact to about 1e-5
 _SINGLE_ERROR = 1e-4  # below that ratio: the error allowed in what is removed, relative to it
-_ROUNDING = 2.0**-21  # what a float32 eigendecomposition loses, relative to the trace: a few roundings
-_DOUBLE_LIMIT = {"torch.float32": 1e-6, "torch.float64": 1e-5}  # below it a slice takes the plain SVD
+_ROUNDING = 2.0**-21  # error of a float32 eigendecomposition, relative to the trace: a few roundings
+_DOUBLE_LIMIT = {
+    "torch.float32": 1e-6,
+    "torch.float64": 1e-5,
+}  # below it a slice is computed by the plain SVD
 
 
 def t_tsvd(stack: Tensor, threshold: float) -> Tensor:
     """The minimiser of `tau * ||W - stack||_F^2 + ||W||_*` for `tau = 1 / (2 * threshold)` (Theorem 3.1).
 
     The singular values of every frequency slice are lowered by `threshold`, those below it become zero. The
-    result has the stack's shape, type and place and agrees with a complex SVD of all K slices to 1e-4
+    result has the stack's shape, dtype and device and agrees with a complex SVD of all K slices to 1e-4
     (float32) or 1e-9 (float64) of its norm. Its bits do not depend on the number of threads. `stack` is not
     changed.
 
@@ -55,7 +58,7 @@ def t_tsvd(stack: Tensor, threshold: float) -> Tensor:
         stack = stack.detach()
         if largest == 0:
             return torch.zeros_like(stack)
-        # A power of two changes no digit and keeps squares from overflowing or vanishing.
+        # Scaling by a power of two is exact and prevents overflow and underflow of squares.
         unit = 2.0 ** math.floor(math.log2(largest))
         return _shrink_spectrum(stack / unit, threshold / unit).mul_(unit)
 
@@ -72,13 +75,13 @@ def tensor_nuclear_norm(stack: Tensor) -> Tensor:
     values = slice_singular_values(stack)
     clients = stack.shape[0]
     copies = torch.full((values.shape[0],), 2.0, dtype=values.dtype, device=values.device)
-    copies[_real_slices(clients)] = 1.0  # the others stand for themselves and for their conjugate
+    copies[_real_slices(clients)] = 1.0  # every other slice also represents its conjugate
     norm: Tensor = (copies[:, None] * values).sum() / clients
     return norm
 
 
 def slice_singular_values(stack: Tensor) -> Tensor:
-    """Singular values of the frequency slices 0..K//2, `[K//2 + 1, min(d, h)]`, each row falling.
+    """Singular values of the frequency slices 0..K//2, `[K//2 + 1, min(d, h)]`, each row in descending order.
 
     Row 0 belongs to the sum over the clients; row j > 0 also describes slice K - j.
 
@@ -94,7 +97,7 @@ def slice_singular_values(stack: Tensor) -> Tensor:
 
 
 def _check_stack(stack: Tensor) -> float:
-    """The largest magnitude in the stack, once it is known to be a finite stack of matrices."""
+    """The largest magnitude in the stack; refuses anything but a finite stack of matrices."""
     shape = tuple(stack.shape)
     if stack.dim() != 3 or 0 in shape:
         raise InputError(
@@ -102,7 +105,7 @@ def _check_stack(stack: Tensor) -> float:
         )
     if str(stack.dtype) not in _DOUBLE_LIMIT:
         raise InputError("stack", stack.dtype, "is not a real floating type", "Use float32 or float64.")
-    low, high = torch.aminmax(stack.detach())  # not a number wins over every number; one cheap pass
+    low, high = torch.aminmax(stack.detach())  # propagates NaN, so one pass also checks finiteness
     largest = max(-float(low), float(high))
     if not (math.isfinite(float(low)) and math.isfinite(float(high))):
         raise InputError(
@@ -147,7 +150,7 @@ def _shrink_spectrum(stack: Tensor, threshold: float) -> Tensor:
 
 
 class _Threads:
-    """Runs pieces of work side by side, each in one thread, so that bits do not depend on their number."""
+    """Runs pieces of work in parallel, each in a single thread, so that bits do not depend on the thread count."""
 
     def __init__(self, stack: Tensor) -> None:
         self._before = torch.get_num_threads()
@@ -219,7 +222,7 @@ def _gram(tall: Tensor) -> Tensor:
 
 
 def _needs_double(gram: Tensor, norm: float, threshold: float) -> bool:
-    """Whether single precision's errors could show in what is removed.
+    """Whether single-precision errors could exceed the tolerance in what is removed.
 
     An error E of the Gram matrix moves the result by at most threshold / s^2 * |E|, where s is the smallest
     singular value or, if that is larger, the threshold; what is removed has norm threshold * sqrt(size).
@@ -227,7 +230,7 @@ def _needs_double(gram: Tensor, norm: float, threshold: float) -> bool:
     if gram.dtype in (torch.float64, torch.complex128):
         return False
     root = math.sqrt(gram.shape[0])
-    if threshold * root > norm / 2:  # little may be left, and errors are relative to that
+    if threshold * root > norm / 2:  # the result may be small, and errors are relative to it
         return True
     error = _ROUNDING * norm**2
     least = error / (_SINGLE_ERROR * root)  # s^2 must be as large as this
@@ -241,7 +244,7 @@ def _needs_double(gram: Tensor, norm: float, threshold: float) -> bool:
 def _all_below(gram: Tensor, threshold: float) -> bool:
     """Whether every singular value is below the threshold: then `threshold^2 I - gram` has a Cholesky factor.
 
-    Far cheaper than the eigenvalues it makes unnecessary, and it fails early where it fails.
+    Far cheaper than the eigenvalues that it replaces; a factorisation that fails stops early.
     """
     square = threshold**2
     if float(gram.diagonal().real.max()) >= square:

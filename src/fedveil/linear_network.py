@@ -52,7 +52,7 @@ class LinearNetwork:
 
     @classmethod
     def recognise(cls, model: nn.Module) -> LinearNetwork | None:
-        """the network of this model, or None if it is anything else."""
+        """The linear network of this model; None if the model has any other layer."""
         if type(model) is not nn.Sequential:
             return None
         steps: list[Linear | Activation | Dropout] = []
@@ -88,7 +88,7 @@ class LinearNetwork:
         for step in self.steps:
             if isinstance(step, Linear):
                 weight = w[step.weight].transpose(1, 2)
-                # All clients share it: one large product, unless each client's own gradient will be asked for.
+                # All clients share the weights: one large product, unless per-client gradients are needed.
                 if step.bias is None and weight.stride(0) == 0 and not weight.requires_grad:
                     h = torch.matmul(h.flatten(0, 1), weight[0]).reshape(*h.shape[:2], -1)
                 elif step.bias is None:
@@ -131,7 +131,7 @@ def cross_entropy_gradient(scores: Tensor, y: Tensor) -> Tensor:
     """The gradient of each example's cross-entropy with respect to its scores: softmax minus one-hot."""
     g = torch.softmax(scores, dim=-1)
     ones = torch.full_like(y.unsqueeze(-1), -1, dtype=g.dtype)
-    if g.requires_grad:  # it will be differentiated, so its softmax must stay as it is
+    if g.requires_grad:  # autograd needs the softmax unchanged
         return g.scatter_add(-1, y.unsqueeze(-1), ones)
     return g.scatter_add_(-1, y.unsqueeze(-1), ones)
 
@@ -148,7 +148,7 @@ def mean_gradient(factors: Sequence[Factors], weights: Tensor) -> Params:
 
 
 def example_norms(factors: Sequence[Factors]) -> Tensor:
-    """The norm of every example's gradient `[K, B]`, never forming it."""
+    """The norm of every example's gradient `[K, B]`, without forming the gradients."""
     squares = torch.zeros(factors[0].g.shape[:2], dtype=torch.float64, device=factors[0].g.device)
     for factor in factors:
         a = factor.a.double().square().sum(-1)

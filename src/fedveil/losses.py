@@ -1,9 +1,9 @@
-"""What a model can learn besides classes: numbers, and times until an event that may be censored.
+"""Losses for regression and survival analysis (times until an event that may be censored).
 
 Survival data are learned by discrete-time hazards, a loss of single records that works with record-level privacy
 (Gensheimer, Narasimhan: A Scalable Discrete-Time Survival Model for Neural Networks. PeerJ 2019), or by the partial
 likelihood of a batch (Cox: Regression Models and Life-Tables. JRSS B 1972; ties as in Breslow), which compares
-records and therefore cannot bound what one of them does.
+records, so the influence of a single record cannot be bounded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TARGETS: Mapping[LossName, Target] = {
     "hazard": "survival",
     "cox": "survival",
 }
-"""What each loss is for; classes have none of these."""
+"""The kind of target that each loss learns. Classification losses are not listed."""
 
 
 class TargetLoss(Protocol):
@@ -66,7 +66,7 @@ class Squared:
 
 @dataclass(frozen=True)
 class Huber:
-    """Squared up to an error of one standard deviation, then linear."""
+    """Quadratic up to an error of one standard deviation, then linear."""
 
     scale: float = 1.0
     target: ClassVar[Target] = "number"
@@ -100,8 +100,8 @@ class Hazard:
 class Cox:
     """The negative log partial likelihood of a batch, per event.
 
-    A label is the time: positive for an event, negative for a censored record. Padding has time 0: it is at risk of
-    nothing.
+    A label is the time: positive for an event, negative for a censored record. Padding has time 0, so it is in no
+    risk set.
     """
 
     target: ClassVar[Target] = "survival"
@@ -109,19 +109,19 @@ class Cox:
 
     def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
         risk, time = outputs.squeeze(-1), y.abs()
-        at_risk = time.unsqueeze(0) >= time.unsqueeze(1)  # [i, j]: j is still there when i has its event
+        at_risk = time.unsqueeze(0) >= time.unsqueeze(1)  # [i, j]: j is at risk when i has its event
         total = torch.logsumexp(risk.unsqueeze(0).masked_fill(~at_risk, -torch.inf), dim=1)
         return (total - risk) * (y > 0).to(risk.dtype)
 
 
 def target_of(loss: object) -> Target:
-    """What a loss is for; other functions than those above are for classes."""
+    """The kind of target that a loss learns; functions other than those above learn classes."""
     found: Target = getattr(loss, "target", "classes")
     return found
 
 
 def named_loss(name: LossName, scale: float = 1.0) -> TargetLoss:
-    """The loss of this name; `scale` is that of the numbers."""
+    """The loss of this name; `scale` is the standard deviation of the numbers."""
     if name == "hazard":
         return Hazard()
     if name == "cox":
@@ -130,14 +130,14 @@ def named_loss(name: LossName, scale: float = 1.0) -> TargetLoss:
 
 
 def labels_end(loss: object, outputs: int) -> int | None:
-    """The end of the range of the labels that a loss reads, which begins at 0; None where labels are numbers."""
+    """One more than the largest valid label, whose range begins at 0; None where labels are numbers."""
     if target_of(loss) == "classes":
         return outputs
     return 2 * outputs + 1 if isinstance(loss, Hazard) else None
 
 
 def survival_of(outputs: Tensor) -> Tensor:
-    """The probability of no event up to the end of each interval, `[B, intervals]`, of a model of hazards."""
+    """The survival probability at the end of each interval, `[B, intervals]`, from the outputs of a hazard model."""
     return torch.exp(-functional.softplus(outputs).cumsum(-1))
 
 

@@ -1,4 +1,4 @@
-"""What travels between server and clients, and what a server keeps: frozen dataclasses of tensors.
+"""Messages between server and clients, and server states: frozen dataclasses of tensors.
 
 Records encode themselves without pickle. A message is a record whose tensors have a leading axis: K rows, one
 per client, or a single row that all clients share.
@@ -24,7 +24,7 @@ _SCALARS = (bool, int, float, str, type(None))
 
 
 class MessageError(FedveilError):
-    """Bytes that are not the message they claim to be."""
+    """Bytes that do not decode to the expected message."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,8 @@ class Record:
     def head(self) -> dict[str, Any]:
         """Everything but the tensors, as JSON."""
         empty = [f.name for f in fields(self) if isinstance(v := getattr(self, f.name), dict) and not v]
-        order = list(
-            self.tensors()
-        )  # noise is drawn leaf by leaf, so the order of leaves is part of the record
+        # Noise is drawn leaf by leaf, so the order of leaves is part of the record.
+        order = list(self.tensors())
         return {"kind": type(self).__name__, "scalars": self.scalars(), "empty": empty, "order": order}
 
     @classmethod
@@ -71,13 +70,13 @@ class Record:
             kind = str(head["kind"])
             values: dict[str, Any] = {str(name): value for name, value in dict(head["scalars"]).items()}
             if not all(isinstance(value, _SCALARS) for value in values.values()):
-                raise ValueError("a scalar that is none")
+                raise ValueError("not a scalar")
             values |= {str(name): {} for name in head["empty"]}
             tensors = {str(name): tensors[name] for name in head["order"]}
         except (KeyError, TypeError, ValueError) as error:
-            raise MessageError(f"not a {cls.__name__}: its header is damaged") from error
+            raise MessageError(f"not a {cls.__name__}: its header is damaged", field="header") from error
         if kind != cls.__name__:
-            raise MessageError(f"expected a {cls.__name__}, got a {kind[:80]!r}")
+            raise MessageError(f"expected a {cls.__name__}, got a {kind[:80]!r}", field="kind", value=kind)
         for name, leaf in tensors.items():
             field, slash, key = name.partition("/")
             if not slash:
@@ -87,15 +86,21 @@ class Record:
         expected = {field.name for field in fields(cls)}
         if set(values) != expected:
             raise MessageError(
-                f"a {cls.__name__} has the fields {sorted(expected)}; this one has {sorted(values)}"
+                f"a {cls.__name__} has the fields {sorted(expected)}; this one has {sorted(values)}",
+                field="fields",
+                value=sorted(values),
             )
-        # 3.9 clients would be taken for 3 by one reader and for 3.9 by another; a number is no tensor.
+        # Strict types: a float in an integer field would be read differently by different readers.
         for name, allowed in _kinds(cls).items():
             value = values[name]
             if type(value) not in allowed and not (
                 torch.Tensor in allowed and isinstance(value, torch.Tensor)
             ):
-                raise MessageError(f"{name!r} of a {cls.__name__} is not of type {allowed[0].__name__}")
+                raise MessageError(
+                    f"{name!r} of a {cls.__name__} is not of type {allowed[0].__name__}",
+                    field=name,
+                    value=value,
+                )
         return cls(**values)
 
     def to_bytes(self) -> bytes:
@@ -111,14 +116,16 @@ class Record:
             (length,) = struct.unpack_from("<I", data)
             head = json.loads(data[4 : 4 + length])
             tensors = safetensors_torch.load(data[4 + length :])
-        except Exception as error:  # whatever a stranger's bytes provoke
-            raise MessageError(f"not a {cls.__name__}: {type(error).__name__}: {error}") from error
+        except Exception as error:  # untrusted bytes may raise anything
+            raise MessageError(
+                f"not a {cls.__name__}: {type(error).__name__}: {error}", field="encoding"
+            ) from error
         return cls.assemble(head, tensors)
 
 
 @dataclass(frozen=True)
 class Message(Record):
-    """A record on its way. All clients' rows of one exchange have the same shapes."""
+    """A record that is sent. All clients' rows of one exchange have the same shapes."""
 
     @property
     def count(self) -> int:
@@ -141,7 +148,7 @@ class Message(Record):
         return parts[0].map(lambda name, _: torch.cat([tensors[name] for tensors in flat]))
 
     def row_bytes(self) -> int:
-        """What one client sends or receives of this message, in bytes of payload."""
+        """The payload of one client's row, in bytes."""
         return sum(leaf[:1].numel() * leaf.element_size() for leaf in self.tensors().values())
 
 
@@ -159,8 +166,9 @@ def _read_kinds(record: type[Record]) -> dict[str, tuple[type, ...]]:
     found = {}
     exact = (*_SCALARS, torch.Tensor, dict)
     try:
-        hints = get_type_hints(record, localns={"Tensor": torch.Tensor})  # a type checker's name elsewhere
-    except NameError:  # a name that only a type checker sees
+        # `Tensor` may be imported for type checkers only in the record's module.
+        hints = get_type_hints(record, localns={"Tensor": torch.Tensor})
+    except NameError:  # a name imported for type checkers only
         return {}
     for field in fields(record):
         hint = hints[field.name]
@@ -172,7 +180,7 @@ def _read_kinds(record: type[Record]) -> dict[str, tuple[type, ...]]:
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors laid out one by one: safetensors refuses any that share memory."""
+    """Tensors that share no memory, which safetensors requires."""
     out: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, leaf in tensors.items():

@@ -1,8 +1,8 @@
-"""By which arithmetic results were made: runs of different numerics are not the same experiment.
+"""The version of the arithmetic that produced a result: runs of different numerics are not the same experiment.
 
-A version of fedveil that changes the bits of private results for the same configuration and seed gets the next number.
-One that changes those of single methods leaves `NUMERICS` as it is and raises `Method.numerics` of these methods.
-A results folder and its checkpoints carry the number of their method; a folder without one is of numerics 1.
+A release of fedveil that changes the bits of private results for the same configuration and seed increases the number.
+One that changes only single methods keeps `NUMERICS` and increases their `Method.numerics`. A results folder and its
+checkpoints store the number of their method; a folder without one has numerics 1.
 
 1: privacy noise drawn and added in floating point.
 2: privacy noise exact on a grid, sums of uploads and of clipped gradients in float64 (docs/noise.md).
@@ -16,15 +16,15 @@ from pathlib import Path
 from fedveil.errors import InputError
 
 NUMERICS = 2
-MARK = ".numerics"  # in a run's folder from its beginning; a finished run's summary has the number, too
+MARK = ".numerics"  # written when a run starts; the summary of a finished run holds the number, too
 _FIRST = 1
 _UNREADABLE = 0
 
 
 def numerics_of(folder: Path) -> int | None:
-    """The numerics that the run in this folder was made by; None where no run has begun or nothing tells."""
+    """The numerics of the run in this folder; None if no run has started or it is not recorded."""
     mark, summary = folder / MARK, folder / "summary.json"
-    if mark.is_file():  # a pipe would never end
+    if mark.is_file():  # reading a pipe would block
         text = mark.read_text(errors="replace").strip()
         return int(text) if text.isdecimal() else _UNREADABLE
     if summary.is_file():
@@ -33,15 +33,15 @@ def numerics_of(folder: Path) -> int | None:
 
 
 def require_numerics(place: Path, found: int | None, current: int) -> None:
-    """Refuse what other numerics than the method's `current` ones made; `place` is the folder or file."""
+    """Refuse results of other numerics than the method's `current` ones; `place` is the folder or file."""
     if found is None or found == current:
         return
     raise InputError(
         "numerics",
         found,
-        f"{place} was made by other numerics than this version's ({current}), so its results cannot be resumed, "
-        "read back or mixed with new ones",
-        "Choose another folder with --results, or remove it to run it again. `fedveil report` still shows it alone.",
+        f"{place} was written with other numerics than this version's ({current}), so its results cannot be resumed, "
+        "loaded or mixed with new ones",
+        "Choose another folder with --results, or remove it to run it again. `fedveil report` can still show it.",
     )
 
 
@@ -49,7 +49,7 @@ def _told(summary: Path) -> int | None:
     try:
         content = json.loads(summary.read_bytes())
     except (OSError, ValueError, RecursionError):
-        return None  # damaged: said by whoever reads it
+        return None  # whoever reads the summary reports the damage
     if not isinstance(content, dict):
         return None
     found = content.get("numerics", _FIRST)

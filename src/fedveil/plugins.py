@@ -1,7 +1,7 @@
-"""Your own methods and models in a Python file of yours, for every command.
+"""Plugin files: the user's own methods and models, for every command.
 
-Only the person at the command line names such files, by `--plugin` or FEDVEIL_PLUGINS: a configuration, a result folder
-or a server never can, so none of them can make this machine run code.
+Plugin files are named only on the command line or in the environment (`--plugin`, FEDVEIL_PLUGINS), never by a
+configuration, a results folder or a server, so none of these can make this machine run code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ VARIABLE = "FEDVEIL_PLUGINS"
 
 
 def load_plugins(paths: Sequence[Path]) -> None:
-    """Run these files and those of FEDVEIL_PLUGINS, each once; child processes run the same ones."""
+    """Run these files and those of FEDVEIL_PLUGINS, each once; child processes inherit them."""
     named = [Path(text) for text in os.environ.get(VARIABLE, "").split(os.pathsep) if text]
     wanted = list(dict.fromkeys(path.resolve() for path in [*named, *paths]))
     for path in wanted:
@@ -38,7 +38,7 @@ def _load(path: Path) -> None:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up while they are made
+    sys.modules[name] = module  # dataclasses look up their module when they are defined
     try:
         spec.loader.exec_module(module)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Dropout whose masks come from the streams of clients."""
+"""Dropout whose masks are drawn from the clients' random streams."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class StreamDropout(nn.Dropout):
-    """Dropout whose masks are handed in, so that they come from the client's own stream."""
+    """Dropout whose masks are passed in, so that each client's masks come from its own stream."""
 
     masks: Sequence[Tensor] | None = None
     index: int = 0
@@ -18,7 +18,7 @@ class StreamDropout(nn.Dropout):
 
 
 def own_dropouts(module: nn.Module) -> list[StreamDropout]:
-    """Every dropout layer replaced in place by one that takes its masks from us, in order of definition."""
+    """Replace every dropout layer, in place, by a `StreamDropout`; returns them in order of definition."""
     found: list[StreamDropout] = []
     for parent in module.modules():
         for name, child in parent.named_children():

@@ -1,8 +1,8 @@
 """Random streams, one for each (seed, round, client, purpose).
 
 Results depend neither on the order of the cohort nor on who computes them, because every draw comes from a
-stream that is named by what it is for. Privacy noise has a purpose of its own; on a deployed node it comes
-from the operating system's entropy, since noise whose seed the server knows hides nothing.
+stream that is named by its purpose. Privacy noise has its own purpose; on a deployed node it comes from the operating
+system's entropy, since a server that knows the seed could subtract the noise.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NoiseSource = Literal["seeded", "entropy"]
 
 
 class Stream(Protocol):
-    """What fedveil asks of a random generator; `numpy.random.Generator` is one."""
+    """The interface of a random generator; `numpy.random.Generator` satisfies it."""
 
     def random(self, size: int) -> npt.NDArray[np.float64]: ...
     def standard_normal(self, size: int) -> npt.NDArray[np.float64]: ...
@@ -35,7 +35,7 @@ class Stream(Protocol):
 
 
 class _Key(ISeedSequence):
-    """A generator's key as it is; `Philox(key=...)` would first ask the system for entropy, which takes far longer."""
+    """A Philox key used as it is; `Philox(key=...)` would first read system entropy, which takes far longer."""
 
     def __init__(self, key: npt.NDArray[np.uint64]) -> None:
         self._key = key
@@ -48,20 +48,20 @@ def named_stream(seed: int, *name: int | str) -> np.random.Generator:
     """The stream of this name: the same bits for the same name, independent of every other name.
 
     Args:
-        seed: Of the run.
-        name: Words and numbers that name the purpose.
+        seed: The run's seed.
+        name: Words and numbers that identify the purpose.
 
     Returns:
-        A generator of its own.
+        A new generator.
     """
     text = "\x1f".join(map(str, (seed, *name)))
     key = np.frombuffer(hashlib.blake2b(text.encode(), digest_size=16).digest(), dtype="<u8")
-    philox = np.random.Philox(_Key(key))  # type: ignore[arg-type]  # any ISeedSequence will do
+    philox = np.random.Philox(_Key(key))  # type: ignore[arg-type]  # any ISeedSequence works
     return np.random.Generator(philox)
 
 
 class EntropyStream:
-    """Draws from the operating system's entropy: nobody can replay them, not even with the run's seed."""
+    """Draws from the operating system's entropy, which cannot be reproduced, even with the run's seed."""
 
     def bytes(self, length: int) -> bytes:
         return os.urandom(length)
@@ -85,12 +85,12 @@ class ClientStreams:
     """The streams of the clients of one exchange, in the order of the client axis.
 
     Args:
-        seed: Of the run.
+        seed: The run's seed.
         round: The round, from 1.
         clients: The clients, in the order of the client axis.
         exchange: The exchange within the round, from 0.
         noise_source: Where privacy noise comes from.
-        layer: Which of several layers around a method draws: each has streams of its own in an exchange.
+        layer: Number of the wrapper that draws (0: the method itself); each has its own streams.
 
     Guarantees:
         A client's noise depends neither on the cohort nor on its order
@@ -108,11 +108,11 @@ class ClientStreams:
         return replace(self, clients=tuple(self.clients[i] for i in index))
 
     def of_round(self, purpose: str) -> list[np.random.Generator]:
-        """One stream per client, the same in every exchange of the round (a client's order of batches)."""
+        """One stream per client, the same in every exchange of the round (used for the order of batches)."""
         return [named_stream(self.seed, self.round, client, purpose) for client in self.clients]
 
     def of_exchange(self, purpose: str) -> list[np.random.Generator]:
-        """One stream per client, fresh in every exchange."""
+        """One stream per client, different in every exchange."""
         layer = () if self.layer == 0 else (f"layer {self.layer}",)
         return [
             named_stream(self.seed, self.round, self.exchange, client, purpose, *layer)
@@ -120,7 +120,7 @@ class ClientStreams:
         ]
 
     def unknown_to_server(self, seeded: list[np.random.Generator]) -> list[np.random.Generator]:
-        """`seeded`; on a deployed node fresh streams, since the server knows the seed and could draw these again."""
+        """`seeded`; on a deployed node entropy streams, since the server knows the seed and could reproduce them."""
         if self.noise_source == "seeded":
             return seeded
         return [np.random.default_rng(int.from_bytes(os.urandom(32))) for _ in self.clients]
@@ -137,7 +137,7 @@ class ServerStreams:
     """The server's streams of one exchange.
 
     Args:
-        seed: Of the run.
+        seed: The run's seed.
         round: The round, from 1.
         exchange: The exchange within the round, from 0.
         noise_source: Where privacy noise comes from.
@@ -158,9 +158,9 @@ class ServerStreams:
 
 
 def normal(streams: Sequence[Stream], shape: Sequence[int], like: Tensor) -> Tensor:
-    """Standard normal draws `[K, *shape]` in `like`'s type and place, row k from stream k.
+    """Standard normal draws `[K, *shape]` with `like`'s dtype and device, row k from stream k.
 
-    For randomness that protects nothing, such as the start of an optimisation. Privacy noise comes from a mechanism.
+    For randomness that is not privacy noise, such as the start of an optimisation; a mechanism draws privacy noise.
     """
     return table([stream.standard_normal for stream in streams], shape, like)
 
@@ -168,7 +168,7 @@ def normal(streams: Sequence[Stream], shape: Sequence[int], like: Tensor) -> Ten
 def table(
     draws: Sequence[Callable[[int], npt.NDArray[np.float64]]], shape: Sequence[int], like: Tensor
 ) -> Tensor:
-    """Row k from `draws[k]`, rounded to `like`'s type while it is still in the cache."""
+    """Row k from `draws[k]`, converted to `like`'s dtype row by row, while the row is in the cache."""
     size = math.prod(shape)
     drawn = like.new_empty((len(draws), size))
     for row, draw in zip(drawn, draws, strict=True):

@@ -3,9 +3,9 @@
 Any `nn.Module` without batch statistics works. Networks of linear layers run stacked in closed form; any other
 network runs client by client, or vectorised by `torch.func.vmap` where several clients share one call.
 
-The *input space* of a task is where inputs can be moved a little: `x` itself for images and tables, the token
-embeddings for texts (see `text_model`). `perturbed`, `input_grad`, `no_offset` and `within` speak of it, so that a
-method or an attack that moves inputs need not know which of the two it has.
+The *input space* of a task is where inputs are perturbed: `x` itself for images and tables, the token embeddings for
+texts (see `text_model`). `perturbed`, `input_grad`, `no_offset` and `within` work in it, so that a method or an attack
+that perturbs inputs works for both.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy.typing as npt
 from fedveil.errors import InputError
 from fedveil.lazy_torch import functional, nn, torch
 from fedveil.linear_network import LinearNetwork, cross_entropy_gradient, mean_gradient
+from fedveil.sequential import sequential_layers
 from fedveil.tree import Params, concatenate, own_memory, with_axis
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 ExampleLoss = Callable[["Tensor", "Tensor"], "Tensor"]
 
-_STEPS_DRAWN_AT_ONCE = 16  # of dropout: few enough to stay in the cache
+_STEPS_DRAWN_AT_ONCE = 16  # dropout masks of so many steps fit into the cache
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,10 @@ class Batch:
     """Examples of K clients.
 
     Args:
-        x: Inputs `[K, B, ...]`; of texts token ids `[K, B, L]`.
-        y: Labels `[K, B]`; of a language model a target for each token, `[K, B, L]`.
+        x: Inputs `[K, B, ...]`; for texts, token ids `[K, B, L]`.
+        y: Labels `[K, B]`; for a language model, a target for each token, `[K, B, L]`.
         mask: `[K, B]`, False on padding; None if there is none.
-        offset: Added to the embeddings of texts, `[K, B, L, E]`; None for nothing.
+        offset: Added to the embeddings of texts, `[K, B, L, E]`; None for none.
     """
 
     x: Tensor
@@ -60,7 +61,7 @@ class Batch:
         )
 
     def weights(self, dtype: torch.dtype) -> Tensor:
-        """What each example counts in its client's mean, `[K, B]`; a client without examples gets zeros."""
+        """The weight of each example in its client's mean, `[K, B]`; zeros for a client without examples."""
         k, b = self.y.shape[:2]
         if self.mask is None:
             return torch.full((k, b), 1.0 / max(b, 1), dtype=dtype, device=self.x.device)
@@ -74,13 +75,13 @@ def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 class Task:
-    """One learning problem: a model, its loss, and how to differentiate both for many clients.
+    """One learning problem: a model, its loss, and their gradients for many clients.
 
     Args:
         model: The module, or a function that builds it.
         loss: The loss of each example, from outputs and labels.
-        device: Where tensors live.
-        frozen_statistics: Accept batch norm with its running statistics as constants: to attack, not to train.
+        device: The device of all tensors.
+        frozen_statistics: Accept batch norm with constant running statistics; for attacks, not for training.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Task:
         device: str | torch.device = "cpu",
         frozen_statistics: bool = False,
     ) -> None:
-        """`frozen_statistics` accepts batch norm with its running statistics as constants: to attack, not to train."""
+        """Build the task; see the class for the arguments."""
         from fedveil.stream_dropout import own_dropouts
         from fedveil.text_model import TextModel
 
@@ -104,16 +105,18 @@ class Task:
         self.example_loss = loss
         self.device = torch.device(device)
         self.linear = LinearNetwork.recognise(template) if loss is cross_entropy else None
+        self.layers = sequential_layers(template)
+        """Of a plain sequence of known layers; None for any other model."""
         self.channels_last = bool(getattr(template, "channels_last", False))
         self.text = template if isinstance(template, TextModel) else None
         self.stacks = self.text is None or self.text.stacks
         self.memory: Callable[[Params, int], Params] = own_memory
-        """Where training puts the parameters of K clients, unwritten; an engine may lend what it will read later."""
+        """Uninitialised memory for the parameters of K clients; an engine may supply memory that it reads later."""
         self._dropouts = own_dropouts(self.module)
         self._dropout_shapes: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
 
     def init(self, seed: int) -> Params:
-        """The starting parameters of this seed; a model given as an instance starts from its own weights."""
+        """The initial parameters for this seed; a model given as an instance keeps its own weights."""
         module = self.module if self._make is None else _build(self._make, seed)
         return {
             name: parameter.detach().clone().to(self.device) for name, parameter in module.named_parameters()
@@ -122,6 +125,17 @@ class Task:
     @property
     def parameter_count(self) -> int:
         return sum(parameter.numel() for parameter in self.module.parameters())
+
+    def multiplications(self, shape: Sequence[int]) -> int:
+        """Of weights with inputs, for one example: a convolution uses its weights at every position."""
+        if self.layers is None:
+            return self.parameter_count
+        found, h = 0, next(self.module.parameters()).new_zeros(1, *shape)
+        for layer in self.layers:
+            h = layer.module(h)
+            positions = h[0, 0].numel() if isinstance(layer.module, nn.Conv2d) else 1
+            found += positions * sum(leaf.numel() for leaf in layer.module.parameters())
+        return found
 
     def outputs(
         self, w: Params, x: Tensor, drop: Sequence[Tensor] | None = None, offset: Tensor | None = None
@@ -190,14 +204,14 @@ class Task:
         return table.new_zeros(x.shape[0], count, *x.shape[2:], table.shape[1])
 
     def perturbed(self, batch: Batch, offset: Tensor) -> Batch:
-        """The batch moved by `offset` in the input space."""
+        """The batch with `offset` added in the input space."""
         if self.text is None:
             return Batch(batch.x + offset, batch.y, batch.mask)
         moved = offset if batch.offset is None else batch.offset + offset
         return Batch(batch.x, batch.y, batch.mask, moved)
 
     def within(self, batch: Batch, offset: Tensor) -> Tensor:
-        """The part of `offset` that can matter to these examples: of a text what stands on a token, else all."""
+        """`offset`, zero where it has no effect: for texts, on padding."""
         return offset if self.text is None else offset * self.text.mask(batch.x).unsqueeze(-1)
 
     def input_grad(self, w: Params, batch: Batch) -> Tensor:
@@ -276,7 +290,7 @@ class Task:
             kept = [np.zeros((*taken.shape, width * size), dtype=np.uint8) for size in sizes]
             alike = bool(
                 (taken == taken[:, :1]).all()
-            )  # then all are drawn together, each from its own stream
+            )  # then all clients are drawn together, each from its own stream
             groups = [slice(None)] if alike else [slice(k, k + 1) for k in range(taken.shape[1])]
             for group in groups if sizes else ():
                 steps = taken[:, group][:, 0].tolist()
@@ -298,7 +312,7 @@ class Task:
         sizes: Sequence[int],
         kept: Sequence[npt.NDArray[np.uint8]],
     ) -> None:
-        """The units `kept[layer][step, client]` of clients with so many examples in every step."""
+        """Fill `kept[layer][step, client]` for clients with `counts[step]` examples in each step."""
         first = 0
         for count, run in groupby(counts):
             end = first + len(list(run))
@@ -313,7 +327,7 @@ class Task:
     ) -> npt.NDArray[np.uint8]:
         """1 with probability 1 - p, else 0: for each stream and step `numbers[i]` units of dropout layer i."""
         if all(layer.p == 0.5 for layer in self._dropouts) and all(n % 64 == 0 for n in numbers):
-            # The same bits as below, without the detour through bytes objects.
+            # The same bits as below, without copying through bytes objects.
             words = [stream.bit_generator.random_raw(steps * sum(numbers) // 64) for stream in streams]
             return np.unpackbits(np.stack(words).view(np.uint8)).reshape(len(streams), steps, -1)
         parts = [
@@ -390,7 +404,9 @@ def _kept(stream: np.random.Generator, count: int, p: float) -> npt.NDArray[np.u
 def _build(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     """The model of this seed, leaving the global generator as it was."""
     if not callable(make):
-        raise InputError("model", make, "is no model", "Give an nn.Module, or a function that makes one.")
+        raise InputError(
+            "model", make, "is not a model", "Give an nn.Module, or a function that returns one."
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()
@@ -399,7 +415,7 @@ def _build(make: Callable[[], nn.Module], seed: int) -> nn.Module:
 def _require_trainable(model: object) -> None:
     if not isinstance(model, nn.Module) or not any(True for _ in model.parameters()):
         what = type(model).__name__
-        raise InputError("model", what, "has no parameter to train", "Give an nn.Module that has some.")
+        raise InputError("model", what, "has no trainable parameter", "Give an nn.Module with parameters.")
 
 
 def _refuse_batch_statistics(model: nn.Module) -> None:

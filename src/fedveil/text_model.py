@@ -1,9 +1,9 @@
-"""What a model of texts is.
+"""The base class of models that read texts.
 
-Tokens are ids: `x` is `[K, B, L]` int64 (on one model `[B, L]`), padded on the right with the model's `pad`. No mask is
-handed around: a model reads it off the ids, `ids != pad`. The *input space* of a text, where perturbations and attacks
-live, is that of its token embeddings, `[..., L, E]`: rows of the embedding table, before positions and norms are added.
-What stands on padding never changes an output.
+Tokens are ids: `x` is `[K, B, L]` int64 (for one model `[B, L]`), padded on the right with the model's `pad`. No mask
+is passed: a model computes it from the ids, `ids != pad`. The *input space* of a text, where perturbations and attacks
+operate, is that of its token embeddings, `[..., L, E]`: rows of the embedding table, before positions and norms are
+added. Values at padding positions never change an output.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch.nn import functional
 class TextModel(nn.Module, ABC):
     """A network of token ids: `forward(ids) == from_embeddings(embed(ids), ids)`.
 
-    `table` names the parameter or buffer `[V, E]` that tokens are looked up in; `pad` is the id of padding. A model
-    whose code `torch.func.vmap` cannot map over clients sets `stacks = False` and is run client by client. At most
+    `table` names the parameter or buffer `[V, E]` with the token embeddings; `pad` is the id of padding. A model
+    that `torch.func.vmap` cannot map over clients sets `stacks = False` and is run client by client. At most
     `largest_batch` texts are evaluated at a time.
     """
 
@@ -44,13 +44,13 @@ class TextModel(nn.Module, ABC):
 
     @abstractmethod
     def from_embeddings(self, embedded: Tensor, ids: Tensor) -> Tensor:
-        """Scores from embeddings `[B, L, E]`; of `ids` only the padding is read.
+        """Scores from embeddings `[B, L, E]`; `ids` only gives the padding.
 
-        Scores are `[B, classes]`, of a language model `[B, L, V]` for the token after each.
+        Scores are `[B, classes]`; for a language model `[B, L, V]`, the scores of each next token.
         """
 
     def forward(self, ids: Tensor, offset: Tensor | None = None, embedded: Tensor | None = None) -> Tensor:
-        """Scores of these texts, with `offset` added to their embeddings or with `embedded` in their place."""
+        """Scores of these texts; `offset` is added to their embeddings, `embedded` replaces them."""
         if embedded is None:
             embedded = self.embed(ids)
         if offset is not None:

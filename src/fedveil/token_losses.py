@@ -9,7 +9,7 @@ from fedveil.lazy_torch import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-IGNORED = -100  # a target that counts nothing: padding, or the end of a text
+IGNORED = -100  # a target without weight: padding, or the end of a text
 
 
 def next_token_loss(outputs: Tensor, y: Tensor) -> Tensor:

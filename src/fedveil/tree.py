@@ -20,7 +20,7 @@ def tree_map(f: Callable[..., Tensor], *trees: Params) -> Params:
 
     Args:
         f: A function of as many tensors as there are trees.
-        trees: Trees of the same names.
+        trees: Trees with the same names.
 
     Returns:
         The tree of the results.
@@ -34,7 +34,7 @@ def add(a: Params, b: Params, scale: float = 1.0) -> Params:
 
     Args:
         a: A tree.
-        b: A tree of the same names and shapes.
+        b: A tree with the same names and shapes.
         scale: The factor of `b`.
 
     Returns:
@@ -44,7 +44,7 @@ def add(a: Params, b: Params, scale: float = 1.0) -> Params:
 
 
 def moved(a: Params, b: Params, scale: float) -> Params:
-    """`a + scale * b` computed in float64, in the types of `a`."""
+    """`a + scale * b` computed in float64 and converted to the dtypes of `a`."""
     return {name: torch.add(leaf.double(), b[name], alpha=scale).to(leaf.dtype) for name, leaf in a.items()}
 
 
@@ -53,7 +53,7 @@ def sub(a: Params, b: Params) -> Params:
 
     Args:
         a: A tree.
-        b: A tree of the same names and shapes.
+        b: A tree with the same names and shapes.
 
     Returns:
         The difference.
@@ -84,12 +84,12 @@ def zeros_like(a: Params) -> Params:
 
 
 def flat_rows(leaf: Tensor) -> Tensor:
-    """`[K, d]`: all but the first axis as one, which is there even where a row is a single number."""
+    """`[K, d]`: all axes but the first flattened into one, which has size 1 where a row is a single number."""
     return leaf.unsqueeze(-1).flatten(1)
 
 
 def norms(a: Params) -> Tensor:
-    """The L2 norm of each client's parameters taken as one vector, `[K]`, accumulated in float64."""
+    """The L2 norm of each client's parameters as one vector, `[K]`, accumulated in float64."""
     squares = [flat_rows(leaf).double().square().sum(1) for leaf in a.values()]
     return torch.stack(squares).sum(0).sqrt()
 
@@ -126,7 +126,7 @@ def unflatten(flat: Tensor, like: Params) -> Params:
 
 
 def own_memory(like: Params, k: int) -> Params:
-    """Unwritten parameters of k clients, shaped as `like` (whose own client axis may differ)."""
+    """Uninitialised parameters of k clients, shaped as `like` (whose own client axis may differ)."""
     return {name: leaf.new_empty(k, *leaf.shape[1:]) for name, leaf in like.items()}
 
 
@@ -155,7 +155,7 @@ def without_axis(a: Params) -> Params:
 
 
 def expand(a: Params, k: int) -> Params:
-    """A stack of one seen as a stack of k (a stack of k is returned as it is).
+    """Broadcast a stack of one to a stack of k (a stack of k is returned unchanged).
 
     Args:
         a: Leaves `[1, ...]` or `[k, ...]`.
@@ -202,7 +202,7 @@ def weighted_sum(a: Params, weights: Tensor) -> Params:
 
 
 def total(parts: Sequence[Params], like: Params) -> Params:
-    """The sum of all parts, which have the names and shapes of `like`; zero where there are none."""
+    """The sum of all parts, which have the names and shapes of `like`; zeros if there are no parts."""
     found = zeros_like(like)
     for part in parts:
         found = add(found, part)

@@ -1,4 +1,4 @@
-"""Files and values checked by pydantic; what is wrong is an error that names the field, the value and the remedy."""
+"""Files and values checked by pydantic; errors name the field, the value and the remedy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from fedveil.errors import InputError
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
-# Which of several types or functions looked at the value: no key of the user's.
+# Parts of pydantic's error location that name a type or validator, not a key of the user's file.
 _INNER = re.compile(r"bool|int|float|str|function-.*|(constrained|list|tuple|dict|literal|union)[-\[].*")
 _BOUNDS = {
     "greater_than": ("gt", "greater than"),
@@ -45,18 +45,18 @@ class Section(BaseModel):
 
 
 def read_toml(path: Path, model: type[M], *, missing: str = "Run `fedveil deploy init` first.") -> M:
-    """The file as this model; whatever is wrong with it is an InputError that names the file and the key."""
+    """Read the file as this model; any problem is an `InputError` that names the file and the key."""
     try:
         with path.open("rb") as file:
             return parse_content(tomllib.load(file), model, path)
     except FileNotFoundError as error:
-        raise InputError("file", str(path), "is not there", missing) from error
+        raise InputError("file", str(path), "does not exist", missing) from error
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError("file", str(path), f"cannot be read as TOML: {error}", "Fix the file.") from error
 
 
 def parse_content(content: Mapping[str, Any], model: type[M], path: Path) -> M:
-    """What a file holds as this model; `path` is for errors."""
+    """Validate a file's content as this model; `path` is for error messages."""
     try:
         return model.model_validate(content)
     except ValidationError as error:
@@ -66,9 +66,9 @@ def parse_content(content: Mapping[str, Any], model: type[M], path: Path) -> M:
 
 
 def refused(error: ValidationError, prefix: str, known: Sequence[str]) -> InputError:
-    """The first complaint of a validation, in the words of the user's file, whose keys are `known`.
+    """The first error of a validation, with the keys of the user's file, which are `known`.
 
-    Where a value may be of several types, the remedy says what would do for each.
+    Where a value may have several types, the remedy covers each of them.
     """
     complaints = error.errors()
     first = complaints[0]
@@ -87,7 +87,7 @@ def refused(error: ValidationError, prefix: str, known: Sequence[str]) -> InputE
 
 
 def known_keys(model: type[BaseModel]) -> list[str]:
-    """The keys of a file and of its sections."""
+    """All keys of a file, those of its sections with the section's name."""
     keys: list[str] = []
     for name, info in model.model_fields.items():
         keys.append(name)
@@ -120,7 +120,7 @@ def _in_words(complaint: Any) -> tuple[str, str]:
         )
         return "is out of range", f"Use {number}."
     if kind == "literal_error":
-        return "is none of the choices", f"Use {context['expected']}."
+        return "is not one of the choices", f"Use {context['expected']}."
     if kind in ("too_short", "too_long"):
         limit = (
             f"at least {context['min_length']}" if kind == "too_short" else f"at most {context['max_length']}"
@@ -130,7 +130,7 @@ def _in_words(complaint: Any) -> tuple[str, str]:
         wanted = _TYPES[matched[1]]
         return f"is not {wanted}", f"Give {wanted}."
     message = complaint["msg"].removeprefix("Input ")
-    if kind == "value_error":  # our own checks say what would do
+    if kind == "value_error":  # the messages of fedveil's own validators are remedies
         message = str(context["error"])
         return "cannot be used", f"{message[0].upper()}{message[1:]}."
     return message[0].lower() + message[1:], "Change it in the configuration."

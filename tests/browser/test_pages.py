@@ -6,9 +6,11 @@ import itertools
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fedveil.report.groups import WHO
 from fedveil.report.html import write_report
 from fedveil.report.live_page import Followed, LiveView
 from tests.browser.browser import Page
@@ -147,7 +149,7 @@ def test_the_live_page_follows_a_run(page: Page, tmp_path: Path) -> None:
         page.size(1280, 900)
         page.open(live.url)
         page.wait("document.getElementById('status').textContent.startsWith('2 of 4 rounds.')")
-        assert page.value("document.querySelectorAll('#accuracy path.line').length") == 1
+        assert page.value("document.querySelectorAll('#score path.line').length") == 1
         with (folder / "rounds.jsonl").open("a") as file:
             file.write(json.dumps({"round": 3, "accuracy": 0.7, "epsilon": 1.5, "seconds": 0.1}) + "\n")
         page.wait(
@@ -160,6 +162,17 @@ def test_the_live_page_follows_a_run(page: Page, tmp_path: Path) -> None:
         page.open("about:blank#end")
     assert page.complaints == []
     assert all(url.startswith((live.url, "data:", "about:")) for url in page.requests)
+
+
+def test_the_live_page_shows_the_score_that_the_run_has(page: Page, tmp_path: Path) -> None:
+    folder = write_run(tmp_path, finished=False, accuracy=None)
+    (folder / "rounds.jsonl").write_text(json.dumps({"round": 1, "accuracy": None, "r2": 0.5}) + "\n")
+    with LiveView() as live:
+        live.follow(folder, Followed("demo: fedavg, seed 0", 4, None, 1e-5))
+        page.open(live.url)
+        page.wait("document.getElementById('status').textContent.startsWith('1 of 4 rounds. R² 0.5.')")
+        assert page.value("document.getElementById('measure').textContent") == "R² on the test set"
+        page.open("about:blank#end")
 
 
 @pytest.mark.parametrize("count", [5, 8])
@@ -209,6 +222,48 @@ def test_a_comparison_prints_on_at_most_ten_pages(page: Page) -> None:
 def test_the_page_to_sign_is_one_page(page: Page) -> None:
     page.size(688, 1032, paper=True)  # A4 without its margins
     assert page.value("document.querySelector('#statement').getBoundingClientRect().bottom + scrollY") <= 1032
+
+
+_PREPARED = [
+    "Scales and categories of the columns were computed from the training rows without protection: the guarantee does "
+    "not cover them. Give a schema of public constants, or declare them public.",
+    "A record is one of at most 3 training rows of a person (column 'patient'). A person with rows at two clients is "
+    "protected at each separately.",
+]
+_KINDS: dict[str, dict[str, Any]] = {
+    "nothing proven": {"proven": [proof(w, None, u) for w in WHO for u in ("client", "record")]},
+    "two units": {"proven": [proof(w, 2.0, u) for w in WHO for u in ("client", "record")]},
+    "seeded": {
+        "privacy": {"proven": [proof(w, 20.0) for w in WHO], "removable": True, "paper_claim": "none"}
+    },
+    "stopped": {
+        "stopped": "the privacy budget of epsilon 3 (delta 1e-05, client level) does not allow round 3"
+    },
+    "a table": {
+        "client_names": [f"Hospital of Basel-Landschaft {place}" for place in range(4)],
+        "privacy": {
+            "proven": [proof(w, 4.0, "record") for w in WHO],
+            "data": _PREPARED,
+            "persons": [{"adversary": w, "epsilon": 12.0, "delta": 1e-3} for w in WHO],
+            "paper_claim": "none",
+        },
+    },
+    "secure": {"proven": [proof(w, 4.0) for w in WHO]},
+}
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_the_page_to_sign_is_one_page_for_every_kind_of_run(tmp_path: Path, page: Page, kind: str) -> None:
+    folder = write_run(tmp_path, f"udp-fedavg{'+secure' if kind == 'secure' else ''}", **_KINDS[kind])
+    digest = "0123456789abcdef" * 4
+    identity = {"run": "demo/0123456789ab/seed-0 0123456789ab", "files": {"config.toml": digest}}
+    stated = identity | {"data_commitment": digest, "ledger": {"head": digest}, "made": "2026-01-02T03:04:05"}
+    (folder / "statement.json").write_text(json.dumps(stated))
+    path = write_report([folder], tmp_path / "report.html")
+    page.size(688, 1032, paper=True)
+    page.open(path.as_uri())
+    assert page.value("document.querySelector('#statement').getBoundingClientRect().bottom + scrollY") <= 1032
+    assert page.pages() <= 4
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -18,8 +18,8 @@ from fedveil.data.registry import load_dataset
 from fedveil.errors import FedveilError
 from fedveil.experiment import prepare
 from fedveil.experiment.config import Config, load_config
+from fedveil.experiment.estimates import Estimates, kind_of
 from fedveil.experiment.records import Records
-from fedveil.experiment.reproduce import _cost
 from fedveil.experiment.run import run_seed
 from fedveil.experiment.tables import PAPERS, PublishedTable, Row, list_tables
 from fedveil.models.registry import make_model
@@ -100,6 +100,7 @@ def test_every_shared_field_is_one_of_some_row(table: PublishedTable) -> None:
 @pytest.mark.parametrize("table", TABLES, ids=table_name)
 def test_records_are_of_the_rows_as_they_stand(table: PublishedTable) -> None:
     assert Records(table, ROOT / "records").stale() == []
+    assert Estimates(table, ROOT / "records").stale() == []
 
 
 def embedded() -> list[Path]:
@@ -138,11 +139,11 @@ def few_examples(name: str, pad: int | None) -> Dataset:
 
 def kinds(table: PublishedTable) -> list[Row]:
     """One row for each kind of run."""
-    return list({_cost(table.config(row)): row for row in reversed(table.rows)}.values())
+    return list({kind_of(table.config(row)): row for row in reversed(table.rows)}.values())
 
 
 ROWS = {
-    _cost(table.config(row, reduced=True)): (table, row)
+    kind_of(table.config(row, reduced=True)): (table, row)
     for table in TABLES
     if table.config(table.rows[0]).task.dataset in SHAPES
     for row in kinds(table)

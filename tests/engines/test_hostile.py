@@ -111,7 +111,7 @@ def test_a_node_that_counts_beyond_reason_is_not_let_in(number: object, tmp_path
     faults = {1001: answering("query", says("introduction", **who))}
     result = deployed(federated("fedavg", cohort=NODES), write_nodes(tmp_path), tmp_path, faults=faults)
     assert [line["answered"] for line in result.history] == [2, 2]
-    assert "is not let in: its introduction is damaged" in log_of(result)
+    assert "is refused: its introduction is damaged" in log_of(result)
 
 
 def numbers_for_tensors(_: bytes) -> bytes:

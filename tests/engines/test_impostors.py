@@ -68,7 +68,7 @@ def test_an_impostor_is_refused_and_named_by_its_key(
     assert [line["answered"] for line in result.history] == [2, 2]
     assert result.folder is not None
     log = (result.folder / LOG).read_text()
-    assert f"node 'node-1' (1000) is not let in: its key {key_fingerprint(keys[1])} is that of" in log
+    assert f"node 'node-1' (1000) is refused: its key {key_fingerprint(keys[1])} is that of" in log
     assert "node 'node-0' (1001) is client 0" in log
 
 
@@ -79,7 +79,9 @@ def test_a_node_that_nobody_registered_is_not_let_in(
     result = deployed(federated("fedavg", cohort=NODES), write_nodes(tmp_path / "nodes"), tmp_path)
     assert [line["answered"] for line in result.history] == [2, 2]
     assert result.folder is not None
-    assert "node 1002 is not let in: its key is not registered" in (result.folder / LOG).read_text()
+    assert "node 1002 is refused: its key is not registered" in (result.folder / LOG).read_text()
+    assert result.summary["deployed"] is True
+    assert result.summary["client_names"] == ["node-0", "node-1"]
 
 
 def test_a_registry_that_cannot_be_read_lets_nobody_in(

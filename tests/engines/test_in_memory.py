@@ -214,7 +214,7 @@ def test_strangers_are_not_let_in(name: str, tmp_path: Path, monkeypatch: pytest
     assert [line["answered"] for line in result.history] == [3, 3]
     assert result.folder is not None
     log = (result.folder / LOG).read_text()
-    assert "node 'client-1' (1001) is not let in" in log
+    assert "node 'client-1' (1001) is refused" in log
     assert "client 1 dropped out: no node of it is online" in log
 
 
@@ -287,7 +287,7 @@ def test_a_node_that_leaves_between_rounds_is_missed_and_comes_back(tmp_path: Pa
     result = on_flower(config, tmp_path, prepare_grid=leave_in_round_two)
     assert [line["answered"] for line in result.history] == [4, 3, 4]
     assert result.folder is not None
-    assert "node 'client-3' (1003) has left" in (result.folder / LOG).read_text()
+    assert "node 'client-3' (1003) went offline" in (result.folder / LOG).read_text()
 
 
 def test_a_connection_that_breaks_for_a_moment_costs_nothing(tmp_path: Path) -> None:

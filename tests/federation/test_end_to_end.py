@@ -35,6 +35,7 @@ from fedveil.federation.certificates import make_node_key
 from fedveil.federation.processes import CONNECTION, flower, free_port
 from fedveil.models.registry import make_model
 from fedveil.task import Task
+from tests.refusals import refuses
 
 EXPERIMENT = """
 [task]
@@ -177,7 +178,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     for number, node in enumerate(nodes):
         write_rows(node / "data.csv", 200 + number, 1500, 2)
     made = Federation(place, place / "fed" / "server", nodes, schema, port)
-    with pytest.raises(InputError, match="no server is running there"):
+    with refuses("folder"):
         made.submit()
     with program(place / "server.log", "deploy", "server", made.server):
         with (  # all at once, as on the page: nodes that come before their keys are registered are let in later
@@ -185,7 +186,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
             program(place / "node-1.log", "deploy", "node", nodes[1]),
         ):
             wait_for(lambda: "server is up" in made.log("server"), "the server")
-            assert "node node-1 may take part" in made.log("server")
+            assert "node node-1 may participate" in made.log("server")
             for name in ("node-0", "node-1"):
                 wait_for(partial(made.connected, name), name)
             yield made
@@ -284,17 +285,17 @@ def test_an_application_with_code_of_its_own_is_refused_by_every_node(federation
     answer = flower(federation.server, "run", str(app_folder), CONNECTION, "--format", "json")
     number = json.loads(answer[answer.index("{") :])["run-id"]
     for name in ("node-0", "node-1"):
-        said = f"node {name} refuses run {number}: the application brings 'foreign/"
+        said = f"node {name} refuses run {number}: the application contains 'foreign/"
         wait_for(partial(federation.said, name, said), said)
     flower(federation.server, "stop", str(number), CONNECTION)
     assert federation.online() == 2, "they keep running"
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_without_its_submitter_and_a_cancelled_one_costs_nothing_more(
+def test_a_run_continues_without_its_submitter_and_a_cancelled_run_charges_nothing_more(
     federation: Federation,
 ) -> None:
-    """Ctrl-C ends the waiting only; `deploy cancel` ends the run, and nodes are asked nothing more."""
+    """Ctrl-C only ends the waiting; `deploy cancel` ends the run, and nodes get no further messages of it."""
     words = ["--set", "run.rounds=400", "--set", "method.noise_multiplier=1000.0"]
     words += ["--results", str(federation.place / "results")]
     typed_words = typed("deploy", "submit", federation.server, federation.place / "digits.toml", *words)
@@ -304,7 +305,7 @@ def test_a_run_goes_on_without_its_submitter_and_a_cancelled_one_costs_nothing_m
     wait_for(lambda: status(federation.nodes[0])["releases"] > before, "the first round")
     process.send_signal(signal.SIGINT)
     assert process.wait(300) == 130
-    assert federation.said("submit", "the run goes on at the server")
+    assert federation.said("submit", "the run continues on the server")
     assert federation.said("submit", f"fedveil deploy cancel {federation.server}")
     left = status(federation.nodes[0])["releases"]
     wait_for(lambda: status(federation.nodes[0])["releases"] > left, "another round without the submitter")
@@ -315,7 +316,7 @@ def test_a_run_goes_on_without_its_submitter_and_a_cancelled_one_costs_nothing_m
     spent = [status(node)["releases"] for node in federation.nodes]
     time.sleep(60)  # several rounds would fit
     assert [status(node)["releases"] for node in federation.nodes] == spent
-    assert federation.online() == 2, "server and nodes go on"
+    assert federation.online() == 2, "server and nodes continue"
 
 
 @pytest.mark.slow

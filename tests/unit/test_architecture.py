@@ -28,6 +28,7 @@ LAYERS = [
         "atomic_files",
         "linalg",
         "linear_network",
+        "sequential",
         "text_model",
         "token_losses",
         "stream_dropout",
@@ -52,7 +53,13 @@ LAYERS = [
     ["experiment"],  # what a configuration says, and what a run needs of it
     ["federation"],
     # these choose the engine, a federation among them, or build on what does
-    ["experiment.run", "experiment.compare", "experiment.selection", "experiment.reproduce"],
+    [
+        "experiment.run",
+        "experiment.compare",
+        "experiment.estimates",
+        "experiment.selection",
+        "experiment.reproduce",
+    ],
     ["attack_runs"],
     ["report"],
     ["cli", "__main__"],

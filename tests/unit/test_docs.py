@@ -6,6 +6,7 @@ import ast
 import importlib
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,10 +14,13 @@ import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click import Group
 
 import fedveil
+from fedveil.cli.lazy import all_commands
 from fedveil.federation.processes import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -98,6 +102,36 @@ def test_the_commands_of_a_page_run_as_a_user_types_them(
             typed(["bash", "-euo", "pipefail", "-c", free])
         elif language == "python":
             typed([sys.executable, "-c", code])
+
+
+def test_every_terminal_block_of_a_tutorial_is_run() -> None:
+    """Only installation stands apart: the tests run in what it would install."""
+    for page in [ROOT / "docs" / "quickstart.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]:
+        for block in re.findall(r"^```sh\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
+            assert "make demo" in block, f"{page.name}: give the block the title Terminal\n{block}"
+
+
+SHOWN = [
+    pytest.param(command, id=f"{page.name}-{place}")
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]
+    for block in re.findall(r"^```sh[^\n]*\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    for place, command in enumerate(re.findall(r"^ *(fedveil .*)$", block.replace("\\\n", " "), re.MULTILINE))
+]
+
+
+@pytest.mark.parametrize("command", SHOWN)
+def test_commands_and_options_that_pages_show_exist(command: str) -> None:
+    words = shlex.split(re.split(r"[|&>]", command)[0], comments=True)[1:]
+    if words[0] == "--plugin":
+        words = words[2:]
+    known: Any = all_commands().get(words[0])
+    words = words[1:]
+    if isinstance(known, Group):
+        known, words = known.commands.get(words[0]), words[1:]
+    assert known is not None, command
+    options = {name for parameter in known.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    given = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+    assert given <= options | {"-h", "--help"}, command
 
 
 def test_no_page_drives_the_commands_from_python() -> None:
@@ -189,7 +223,7 @@ def test_the_release_has_one_version() -> None:
     assert newest[1] == version
 
 
-PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
+PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md"]
 
 
 @pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
@@ -199,6 +233,18 @@ def test_prose_has_at_most_100_columns(page: Path) -> None:
     lines = [line for line in text.splitlines() if not line.startswith(("|", "!["))]
     bare = [re.sub(r"`[^`]*`|\]\([^)]*\)", "", line) for line in lines]
     assert [line for line in bare if len(line) > 100] == []
+
+
+WRITTEN = [page for page in PROSE if page.parent.name != "reproduction" and page.name not in ("best.md",)]
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+def test_paragraphs_have_at_most_five_lines(page: Path) -> None:
+    """So have items of lists; tables and code are as long as they must be."""
+    text = re.sub(r"^```.*?^```$", "\n", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    parts = re.split(r"\n[ \t]*\n|\n(?=\s*(?:[-*] |\d+\. |#))", text)
+    long = [part for part in parts if len(part.strip().splitlines()) > 5]
+    assert [part for part in long if not re.match(r"[ \t]*(\||<!--|!\[| {4})", part.strip("\n"))] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedveil.errors import InputError
 from fedveil.linalg import slice_singular_values, t_tsvd, tensor_nuclear_norm
+from tests.refusals import refuses
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -277,23 +278,24 @@ def test_slice_singular_values(clients: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "stack, threshold, words",
+    "stack, threshold, field",
     [
-        (torch.zeros(3, 4), 1.0, "[K, d, h]"),
-        (torch.zeros(0, 3, 4), 1.0, "[K, d, h]"),
-        (torch.zeros(2, 0, 4), 1.0, "[K, d, h]"),
-        (torch.zeros(2, 3, 4, dtype=torch.int64), 1.0, "float32 or float64"),
-        (torch.zeros(2, 3, 4, dtype=torch.complex64), 1.0, "float32 or float64"),
-        (torch.full((2, 3, 4), math.nan), 1.0, "not finite"),
-        (torch.full((2, 3, 4), math.inf), 0.0, "not finite"),
-        (torch.zeros(2, 3, 4), -0.1, "negative"),
-        (torch.zeros(2, 3, 4), math.nan, "negative"),
+        (torch.zeros(3, 4), 1.0, "stack"),
+        (torch.zeros(0, 3, 4), 1.0, "stack"),
+        (torch.zeros(2, 0, 4), 1.0, "stack"),
+        (torch.zeros(2, 3, 4, dtype=torch.int64), 1.0, "stack"),
+        (torch.zeros(2, 3, 4, dtype=torch.complex64), 1.0, "stack"),
+        (torch.full((2, 3, 4), math.nan), 1.0, "stack"),
+        (torch.full((2, 3, 4), math.inf), 0.0, "stack"),
+        (torch.zeros(2, 3, 4), -0.1, "threshold"),
+        (torch.zeros(2, 3, 4), math.nan, "threshold"),
     ],
 )
-def test_refused(stack: Tensor, threshold: float, words: str) -> None:
-    with pytest.raises(InputError) as caught:
+def test_a_stack_or_threshold_that_cannot_be_used_is_refused(
+    stack: Tensor, threshold: float, field: str
+) -> None:
+    with refuses(field):
         t_tsvd(stack, threshold)
-    assert words in str(caught.value)
 
 
 def test_norms_refuse_what_is_not_finite() -> None:

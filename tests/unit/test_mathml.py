@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 from xml.etree.ElementTree import fromstring
 
 import pytest
+
+from fedveil.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -68,8 +71,19 @@ def test_the_pictures_of_the_methods_are_what_their_script_draws() -> None:
         assert (ROOT / "docs" / "methods" / f"{name}.svg").read_text() == figures.draw(name)
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_a_methods_page_has_all_its_parts(name: str) -> None:
+    """The idea with a picture, equations, fields, privacy, when to use it and results."""
+    page = (ROOT / "docs" / "methods" / f"{name}.md").read_text()
+    parts = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    for title in ("Equations", "Fields", "Privacy", "When to use it", "Results"):
+        assert parts.get(title, "").strip(), f"{name}: {title}"
+    assert "```math" in page, name
+    assert f"]({name}.svg)" in page.partition("## ")[0], name
+    assert {f"<!-- fields: {name} -->", f"<!-- privacy: {name} -->"} <= set(page.splitlines())
+
+
 def test_every_method_is_in_the_table_of_methods() -> None:
-    from fedveil.methods import METHODS
 
     text = (ROOT / "docs" / "methods" / "index.md").read_text()
     assert {name for name in METHODS if f"[`{name}`]({name}.md)" not in text} == set()

@@ -33,6 +33,10 @@ KINDS = {
 def test_every_field_has_a_meaning_and_values(name: str) -> None:
     for field in describe_fields(KINDS[name]):
         assert field.meaning, f"{name}: {field.name} does not say what it means"
+        assert field.meaning.endswith((".", ":", "?")), f"{name}: {field.name}: {field.meaning}"
+        assert not field.meaning.split()[0].isalpha() or field.meaning[0].isupper() or "_" in field.meaning, (
+            name
+        )
         assert field.values not in ("", "a value"), f"{name}: {field.name} does not say what it may be"
 
 

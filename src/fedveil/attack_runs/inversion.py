@@ -1,4 +1,4 @@
-"""Attack the transcript of a run: build the server's view, run the attack on it, then score it against the truth."""
+"""Attack the transcript of a run: build the server's view, run the attack on it, and score it against the truth."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class Scored:
     against_x: Quality
     against_trained_on: Quality | None
     trivial_psnr: float
-    """The baseline: what a guess without the uploads scores."""
+    """The baseline: the score of a guess without the uploads."""
     distortion_psnr: float | None
-    """How close the perturbed inputs are to the data: what a perfect inversion of a perturbed gradient would score."""
+    """The similarity of perturbed inputs to the data: the score of a perfect inversion of a perturbed gradient."""
     classifier: str
     weaker: Scored | None = None
-    """The attacker whose result is further from the data: one that does not adapt to the defence, or one that does."""
+    """The result of the less successful of the adaptive and the non-adaptive attacker."""
 
 
 def attack_exchange(
@@ -73,20 +73,20 @@ def attack_exchange(
     seed: int = 0,
     callback: StepCallback | None = None,
 ) -> tuple[Exchange, Scored | ScoredTexts]:
-    """Attack what these clients sent. With `labels = "known"` the server is taken to know them, as papers do.
+    """Attack these clients' uploads. With `labels = "known"` the server is assumed to know them, as in papers.
 
-    The targets of a language model are the texts themselves, so they are never known. An upload that does not tell how
-    many examples it stands for is attacked as if the server knew.
+    The targets of a language model are the texts themselves, so they are never known. If an upload does not disclose
+    its number of examples, the server is assumed to know it.
 
-    Against a known defence (`adaptive`) of images both an attacker who adapts to it and one who does not are tried, and
-    the one who gets closer is kept: knowing a defence never makes the reported attacker weaker.
+    Against a known defence (`adaptive`) of images both an adaptive and a non-adaptive attacker are tried, and the more
+    successful one is reported, so that knowledge of a defence never weakens the attacker.
     """
     texts = run.prepared.dataset.tokens is not None
     if attack.of_texts != texts:
         raise InputError(
             "attack",
             attack.name,
-            f"{run.prepared.dataset.name} does not hold the {'texts' if attack.of_texts else 'images'} it is for",
+            f"attacks {'texts' if attack.of_texts else 'images'}, which {run.prepared.dataset.name} does not contain",
             "Use lamp or embedding-rows." if texts else "See `fedveil list attacks`.",
         )
     recorded = read_exchange(run, round, exchange)
@@ -95,7 +95,7 @@ def attack_exchange(
         raise InputError(
             "examples",
             examples,
-            f"each of these uploads stands for {held.x.shape[1]}, and a finding is scored example by example",
+            f"each of these uploads is computed from {held.x.shape[1]} examples, and a finding is scored by example",
             f"Use {held.x.shape[1]}.",
         )
     view_of = functools.partial(
@@ -112,7 +112,7 @@ def attack_exchange(
     except InputError as error:
         if error.field != "examples" or examples is not None:
             raise
-        view = view_of(examples=held.x.shape[1])  # as if the server knew
+        view = view_of(examples=held.x.shape[1])  # the server is assumed to know it
     if texts:
         rng = named_stream(seed, "attack", attack.name, round, exchange)
         return recorded, score_texts(run, view, attack(view, rng, callback), held)
@@ -130,13 +130,13 @@ def attack_exchange(
 
 
 def _closeness(scored: Scored) -> float:
-    """The mean PSNR; what is not a number is not close."""
+    """The mean PSNR; NaN counts as the worst."""
     value = scored.against_x.means()["psnr"]
     return -math.inf if value is None or math.isnan(value) else value
 
 
 def _half(callback: StepCallback | None, done: int) -> StepCallback | None:
-    """The progress of the first or second of two attacks of one length."""
+    """The progress of the first or second of two attacks of equal length."""
     if callback is None:
         return None
     return lambda step, steps, loss: callback(done * steps + step, 2 * steps, loss)
@@ -150,9 +150,9 @@ def attack_smallest(
     data_dir: Path | None = None,
     callback: StepCallback | None = None,
 ) -> Path:
-    """Attack the most exposed upload of the first round of the transcript: that of the client with the fewest examples.
+    """Attack the most exposed upload of the transcript's first round: that of the client with the fewest examples.
 
-    A finding that is there already is not made again.
+    An existing finding is not computed again.
     """
     attack = make_attack(name, settings)
     identity = attack_identity(attack, "known", True, 0)
@@ -169,7 +169,7 @@ def attack_smallest(
 
 
 def score(run: StoredRun, view: ServerView, finding: Finding, held: Truth) -> Scored:
-    """The finding against what the clients held; batches are matched image by image for least squared error."""
+    """Score the finding against the clients' examples; images of a batch are matched by smallest squared error."""
     dataset = run.prepared.dataset
     brightness = Brightness(*pixel_scale(dataset))
     order = [match_images(found, x) for found, x in zip(finding.images, held.x, strict=True)]
@@ -195,10 +195,10 @@ def score(run: StoredRun, view: ServerView, finding: Finding, held: Truth) -> Sc
 
 
 def _without_uploads(public: Tensor, held: Tensor, brightness: Brightness) -> float:
-    """The best that guesses which look at no upload score: the mean of the public examples, or as many draws as held.
+    """The best score without uploads: of the mean of the public examples, or of as many draws as examples held.
 
-    Draws are public examples or the normal numbers that attacks start from, and are matched as a finding is. With few
-    features every example has a near neighbour among them, so matching one is not evidence of leakage.
+    Draws are public examples or the normal numbers that attacks start from, matched like a finding. With few features
+    every example has a near neighbour among them, so matching one is not evidence of leakage.
     """
     rng, x = named_stream(0, "guess"), held.flatten(0, 1)
     scores = [float(psnr(brightness(x), brightness(public.mean(0, keepdim=True).expand_as(x))).mean())]
@@ -213,7 +213,7 @@ def _without_uploads(public: Tensor, held: Tensor, brightness: Brightness) -> fl
 
 
 def _classifier(run: StoredRun) -> tuple[tuple[Task, Params] | None, str]:
-    """The run's own final model tells classes; its name says so, for it is not the VGG-16 of papers."""
+    """The run's final model as classifier, and its name for the finding, since it is not the VGG-16 of papers."""
     path = run.folder / "model.safetensors"
     if not path.is_file():
         return None, "none: the run is not finished"
@@ -221,10 +221,12 @@ def _classifier(run: StoredRun) -> tuple[tuple[Task, Params] | None, str]:
     try:
         model = safetensors.torch.load_file(path)
         if {n: p.shape for n, p in task.module.named_parameters()} != {n: p.shape for n, p in model.items()}:
-            raise ValueError("it is another model than the configuration's")
+            raise ValueError("its parameters are not those of the configured model")
         return (task, model), "the run's final model"
     except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise ResultError(f"{path} is damaged: {error}. Restore it from a copy, or run it again.") from error
+        raise ResultError(
+            f"{path} is damaged: {error}. Restore it from a copy, or run it again.", field="model.safetensors"
+        ) from error
 
 
 def attack_identity(attack: Attack, labels: LabelMode, adaptive: bool, seed: int) -> str:
@@ -287,7 +289,7 @@ def describe(
 
 
 def labels_right(found: Tensor, truth: Tensor) -> float:
-    """The part of the true labels that was named; a batch has no order."""
+    """The share of true labels that were found, regardless of order."""
     shared = [(Counter(a) & Counter(b)).total() for a, b in zip(found.tolist(), truth.tolist(), strict=True)]
     return sum(shared) / truth.numel()
 
@@ -302,7 +304,7 @@ def finding_folder(
     adaptive: bool,
     seed: int,
 ) -> Path:
-    """Where the finding of such an attack is written."""
+    """The folder for the finding of such an attack."""
     who = "-".join(str(client) for client in clients)
     place = f"{attack.name}-round-{exchange.at.round}-exchange-{exchange.at.exchange}-client-{who}"
     return run.folder / "attacks" / f"{place}-{attack_identity(attack, labels, adaptive, seed)}"
@@ -319,9 +321,9 @@ def write_finding(
     adaptive: bool,
     seed: int,
 ) -> Path:
-    """`attacks/<attack, what was attacked, settings>/` with finding.json, images.safetensors and picture.png.
+    """Write `attacks/<attack, target, settings>/` with finding.json, images.safetensors and picture.png.
 
-    Of texts, texts.json takes the place of images and picture, where they may be shown.
+    For texts, texts.json replaces images and picture, if the texts may be shown.
     """
     folder = finding_folder(run, attack, exchange, clients, labels=labels, adaptive=adaptive, seed=seed)
     with writing(folder):

@@ -1,7 +1,7 @@
 """Membership attacks on a finished run: on its model, or on one client's upload in its transcript.
 
-The truth comes from the run's own configuration and seed, which say whose examples were whose; the attack is
-shown only models, uploads, the examples in question (members and others mixed) and examples of its own.
+The truth is derived from the run's configuration and seed, which determine the partition; the attack gets only
+models, uploads, the examples in question (members and non-members mixed) and the attacker's own examples.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from fedveil.streams import ClientStreams, named_stream
 from fedveil.tree import Params, sub, with_axis
 
 Target = Literal["model", "upload"]
-_MOST_EPOCHS = 100  # shadows that imitate long runs stop here
+_MOST_EPOCHS = 100  # largest number of epochs of shadow models
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What is attacked: models `[R, ...]`, and for an upload the model it answers and the gradient sent."""
+    """The target: models `[R, ...]`, and for an upload also the broadcast model and the gradient."""
 
     words: str
     place: str
@@ -62,11 +62,11 @@ class Observed:
     start: Params | None = None
     sent: Params | None = None
     at: At | None = None
-    """When an upload was made."""
+    """The exchange of the upload."""
     participations: int = 1
     """Number of rounds a member participated in, on average."""
     together: int = 1
-    """Of how many clients a round's model is the mean."""
+    """The number of clients whose mean a round's model is."""
 
 
 def attack_result(
@@ -83,16 +83,16 @@ def attack_result(
     attack_seed: int = 0,
     data_dir: Path | None = None,
 ) -> MembershipFinding:
-    """Attack a finished run and write a folder of `attacks/` beside its files.
+    """Attack a finished run and write a folder in `attacks/` beside its files.
 
-    It is named by the attack, the upload where one was attacked, and settings other than the default ones.
-    Up to `examples` members and as many others are asked about; others have the members' labels, so that labels
-    say nothing. Of a transcript, the models of the last `rounds_seen` rounds are observed too. Members of a model are
-    the examples of the clients that participated, those of an upload are the examples behind it.
+    Its name contains the attack, the upload if one is attacked, and settings that are not the default. Up to `examples`
+    members and as many non-members are attacked; non-members have the same labels as members, so that labels give no
+    information. With a transcript, the models of the last `rounds_seen` rounds are observed too. Members of a model are
+    the examples of the clients that participated, those of an upload the examples it was computed from.
     """
     attack = make_membership_attack(name, settings)
     if examples < 4:
-        raise InputError("examples", examples, "too few to judge an attack", "Use 4 or more.")
+        raise InputError("examples", examples, "are too few to evaluate an attack", "Use 4 or more.")
     result = ResultFolder(folder).read()
     seed = int(result.summary["seed"])
     config = load_config(folder / "config.toml")
@@ -121,7 +121,7 @@ def attack_result(
 def _question(
     run: StoredRun, observed: Observed, examples: int, rng: np.random.Generator
 ) -> tuple[MembershipView, np.ndarray]:
-    """The attacker's view, members and others mixed, and apart from it which of them are members."""
+    """The attacker's view, members and non-members mixed, and separately which of them are members."""
     train, test = run.prepared.dataset.train, run.prepared.dataset.test
     picked = observed.members[torch.from_numpy(rng.permutation(len(observed.members))[:examples])]
     picked, others = _same_labels(picked, train.y, test.y, rng)
@@ -143,7 +143,7 @@ def _question(
 
 
 def _short(settings: Mapping[str, Any], seed: int) -> str:
-    """What tells the folders of one attack with different settings apart."""
+    """A suffix that distinguishes folders of one attack with different settings."""
     text = json.dumps(dict(settings) | {"seed": seed}, sort_keys=True)
     return f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
@@ -157,7 +157,7 @@ def _participations(run: StoredRun, rounds: int) -> dict[int, int]:
             raise InputError(
                 "run.noise",
                 "entropy",
-                f"the cohort of round {number} was drawn from entropy and is not on record, so members are unknown",
+                f"the cohort of round {number} was drawn from entropy and is not recorded, so members are unknown",
                 "Run it again with --set run.transcript=true, or with --set run.noise=seeded.",
             )
         drawn.update(cohort)
@@ -188,7 +188,9 @@ def _one_upload(run: StoredRun, round: int | None, client: int | None, exchange:
     if not known or (round is not None and round not in known):
         raise ResultError(
             f"{run.folder} has no transcript of such uploads to attack. Run it with --set run.transcript=true, or "
-            "choose a round and an exchange that are on record."
+            "choose a recorded round and exchange.",
+            field="transcript",
+            value=str(run.folder),
         )
     number = known[-1] if round is None else round
     recorded = read_exchange(run, number, exchange)
@@ -211,7 +213,7 @@ def _one_upload(run: StoredRun, round: int | None, client: int | None, exchange:
 
 
 def _behind(run: StoredRun, at: At, part: Tensor, client: int) -> Tensor:
-    """Which of a client's examples an upload depends on."""
+    """Which of a client's examples an upload was computed from."""
     require_replayable(run)
     numbers = ClientData(part.unsqueeze(0), part.unsqueeze(0), torch.tensor([len(part)]))
     streams = ClientStreams(run.seed, at.round, (client,), at.exchange)
@@ -222,7 +224,7 @@ def _behind(run: StoredRun, at: At, part: Tensor, client: int) -> Tensor:
 def _recipe(run: StoredRun, observed: Observed) -> Recipe:
     """The public configuration of the target's training.
 
-    The mean of the models that K clients trained moves as one that is trained in batches of K times the size.
+    The mean of K clients' models behaves like a model trained with batches of K times the size.
     """
     method, plan, examples = run.prepared.method, run.prepared.plan, len(observed.members)
     records = max(1, round(fmean(run.prepared.clients.sizes)))
@@ -248,9 +250,9 @@ def _recipe(run: StoredRun, observed: Observed) -> Recipe:
 def _same_labels(
     members: Tensor, train_y: Tensor, test_y: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """As many test examples as members of each label; members of labels that run out are left out.
+    """As many test examples as members for each label; members without a counterpart are left out.
 
-    At most half of the test examples of a label are taken: the attacker needs the rest.
+    At most half of the test examples of a label are used: the attacker needs the rest.
     """
     ins, outs = [], []
     for label in sorted(set(train_y[members].tolist())):
@@ -263,7 +265,7 @@ def _same_labels(
 
 
 def _require_classes(prepared: Prepared, attack: str) -> None:
-    """Others are chosen by the members' labels, and most attacks read a class's probability."""
+    """Refuse data without classes: non-members are chosen by label, and most attacks use class probabilities."""
     if not prepared.dataset.has_classes:
         what = "tokens" if prepared.dataset.predicts_tokens else "numbers or times"
         raise InputError(

@@ -1,4 +1,4 @@
-"""The attacks of a published row, carried out on its finished run: the attacker of the paper, not a stronger one.
+"""The attacks of a published row on its finished run, with the paper's attacker, not a stronger one.
 
 Inversions are those of the configuration's `[[attack]]` sections, on the first client that answered, by an attacker who
 knows the labels and does not adapt to a defence. Membership attacks are the ones whose accuracy is published.
@@ -25,7 +25,7 @@ MEMBERSHIP = {"basic-mia": "loss-threshold", "ml-leaks": "ml-leaks", "white-box"
 def attack_as_published(
     folder: Path, published: Mapping[str, float], data_dir: Path | None = None
 ) -> dict[str, Scores]:
-    """The scores of every attack that bears on these published numbers, by attack; finished ones are read back."""
+    """The scores of all attacks for these published numbers, by attack; existing findings are loaded."""
     found = {
         name: _member_scores(folder, MEMBERSHIP[name], data_dir) for name in published if name in MEMBERSHIP
     }

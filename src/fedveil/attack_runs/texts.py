@@ -1,4 +1,4 @@
-"""Score what an attack recovered of texts, and write it down: scores always, texts only where they may be shown."""
+"""Score recovered texts and describe them: scores always, the texts only where they may be shown."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fedveil.data.text import NOT_QUOTED
 from fedveil.evaluation.text_overlap import Rouge, mean_rouge, rouge
 
 _SNAPSHOTS = 6
-_PUBLIC = 200  # public texts that tell what guessing scores
+_PUBLIC = 200  # number of public texts for the baseline
 
 
 @dataclass(frozen=True)
 class ScoredTexts:
-    """An attack's texts with their scores, in the order of the client's own; lists run over all texts attacked."""
+    """An attack's texts with their scores, in the order of the client's texts; lists are over all attacked texts."""
 
     finding: Finding
     view: ServerView
@@ -31,7 +31,7 @@ class ScoredTexts:
     scores: tuple[Rouge, ...]
     leaks: tuple[LeakScore, ...]
     public: Rouge
-    """The baseline: what a public text scores on average."""
+    """The baseline: the average score of a public text."""
     quotable: bool
 
     @property
@@ -40,7 +40,7 @@ class ScoredTexts:
 
 
 def score_texts(run: StoredRun, view: ServerView, finding: Finding, held: Truth) -> ScoredTexts:
-    """The finding against what the clients held; texts of a batch are matched for the largest total overlap."""
+    """Score the finding against the clients' texts; texts of a batch are matched for the largest total overlap."""
     dataset = run.prepared.dataset
     assert dataset.tokens is not None
     assert view.text is not None
@@ -74,7 +74,7 @@ def score_texts(run: StoredRun, view: ServerView, finding: Finding, held: Truth)
 
 
 def _matched(original: list[str], found: list[str]) -> list[int]:
-    """Which found text belongs to each original."""
+    """The index of the found text matched to each original."""
     from scipy.optimize import linear_sum_assignment
 
     scores = [[rouge(a, b) for b in found] for a in original]
@@ -88,14 +88,14 @@ def _in_order(tokens: Tensor, orders: list[list[int]], read: Any) -> tuple[str, 
 
 
 def _thinned(path: tuple[tuple[int, Tensor], ...]) -> list[tuple[int, Tensor]]:
-    """The first, the last, and a few in equal parts between."""
+    """The first, the last, and a few evenly spaced entries."""
     if len(path) <= _SNAPSHOTS:
         return list(path)
     return [path[round(i * (len(path) - 1) / (_SNAPSHOTS - 1))] for i in range(_SNAPSHOTS)]
 
 
 def describe_texts(scored: ScoredTexts) -> dict[str, Any]:
-    """The scores as JSON. The tokens that leaked come first: they need no search."""
+    """The scores as JSON. Leaked tokens come first: they need no search."""
     leaks = [
         {"tokens": len(leak.tokens), "how": leak.how, "precision": score.precision, "recall": score.recall}
         for leak, score in zip(scored.finding.leaks, scored.leaks, strict=True)
@@ -119,7 +119,7 @@ def _leak_means(leaks: tuple[LeakScore, ...]) -> dict[str, float]:
 
 
 def texts_content(scored: ScoredTexts) -> list[dict[str, Any]]:
-    """Every text beside what was found of it, with the way there; nothing where texts may not be shown."""
+    """Every text with its reconstruction and intermediate results; empty where texts may not be shown."""
     if not scored.quotable:
         return []
     return [

@@ -1,4 +1,4 @@
-"""From a run's folder to a server's view of one exchange, and, apart from it, to the truth that scores an attack."""
+"""From a run's folder: the server's view of one exchange, and separately the truth for scoring an attack."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from fedveil.session.results import ResultFolder
 from fedveil.streams import ClientStreams
 from fedveil.tree import without_axis
 
-_WIDE = 10.0  # between black and white of pixels that are not normalised: stored bytes
+_WIDE = 10.0  # a wider range between black and white indicates pixels stored as bytes
 
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run on disk, with everything its configuration leads to."""
+    """A run on disk, with the objects built from its configuration."""
 
     folder: Path
     seed: int
@@ -41,7 +41,7 @@ class StoredRun:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What the server received in one exchange: rows of `up` are the answers of `clients`, one row their sum."""
+    """One exchange of the transcript: rows of `up` are the answers of `clients`, or one row is their sum."""
 
     at: At
     clients: tuple[int, ...]
@@ -51,7 +51,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Truth:
-    """What the attacked clients held: `x [T, B, ...]`, `y [T, B]`, and what they added to `x` where a method does."""
+    """The attacked clients' examples: `x [T, B, ...]`, `y [T, B]`, and their perturbation of `x`, if any."""
 
     x: Tensor
     y: Tensor
@@ -59,46 +59,58 @@ class Truth:
 
 
 def run_folder(path: Path) -> Path:
-    """The folder of a run: this one, or the only `seed-*` folder in it."""
+    """The folder of a run: this folder, or the only `seed-*` folder in it."""
     if (path / "config.toml").exists():
         return path
     seeds = sorted(path.glob("**/seed-*")) if path.is_dir() else []
     if len(seeds) != 1:
         found = f"it holds {len(seeds)} runs" if seeds else "it holds no run"
-        raise ResultError(f"{path}: {found}. Give the folder of one run, results/.../seed-N.")
+        raise ResultError(
+            f"{path}: {found}. Give the folder of one run, results/.../seed-N.",
+            field="results",
+            value=str(path),
+        )
     return seeds[0]
 
 
 def open_run(path: Path, data_dir: Path | None = None) -> StoredRun:
-    """The run in this folder (or in its only `seed-*` folder); its data are prepared again from its configuration."""
+    """Open the run in this folder (or in its only `seed-*` folder); its data is prepared from its configuration."""
     folder = run_folder(path)
     number = re.fullmatch(r"seed-(\d+)", folder.name)
     if number is None:
-        raise ResultError(f"{folder}: its name does not tell the seed. Give a folder named seed-N.")
+        raise ResultError(
+            f"{folder}: its name does not contain the seed. Give a folder named seed-N.",
+            field="seed",
+            value=str(folder),
+        )
     if not (folder / "transcript").is_dir():
         raise ResultError(
-            f"{folder} has no transcript to attack. Run it again with --set run.transcript=true."
+            f"{folder} has no transcript to attack. Run it again with --set run.transcript=true.",
+            field="transcript",
+            value=str(folder),
         )
     config = load_config(folder / "config.toml")
     prepared = prepare(config, int(number[1]), data_dir, folder=folder)
-    ResultFolder(folder).require_data(prepared.digest)  # else the attack would be scored against others
+    ResultFolder(folder).require_data(
+        prepared.digest
+    )  # otherwise the attack would be scored against other data
     return StoredRun(folder, int(number[1]), config, prepared)
 
 
 def rounds_in_transcript(folder: Path, exchange: int = 0, *, answered: bool = False) -> list[int]:
-    """The rounds whose transcript has this exchange, in ascending order; `answered`: only with an upload."""
+    """The rounds whose transcript has this exchange, ascending; `answered`: only those with an upload."""
     needed = "up.bin" if answered else "clients.json"
     places = folder.glob(f"transcript/round-{6 * '[0-9]'}/exchange-{exchange:04d}/{needed}")
     return sorted(int(place.parent.parent.name.removeprefix("round-")) for place in places)
 
 
 def read_broadcast(run: StoredRun, round: int, exchange: int = 0) -> Message:
-    """What the cohort was sent in an exchange of `rounds_in_transcript`; refused where it is damaged."""
+    """The broadcast of an exchange of `rounds_in_transcript`; refuses damaged files."""
     return _read(_place_of(run.folder, round, exchange), "down.bin", run.prepared.method.down_type.from_bytes)
 
 
 def read_exchange(run: StoredRun, round: int, exchange: int = 0) -> Exchange:
-    """One exchange of the transcript; the error for any other round or exchange names those it has."""
+    """One exchange of the transcript; the error for a missing round or exchange names the recorded ones."""
     place = _place_of(run.folder, round, exchange)
     if not place.parent.is_dir():
         known = rounds_in_transcript(run.folder)
@@ -115,12 +127,16 @@ def read_exchange(run: StoredRun, round: int, exchange: int = 0) -> Exchange:
     down = read_broadcast(run, round, exchange)
     up = _read(place, "up.bin", run.prepared.method.up_type.from_bytes)
     if up.count != (1 if run.prepared.method.discloses_sum else len(clients)):
-        raise ResultError(f"{place} is damaged: {len(clients)} clients, but {up.count} answers.")
+        raise ResultError(
+            f"{place} is damaged: {len(clients)} clients, but {up.count} answers.",
+            field="transcript",
+            value=str(place),
+        )
     return Exchange(At(run.prepared.plan, round, exchange), clients, down, up)
 
 
 def recorded_cohort(run: StoredRun, round: int) -> tuple[int, ...] | None:
-    """Who participated in a round: drawn again from the seed, or as the transcript says; None if it does not."""
+    """The cohort of a round: drawn again from the seed, or read from the transcript; None if unknown."""
     plan = run.prepared.plan
     if run.prepared.noise == "seeded" or plan.sampler == "all":
         return draw_cohort(plan, run.seed, round)
@@ -131,14 +147,14 @@ def recorded_cohort(run: StoredRun, round: int) -> tuple[int, ...] | None:
 
 
 def require_replayable(run: StoredRun) -> None:
-    """Refuse to score an attack on records whose batches were drawn from entropy and are on no record."""
+    """Refuse to score an attack on batches that were drawn from entropy and not recorded."""
     prepared = run.prepared
     if prepared.noise == "entropy" and unit_of(prepared.method, prepared.plan) == "record":
         raise InputError(
             "run.noise",
             "entropy",
             "the records behind an upload were drawn from entropy, so a reconstruction cannot be scored",
-            "Record a run with --set run.noise=seeded, whose model is not to be published.",
+            "Record a run with --set run.noise=seeded, and do not publish its model.",
         )
 
 
@@ -150,7 +166,9 @@ def _read(place: Path, name: str, decode: Callable[[bytes], T]) -> T:
         return decode((place / name).read_bytes())
     except (OSError, TypeError, ValueError, OverflowError, RecursionError, MessageError) as error:
         raise ResultError(
-            f"{place} is damaged: {error}. Choose another round, or record it again."
+            f"{place} is damaged: {error}. Choose another round, or record it again.",
+            field="transcript",
+            value=str(place),
         ) from error
 
 
@@ -159,12 +177,12 @@ def _place_of(folder: Path, round: int, exchange: int) -> Path:
 
 
 def is_sum(run: StoredRun, exchange: Exchange, clients: Sequence[int]) -> bool:
-    """Whether the server learnt the sum of these very clients and nothing else of them."""
+    """Whether the server observed exactly the sum of these clients' uploads and nothing else about them."""
     return run.prepared.method.discloses_sum and sorted(clients) == sorted(exchange.clients)
 
 
 def answers_of(run: StoredRun, exchange: Exchange, clients: Sequence[int]) -> tuple[Message, Message]:
-    """What these clients were sent, and what the server saw of them: their uploads, or the sum of all as one row."""
+    """The broadcast to these clients, and what the server observed: their uploads, or the sum of all as one row."""
     places = [_place(exchange, client) for client in clients]
     if is_sum(run, exchange, clients):
         return exchange.down.rows(places[:1]), exchange.up
@@ -181,9 +199,9 @@ def server_view(
     adaptive: bool = True,
     texts: Tensor | None = None,
 ) -> ServerView:
-    """What the server sees of these clients' answers; the test split stands for public examples.
+    """The server's view of these clients' answers; the test split serves as public examples.
 
-    Of `texts [T, B, L]` only the lengths are looked at, which the server is taken to know.
+    Only the lengths of `texts [T, B, L]` are used, which the server is assumed to know.
     """
     down, up = answers_of(run, exchange, clients)
     method, at = run.prepared.method, exchange.at
@@ -196,7 +214,7 @@ def server_view(
     first = {name: leaf[:1] for name, leaf in start.params.items()}
     if any(not torch.equal(leaf[:1].expand_as(leaf), leaf) for leaf in start.params.values()):
         raise InputError(
-            "clients", list(clients), "they start from different models", "Attack them one after another."
+            "clients", list(clients), "they start from different models", "Attack them separately."
         )
     count = _examples(method.disclosed_sizes(up), examples)
     dataset = run.prepared.dataset
@@ -227,8 +245,8 @@ def server_view(
 def pixel_scale(dataset: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and std such that `x * std + mean` is brightness from 0 to 1.
 
-    Own arrays of images may hold any numbers: where the public ones do not lie between black and white, their least
-    and greatest numbers are taken for these. An attack bounded by a wrong black and white would fail for nothing.
+    The user's arrays of images may contain any numbers: if the public ones are not between black and white, their
+    minimum and maximum are used instead, since an attack with wrong bounds would fail for no good reason.
     """
     x = dataset.test.x
     if len(dataset.input_shape) != 3 or not len(x):
@@ -243,7 +261,7 @@ def pixel_scale(dataset: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def read_upload(run: StoredRun, at: At, down: Message, up: Message) -> UploadReading:
-    """What uploads amount to; refused where they say nothing of a model, or the server lacks a part of it."""
+    """Read uploads as models and gradients; refuses uploads without a model, or of which the server lacks a part."""
     reading = run.prepared.method.read_upload(at, down, up)
     if reading is None:
         raise _nothing_to_invert(run)
@@ -268,7 +286,7 @@ def _nothing_to_invert(run: StoredRun) -> InputError:
 
 
 class _Earlier:
-    """Reads what each client was sent and answered in earlier rounds; `notes` say if some of it is not on record."""
+    """Reads each client's messages of earlier rounds; `notes` mention rounds that are not recorded."""
 
     def __init__(self, run: StoredRun, exchange: Exchange, clients: Sequence[int]) -> None:
         self._run, self._exchange, self._clients = run, exchange, clients
@@ -285,7 +303,7 @@ class _Earlier:
                 past = read_exchange(run, number, at.exchange)
             except InputError:
                 self.notes = (
-                    "what the client sent in rounds that are not on record is taken to be zero: record them all",
+                    "uploads of rounds that are not recorded are assumed to be zero: record all rounds",
                 )
                 continue
             for rounds, client in zip(found, self._clients, strict=True):
@@ -303,7 +321,7 @@ def _unknown_dropout(run: StoredRun) -> tuple[str, ...]:
 
 
 def _text_knowledge(run: StoredRun, texts: Tensor) -> TextKnowledge:
-    """Padding from the lengths of the texts, and the special tokens that a classifier's vocabulary puts around them."""
+    """Padding from the lengths of the texts, and the special tokens that a classifier's vocabulary adds."""
     dataset = run.prepared.dataset
     assert dataset.tokens is not None
     vocabulary = dataset.tokens.vocabulary
@@ -328,9 +346,9 @@ def _text_knowledge(run: StoredRun, texts: Tensor) -> TextKnowledge:
 
 
 def truth(run: StoredRun, exchange: Exchange, clients: Sequence[int]) -> Truth:
-    """The examples behind these clients' answers, each client replayed on its own. Never part of a view."""
+    """The examples behind these clients' answers, each client replayed separately. Never part of a view."""
     parts = [_client_truth(run, exchange, client) for client in clients]
-    if is_sum(run, exchange, clients):  # what stands behind the one row
+    if is_sum(run, exchange, clients):  # the examples of all clients in the sum
         parts = [Truth(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]), None)]
     sizes = sorted({len(part.y) for part in parts})
     if len(sizes) > 1:
@@ -359,7 +377,7 @@ def _client_truth(run: StoredRun, exchange: Exchange, client: int) -> Truth:
             "method",
             run.prepared.method.name,
             f"an upload sums {1 + len(more)} batches",
-            "Record a run that sends one batch a message.",
+            "Record a run with one batch per message.",
         )
     count = batch.y.shape[1] if batch.mask is None else int(batch.mask.sum())
     if count == 0:
@@ -371,7 +389,7 @@ def _client_truth(run: StoredRun, exchange: Exchange, client: int) -> Truth:
 
 
 def _replayed_perturbation(run: StoredRun, exchange: Exchange, client: int) -> Tensor | None:
-    """What the client added to its batch: it begins anew in each round, so the round is replayed."""
+    """The client's perturbation of its batch; it starts anew in each round, so the round is replayed."""
     method = run.prepared.method
     data = run.prepared.clients.load([client])
     state = method.init_client(run.prepared.task, data, ClientStreams(run.seed, 0, (client,)))
@@ -403,12 +421,12 @@ def _examples(disclosed: Tensor | None, given: int | None) -> int:
         raise InputError(
             "examples",
             None,
-            "the upload does not say how many examples it stands for",
+            "the upload does not disclose its number of examples",
             "Give --examples N.",
         )
     counts = sorted(set(disclosed.flatten().tolist()))
     if len(counts) > 1:
         raise InputError(
-            "clients", counts, "their uploads stand for different numbers of examples", "Attack them apart."
+            "clients", counts, "their uploads have different numbers of examples", "Attack them separately."
         )
     return int(counts[0])

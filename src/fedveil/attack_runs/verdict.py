@@ -1,6 +1,6 @@
-"""What an attack's scores amount to, in words: one rule for the command line and for the report.
+"""The verdict on an attack's scores in words, for the command line and the report.
 
-A score counts as a leak only where it is above what anybody reaches without the uploads, by more than chance explains.
+A score counts as a leak only if it exceeds the baseline without uploads by more than chance explains.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import Any, Literal
 
 Level = Literal["leak", "unclear", "nothing"]
 NO_PROOF = "A failed attack proves nothing: a stronger one may succeed."
-_PSNR_MARGIN = 1.0  # dB: among many examples, some stranger's comes about as close by chance
+_PSNR_MARGIN = 1.0  # dB: among many examples, some unrelated one is about as close by chance
 _ROUGE_MARGIN = 0.05
 _GUESSING = 0.5  # the AUC of a coin
 
 
 @dataclass(frozen=True)
 class AttackVerdict:
-    """Whether an attack improved on the baseline, and the sentence that says so."""
+    """Whether an attack improved on the baseline, and a sentence about it."""
 
     level: Level
     text: str
 
 
 def attack_verdict(finding: Any) -> AttackVerdict | None:
-    """The verdict on what a `finding.json` holds: images, texts or membership.
+    """The verdict on a `finding.json` of images, texts or membership.
 
     Returns:
-        None where its scores or their baseline are absent or not numbers.
+        None if its scores or their baseline are missing or not numbers.
     """
     judged = (_on_images(finding), _on_texts(finding), _on_membership(finding))
     return next((verdict for verdict in judged if verdict is not None), None)
@@ -65,8 +65,8 @@ def _on_texts(finding: Any) -> AttackVerdict | None:
         return None
     gain = found - baseline
     if gain <= _ROUGE_MARGIN:
-        return AttackVerdict("nothing", "No better than showing a public text.")
-    text = f"{100 * gain:.0f} points of ROUGE-1 above a public text: the uploads give texts away."
+        return AttackVerdict("nothing", "No better than a public text.")
+    text = f"{100 * gain:.0f} points of ROUGE-1 above a public text: the uploads disclose texts."
     return AttackVerdict("leak", text)
 
 
@@ -75,8 +75,8 @@ def _on_membership(finding: Any) -> AttackVerdict | None:
     if low is None:
         return None
     if low <= _GUESSING:
-        return AttackVerdict("nothing", "Not told from guessing (AUC 0.5).")
-    text = "Better than guessing (AUC 0.5): the model gives away who was in its data."
+        return AttackVerdict("nothing", "No better than guessing (AUC 0.5).")
+    text = "Better than guessing (AUC 0.5): the model discloses who was in its data."
     return AttackVerdict("leak", text)
 
 
@@ -97,10 +97,10 @@ def _at(finding: Any, place: tuple[str, ...]) -> Any:
 
 
 def _number(value: Any) -> float | None:
-    """A score from a file that may be damaged. Infinity stays: it is the PSNR of equal images."""
+    """A score from a file that may be damaged. Infinity is kept: it is the PSNR of equal images."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         return None if math.isnan(value) else float(value)
-    except OverflowError:  # a whole number of hundreds of digits
+    except OverflowError:  # an integer of hundreds of digits
         return None

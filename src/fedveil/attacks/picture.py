@@ -1,4 +1,4 @@
-"""The picture of an attack: what the client had, the steps of the search, and how close the result is."""
+"""The figure of an attack: the client's images, the steps of the search, and the scores of the result."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fedveil.evaluation.image_quality import Brightness, Quality
 
 _MOST_ROWS = 8
 _CELL, _HEAD = 1.15, 0.88  # inches
-_LETTERS = 11  # points: the picture is shown at less than half its size
+_LETTERS = 11  # font size in points; the figure is shown at less than half its size
 _INK, _SOFT = "#1b3a5c", "#57606a"
 
 
 @dataclass(frozen=True)
 class Strip:
-    """One image: the original, what was trained on if that differs, and the reconstruction at each step."""
+    """One image: the original, the perturbed input if any, and the reconstruction at each step."""
 
     original: Tensor
     trained_on: Tensor | None
@@ -36,7 +36,7 @@ def reconstruction_figure(
     title: str,
     subtitle: str,
 ) -> Figure:
-    """A row for each image (at most eight): original, FedEM's perturbation stretched to be seen, steps, scores."""
+    """A row for each image (at most eight): original, FedEM's perturbation with full contrast, steps, scores."""
     shown = strips[:_MOST_ROWS]
     perturbed = shown[0].trained_on is not None
     heads = ["original", *(["trained on", "perturbation"] if perturbed else []), *_step_names(steps)]
@@ -89,13 +89,13 @@ def _scores(figure: Figure, quality: Quality, row: int, x: float, y: float) -> N
 
 
 def _pixels(x: Tensor, brightness: Brightness) -> np.ndarray:
-    """An image `[C, H, W]` as rows of brightness."""
+    """An image `[C, H, W]` as an array of brightness."""
     pixels: np.ndarray = brightness(x[None])[0].clamp(0, 1).permute(1, 2, 0).numpy()
     return pixels
 
 
 def _stretched(difference: Tensor) -> np.ndarray:
-    """A difference around middle grey, its largest value black or white."""
+    """A difference scaled to full contrast around middle grey."""
     scaled = 0.5 + difference / (2 * difference.abs().max().clamp(min=1e-12))
     pixels: np.ndarray = scaled.permute(1, 2, 0).numpy()
     return pixels

@@ -26,7 +26,7 @@ class AttackInfo:
 
 
 def register_among(attacks: dict[str, type[A]], name: str, summary: str) -> Callable[[type[C]], type[C]]:
-    """Make an attack known under its name among these."""
+    """Register an attack under its name in `attacks`."""
 
     def add(attack: type[C]) -> type[C]:
         known = cast(Any, attack)
@@ -39,11 +39,11 @@ def register_among(attacks: dict[str, type[A]], name: str, summary: str) -> Call
 
 
 def register_attack(name: str, summary: str) -> Callable[[type[C]], type[C]]:
-    """Make an attack known under its name.
+    """Register an attack under its name.
 
     Args:
         name: The name in configurations and on the command line.
-        summary: One line about it.
+        summary: A description of one line.
 
     Returns:
         A decorator that returns the class unchanged.
@@ -63,7 +63,7 @@ def list_attacks() -> list[AttackInfo]:
 
 
 def make_attack(name: str, settings: Mapping[str, Any] | None = None) -> Attack:
-    """The attack of this name with these settings, each checked.
+    """The attack of this name with these settings, validated.
 
     Args:
         name: One of `fedveil list attacks`.
@@ -82,7 +82,7 @@ def configured_attacks(
     round: int | None = None,
     usual: str = "inverting-gradients",
 ) -> list[tuple[Attack, int]]:
-    """The attacks that `[[attack]]` sections describe, each with its round; the usual one if there is none."""
+    """The attacks of `[[attack]]` sections, each with its round; the default one if there are none."""
     planned = []
     for section in sections or [{"name": usual}]:
         fields = dict(section) | dict(changes or {})
@@ -100,7 +100,7 @@ def configured_attacks(
 
 
 def with_settings(kind: type[C], settings: Mapping[str, Any] | None) -> C:
-    """An attack of this kind, a checked dataclass; a setting that does not fit is refused with what would do."""
+    """An attack of this kind with validated settings."""
     try:
         return kind(**dict(settings or {}))
     except ValidationError as error:

@@ -1,7 +1,7 @@
-"""What an attacker is given, and what it hands back.
+"""The input and output of an attack.
 
-A view holds only what an honest-but-curious server has: the task, the model it sent, what clients answered, the
-public settings of the method. An attack never sees a client's data; scoring happens elsewhere.
+A view contains only what an honest-but-curious server has: the task, the broadcast, the clients' answers, the public
+settings of the method. An attack never gets a client's data; scoring happens elsewhere.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ StepCallback = Callable[[int, int, float], None]
 
 
 UNKNOWN = -1
-"""In the place of a token that the server does not know."""
+"""Marks a token that the server does not know."""
 
 
 @dataclass(frozen=True)
 class TextKnowledge:
-    """What a server knows of texts before it looks at a gradient.
+    """A server's knowledge about texts besides the gradient.
 
-    `known [T, B, L]` holds padding and special tokens in their places (the lengths are taken to be known), and
-    `UNKNOWN` in all others. `public` are texts of tokens that anybody has, from `source`.
+    `known [T, B, L]` has padding and special tokens at their positions (the lengths are assumed to be known), and
+    `UNKNOWN` elsewhere. `public` are public texts as tokens, from `source`.
     """
 
     known: Tensor
@@ -48,25 +48,25 @@ class TextKnowledge:
 
 @dataclass(frozen=True)
 class ServerView:
-    """T uploads that answer one broadcast, as the server sees them.
+    """T uploads that answer one broadcast, as observed by the server.
 
     Args:
         task: The model and its loss.
         params: The broadcast model, leaves without a client axis.
-        observed: What was sent as a gradient, or `(start - sent model) / lr` for a trained model, leaves `[T, ...]`.
+        observed: The uploaded gradient, or `(start - sent model) / lr` for a trained model, leaves `[T, ...]`.
         examples: Number of examples behind an upload.
         input_shape: The shape of one example.
         classes: Number of classes.
-        box: The least and the greatest value of an input.
-        labels: `[T, B]`, only if the server is taken to know them.
-        local: How a trained model was trained.
-        adaptation: What the attacker knows of the defence.
-        public: Examples `[n, ...]` of the same kind that anybody has.
-        text: What is known of texts, if the data are texts.
-        drift: Added to each gradient of local training, `[T, ...]`, which the server has sent or can add up.
-        notes: What of the clients' training the server does not know.
-        centre: Mean of pixels that do not come normalised: searches start there.
-        unit: Their deviation: searches step in this unit.
+        box: The smallest and the largest value of an input.
+        labels: `[T, B]`, only if the server is assumed to know them.
+        local: The local training behind a trained model.
+        adaptation: The attacker's adaptation to the defence.
+        public: Public examples `[n, ...]` of the same kind.
+        text: The knowledge about texts, if the data is text.
+        drift: The term added to each gradient of local training, `[T, ...]`, which the server knows.
+        notes: Facts about the clients' training that the server does not know.
+        centre: Mean of pixels that are not normalised, where searches start.
+        unit: Their standard deviation, the unit of step sizes.
     """
 
     task: Task
@@ -89,7 +89,7 @@ class ServerView:
     def __post_init__(self) -> None:
         if self.examples < 1:
             raise InputError(
-                "examples", self.examples, "an upload stands for at least one example", "Use 1 or more."
+                "examples", self.examples, "an upload has at least one example", "Use 1 or more."
             )
         missing = sorted(set(self.params) - set(self.observed))
         if missing:
@@ -122,11 +122,11 @@ class ServerView:
 
 
 def image_box(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[Tensor, Tensor]:
-    """The least and greatest value of a normalised pixel: black and white.
+    """The smallest and the largest value of a normalised pixel: black and white.
 
     Args:
-        mean: Of each channel.
-        std: Of each channel.
+        mean: Mean of each channel.
+        std: Standard deviation of each channel.
 
     Returns:
         Two tensors `[C, 1, 1]`.
@@ -137,18 +137,18 @@ def image_box(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[Tensor, 
 
 @dataclass(frozen=True)
 class Finding:
-    """What an attack found.
+    """The finding of an attack.
 
     Args:
-        attack: Its name.
-        images: The attacker's best guess by its own loss, never by the truth, `[T, B, ...]`; of texts token ids.
+        attack: Name of the attack.
+        images: The best reconstruction by the attacker's own loss, `[T, B, ...]`; for texts, token ids.
         labels: `[T, B]`.
-        losses: Those of every restart, `[T, R]`.
-        path: (step, images) of the winning restart on its way.
+        losses: The losses of all restarts, `[T, R]`.
+        path: (step, images) of the best restart at intermediate steps.
         steps: Number of steps.
-        seconds: How long it took.
-        notes: For the reader of the finding.
-        leaks: Of texts, the tokens that each upload named outright.
+        seconds: Duration.
+        notes: Notes for the reader of the finding.
+        leaks: For texts, the tokens disclosed directly by each upload.
     """
 
     attack: str

@@ -1,9 +1,9 @@
-"""The audit of the last bits: which floating-point numbers can noise alone reach?
+"""The audit of the last bits: which floating-point numbers can noise alone produce?
 
-Noise that is added in floating point reaches some numbers only if something was added to (Mironov 2012). The attacker
-knows the noise's standard deviation and what is done to it afterwards. It counts the values of a release that no draw
-can lead to, and guesses "something was added" if there are many. The counts with and without a canary become a lower
-bound on epsilon as in any other audit. Noise on a grid shows nothing: docs/noise.md.
+The floating-point sum of a value and noise reaches some numbers that noise alone cannot (Mironov 2012). The attacker
+knows the noise's standard deviation and its post-processing. It counts the values of a release that no draw can
+produce, and guesses "canary" if there are many. The counts with and without a canary give a lower bound on epsilon as
+in any other audit. Noise on a grid is not affected: docs/noise.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 KIND = "reachable values"
 CHOOSING = 0.2
-_NEIGHBOURS = 4  # each rounding moves a number by at most half a unit in the last place
+_NEIGHBOURS = 4  # each rounding changes a number by at most half a unit in the last place
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class FloatNoise:
     std: float
     factors: tuple[float, ...] = ()
     single: bool = True
-    """Whether factors are rounded to float32 as well, as PyTorch does it; else products are formed in float64."""
+    """Whether factors are rounded to float32 as in PyTorch; otherwise products are computed in float64."""
 
     def __call__(self, draws: Singles) -> Singles:
         found = np.float32(self.std) * draws
@@ -48,23 +48,23 @@ class FloatNoise:
             )
         return found
 
-    def reachable(self, seen: Singles) -> Flags:
-        """Which numbers some draw leads to."""
+    def reachable(self, observed: Singles) -> Flags:
+        """Which numbers some draw can produce."""
         scale = self.std * math.prod(self.factors)
-        middle = (seen.astype(np.float64) / scale).astype(np.float32)
-        hit: Flags = self(middle) == seen
+        middle = (observed.astype(np.float64) / scale).astype(np.float32)
+        hit: Flags = self(middle) == observed
         for direction in (-np.inf, np.inf):
             draws = middle
             for _ in range(_NEIGHBOURS):
                 draws = np.nextafter(draws, np.float32(direction))
-                hit |= self(draws) == seen
+                hit |= self(draws) == observed
         return hit
 
 
-def unreachable_share(seen: Singles, noise: FloatNoise) -> Floats:
-    """The share of each row's values `[n, d]` that the noise alone cannot lead to; zeros were not sent."""
-    sent = seen != 0
-    missed = sent & ~noise.reachable(seen)
+def unreachable_share(observed: Singles, noise: FloatNoise) -> Floats:
+    """The share of each row's values `[n, d]` that noise alone cannot produce; zeros count as not sent."""
+    sent = observed != 0
+    missed = sent & ~noise.reachable(observed)
     share: Floats = missed.sum(1) / np.maximum(sent.sum(1), 1)
     return share
 
@@ -79,7 +79,7 @@ def audit_bits(
 ) -> AuditFinding:
     """A lower bound on epsilon from the bits of releases `[n, d]` with and without a canary.
 
-    The kind of noise that separates the first fifth of both arms best is tested on the rest.
+    The noise model that best separates the first fifth of both arms is tested on the rest.
     """
     arms = (with_canary, without_canary)
     first = [arm[: int(CHOOSING * len(arm))] for arm in arms]
@@ -90,13 +90,13 @@ def audit_bits(
 
 
 def _separation(inside: Floats, outside: Floats) -> float:
-    """How far the arms are apart, in units of their spread."""
+    """The distance between the arms' means, in units of their spread."""
     spread = math.sqrt(float(inside.var() + outside.var())) + 1e-9
     return abs(float(inside.mean() - outside.mean())) / spread
 
 
 def float_noises(method: AnyMethod, plan: Plan) -> list[FloatNoise]:
-    """What the method's noise would be if it were added in floating point, by all that its settings tell."""
+    """The noise that the method would have if it were added in floating point, according to its settings."""
     clip = _setting(method, "clip")
     if clip is None or not 0 < clip < math.inf:
         return []
@@ -122,11 +122,11 @@ def _declared(method: AnyMethod, plan: Plan) -> Iterator[float]:
             yield release.protection.multiplier
         if isinstance(release.protection, RandomGaussianNoise):
             weighted = zip(release.protection.weights, release.protection.multipliers, strict=True)
-            yield max(weighted)[1]  # of a cohort as planned, which is what is audited
+            yield max(weighted)[1]  # of the planned cohort size, which is audited
 
 
 def _setting(method: object, name: str) -> float | None:
-    """A setting of a method, or of what it is wrapped around or in."""
+    """A setting of a method, of its wrappers or of the method inside."""
     found = getattr(method, name, None)
     if isinstance(found, int | float):
         return float(found)

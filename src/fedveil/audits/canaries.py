@@ -24,7 +24,7 @@ from fedveil.streams import ClientStreams, Stream
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 UploadRelease = Callable[[Tensor, Sequence[Stream]], Tensor]
-"""Updates `[n, d]` of n clients and their n noise streams to the uploads that are observed, `[n, d]`."""
+"""Maps updates `[n, d]` of n clients and their n noise streams to the observed uploads, `[n, d]`."""
 
 GDP_NOTE = "assumes that the noise is Gaussian; it can exceed the truth"
 _CHUNK_VALUES = 2**22
@@ -38,7 +38,7 @@ def clopper_pearson_upper(events: int, trials: int, confidence: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Epsilon at `delta` of a mechanism that is as hard to tell apart as N(0, 1) and N(`mu`, 1)."""
+    """Epsilon at `delta` of a mu-GDP mechanism, whose arms are as distinguishable as N(0, 1) and N(`mu`, 1)."""
     if mu <= 0:
         return 0.0
 
@@ -52,10 +52,10 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def declared_p_value(inside: Floats, outside: Floats, multiplier: float) -> float:
-    """The chance of arms this far apart under a Gaussian mechanism of `multiplier` or more.
+    """The p-value of arms at this distance under a Gaussian mechanism of `multiplier` or more.
 
-    Under the declaration the arms are normal with one spread s and means at most s / `multiplier` apart. The
-    distance in units of the pooled spread then is, for 20 samples and more, normal to good accuracy.
+    Under the declaration the arms are normal with the same spread s and means at most s / `multiplier` apart. The
+    distance in units of the pooled spread is then approximately normal, for 20 samples and more.
     """
     n, m = len(inside), len(outside)
     spread = math.sqrt(((n - 1) * inside.var(ddof=1) + (m - 1) * outside.var(ddof=1)) / (n + m - 2))
@@ -67,10 +67,10 @@ def declared_p_value(inside: Floats, outside: Floats, multiplier: float) -> floa
 
 
 def independence_p_value(one: Floats, other: Floats) -> float:
-    """The chance of noise this alike, `[n, d]` each, if all of it were drawn independently and normal.
+    """The p-value of noise with this correlation, `[n, d]` each, if all of it were independent and normal.
 
-    Each upload may look sound while two of them carry the same noise, which their difference removes. Coordinates
-    that were not sent are zero in both and say nothing.
+    Each upload may be correct by itself while two of them have the same noise, which their difference cancels.
+    Coordinates that were not sent are zero in both and are ignored.
     """
     first, second = (np.asarray(rows, dtype=np.float64).ravel() for rows in (one, other))
     sent = (first != 0) & (second != 0)
@@ -91,10 +91,10 @@ def audit_samples(
     choosing: float = 0.2,
     declared_multiplier: float | None = None,
 ) -> AuditFinding:
-    """A lower bound on epsilon from observations with and without the canary (higher = more like "with").
+    """A lower bound on epsilon from observations with and without the canary (higher means "with").
 
-    The first `choosing` share of each arm picks the threshold; the rest, independent of it, gives the bound.
-    With `declared_multiplier` the arms are also tested against the Gaussian mechanism they should come from.
+    The first `choosing` share of each arm chooses the threshold; the rest, independent of it, gives the bound.
+    With `declared_multiplier` the arms are also tested against the declared Gaussian mechanism.
     """
     arms = [np.asarray(arm, dtype=np.float64) for arm in (with_canary, without_canary)]
     if any(arm.ndim != 1 or len(arm) < 20 or not np.isfinite(arm).all() for arm in arms):
@@ -115,7 +115,7 @@ def audit_samples(
 
 
 def _errors(inside: Floats, outside: Floats, threshold: float) -> tuple[int, int]:
-    """False negatives and false positives of "in if at least the threshold"."""
+    """False negatives and false positives of the test "in if at least the threshold"."""
     return int((inside < threshold).sum()), int((outside >= threshold).sum())
 
 
@@ -133,9 +133,9 @@ def _bound(
 def _best_threshold(
     inside: Floats, outside: Floats, trials: tuple[int, int], delta: float, confidence: float
 ) -> tuple[float, bool]:
-    """The threshold and direction whose bound would be largest at the rates a normal fit predicts.
+    """The threshold and direction with the largest bound at the error rates predicted by a normal fit.
 
-    The fit reaches into tails that the few choosing samples do not; a bad fit costs power, never validity.
+    The fit extrapolates to tails beyond the few choosing samples; a bad fit reduces power, never validity.
     """
     spread = max(float(inside.std()), float(outside.std()), 1e-300)
     low, high = float(outside.mean()), float(inside.mean())
@@ -174,20 +174,20 @@ def audit_upload(
     exaggeration: float = 10.0,
     declared_multiplier: float | None = None,
 ) -> AuditFinding:
-    """Release `samples` uploads with a canary and as many with an empty update, and tell them apart.
+    """Release `samples` uploads with a canary and as many with an empty update, and distinguish them.
 
     The canary is `exaggeration` times longer than `clip`, so that clipping is audited too.
 
     Args:
         release: The mechanism: updates and streams to what is sent.
         dimension: Number of coordinates of an update.
-        clip: The clip that is declared.
-        seed: Of canaries and coins.
-        delta: Of the bound.
+        clip: The declared clip.
+        seed: The seed of canaries and coins.
+        delta: The delta of the bound.
         samples: Number of uploads of each kind.
-        confidence: With which the bound holds.
-        exaggeration: How much longer than the clip the canary is.
-        declared_multiplier: The noise that is declared, where it is tested too.
+        confidence: The confidence of the bound.
+        exaggeration: The canary's norm in units of the clip.
+        declared_multiplier: The declared noise multiplier, to test it too.
 
     Returns:
         A lower bound of epsilon, and the test of the declared noise.

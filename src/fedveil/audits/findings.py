@@ -1,4 +1,4 @@
-"""What an audit reports: a lower bound on epsilon that holds with a stated confidence."""
+"""The finding of an audit: a lower bound on epsilon with a stated confidence."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 ALARM = 1e-3
-"""How often, at most, one audit of a sound mechanism may call it broken: far rarer than a 95 % bound fails."""
+"""The largest probability that an audit calls a correct mechanism broken; far below that of a 95 % bound."""
 
 
 @dataclass(frozen=True)
 class AuditFinding:
     """With probability `confidence` over the audit's own randomness, epsilon is at least `lower_bound`.
 
-    `estimate` is a best guess that may exceed the truth; it is never a bound, and `estimate_note` says why.
-    `p_value` is the chance, at most, of observations like these if the mechanism were the one it is declared
-    to be. It finds broken ones where the bound cannot: n samples never bound epsilon by more than log n.
+    `estimate` is a point estimate that may exceed the true epsilon; it is not a bound, for the reason `estimate_note`.
+    `p_value` bounds the probability of such observations under the declared mechanism. It detects broken
+    mechanisms where the bound cannot: n samples never give a bound above log n.
     `sure_bound` is the lower bound that holds with probability 1 - `ALARM`; only it can refute a proof.
     """
 
@@ -30,12 +30,12 @@ class AuditFinding:
     sure_bound: float | None = None
 
     def contradicts(self, proven: float | None) -> bool:
-        """Whether the mechanism leaks more than was proven: then mechanism or proof is broken."""
+        """Whether epsilon exceeds the proven one, so that the mechanism or the proof is broken."""
         bound = self.lower_bound if self.sure_bound is None else self.sure_bound
         return proven is not None and bound > proven
 
     def broken(self, proven: float | None) -> bool:
-        """Whether the audit refutes the mechanism: its epsilon, or that it is the declared one."""
+        """Whether the audit refutes the mechanism: its proven epsilon, or that it is the declared one."""
         undeclared = self.p_value is not None and self.p_value < ALARM
         return self.contradicts(proven) or undeclared
 

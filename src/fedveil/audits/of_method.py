@@ -1,17 +1,17 @@
-"""Audit a method as it runs: canaries go through its own client and server code.
+"""Audit a method with canaries that pass through its own client and server code.
 
-The canary task is linear: an example x contributes the gradient -x whatever the parameters are, so a canary's
-update points where its example points, and a client with zero examples sends nothing but noise. Everything
-else, clipping, noise, messages, aggregation, is the method's own.
+The canary task is linear: an example x contributes the gradient -x for any parameters, so a canary's update has the
+direction of its example, and a client with zero examples sends only noise. Everything else, clipping, noise, messages,
+aggregation, is the method's own.
 
-Clients are audited by a canary (with it and without it, many times over); records by canary records that
-are in or out by fair coins in a single upload. Both look at one participation, so their bounds are compared with
-what is proven for one participation. Where the server sees several uploads, their noise must also be independent,
-between clients and between rounds: that is tested on clients that have nothing to send but noise, whatever its law and
-whichever unit it protects. What is sent is also tested bit by bit (`bits`), in a row of its own.
+Clients are audited by many releases with and without a canary; records by canary records that are included or not by
+fair coins in a single upload. Both audits cover one participation, so their bounds are compared with the guarantee for
+one participation. Where several uploads are visible to the server, their noise must also be independent, between
+clients and between rounds: that is tested on clients that send only noise, for any noise distribution and either unit.
+The bits of uploads are also tested (`bits`), in a separate row.
 
-Synthetic images cannot be read back coordinate by coordinate. Methods that make them are audited one step
-earlier, at the noisy gradients that the images are computed from, by an auditor who sees these.
+Synthetic images cannot be mapped to coordinates of an update. Methods that make them are audited one step earlier, at
+the noisy gradients that the images are computed from, by an auditor who observes these.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from fedveil.tree import flatten, sub
 _DIMENSION = 64
 _RECORD_DIMENSION = 20_000
 _PER_CALL = 2000
-_NOISY_CLIENTS = 64  # whose noise is compared at record level
-_LONG = 1e4  # a canary this long is always clipped
+_NOISY_CLIENTS = 64  # number of clients whose noise is compared at record level
+_LONG = 1e4  # the norm of a canary that is always clipped
 
 
 @dataclass(frozen=True)
 class Audited:
-    """What an audit found against one adversary, beside what is proven for one participation."""
+    """The finding of an audit against one adversary, with the guarantee for one participation."""
 
     unit: Unit
     adversary: Adversary
@@ -84,7 +84,7 @@ def audit_method(
     found: list[Audited] = []
     for (unit, adversary), row in proven.items():
         if adversary == "client" or row.epsilon is None:
-            continue  # a client sees what the observer sees, or what the server sees; without a proof nothing to refute
+            continue  # a client observes what observer or server observe; without a proof nothing can be refuted
         if unit == "record":
             if adversary == "server":
                 found.append(_audit_records(method, plan, row, seed, delta, confidence))
@@ -118,11 +118,11 @@ def _bits(
     delta: float,
     confidence: float,
 ) -> list[Audited]:
-    """The test of which values are reachable, on what was sent with and without a canary; none of whole numbers."""
+    """The test of reachable values, on uploads with and without a canary; None for integer uploads."""
     noises = float_noises(method, plan)
     if not noises or arms[0].shape[1] == 0:
         return []
-    one = replace(plan, records_per_client=1, largest_client=1)  # as clients are that send canaries
+    one = replace(plan, records_per_client=1, largest_client=1)  # canary clients have one record
     rows = account_participation(tuple(method.releases(one)), one, delta)
     proven = {(r.unit, r.adversary): r.epsilon for r in rows}
     finding = audit_bits(arms[0], arms[1], noises, delta=delta, confidence=confidence)
@@ -132,10 +132,10 @@ def _bits(
 def _with_independence(
     finding: AuditFinding, noise: np.ndarray, *others: np.ndarray, gaussian: bool = True
 ) -> AuditFinding:
-    """The finding with a p-value that also says whether noise was used twice.
+    """The finding with a p-value that also covers reuse of noise.
 
-    Rows of `noise` `[n, d]` are what n clients sent that had nothing to send, each of `others` what the same clients
-    sent another time. Of noise that is not normal only the signs are compared, whose law is known.
+    Rows of `noise` `[n, d]` are uploads of n clients without data, each of `others` uploads of the same clients at
+    another time. For noise that is not normal only signs are compared, whose distribution is known.
     """
     first, *later = (rows if gaussian else np.sign(rows) for rows in (noise, *others))
     alike = [independence_p_value(first[:-1], first[1:]), *(independence_p_value(first, o) for o in later)]
@@ -143,28 +143,28 @@ def _with_independence(
     return replace(finding, p_value=min(1.0, len(tests) * min(tests)))
 
 
-def _along(seen: np.ndarray) -> np.ndarray:
-    """How far each row `[n, d]` lies in the canary's direction, among the coordinates that were sent at all."""
-    sent = np.maximum((seen != 0).sum(1), 1)
-    along: np.ndarray = seen.sum(1) / np.sqrt(sent)
+def _along(observed: np.ndarray) -> np.ndarray:
+    """The component of each row `[n, d]` in the canary's direction, over the coordinates that were sent."""
+    sent = np.maximum((observed != 0).sum(1), 1)
+    along: np.ndarray = observed.sum(1) / np.sqrt(sent)
     return along
 
 
 def _declared(releases: Sequence[Release], unit: Unit, adversary: Adversary) -> float | None:
-    """The noise multiplier of the only Gaussian release that this adversary sees, if it is the only one."""
+    """The noise multiplier of the Gaussian release visible to this adversary, if there is exactly one release."""
     seen = [r for r in releases if r.unit == unit and adversary in r.visible_to and r.costs]
     if len(seen) != 1 or seen[0].accesses != 1:
         return None
     protection = seen[0].protection
     if isinstance(protection, GaussianNoise):
         return protection.multiplier
-    if isinstance(protection, RandomGaussianNoise):  # of a cohort as planned, which is what is audited
+    if isinstance(protection, RandomGaussianNoise):  # of the planned cohort size, which is audited
         return max(zip(protection.weights, protection.multipliers, strict=True))[1]
     return None
 
 
 class _IdleLayer(nn.Module):
-    """The canary's layer, and a last one that nothing depends on."""
+    """The canary's layer, and a last layer without influence on the output."""
 
     def __init__(self, dimension: int) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ class _IdleLayer(nn.Module):
 
 
 def canary_task(dimension: int, method: AnyMethod | None = None, plan: Plan | None = None) -> Task:
-    """Parameters w, an example x, the loss -<x, w>; a method that keeps its last layer gets one to keep."""
+    """Parameters w, an example x, the loss -<x, w>; with an idle last layer for methods with a personal head."""
 
     def build() -> nn.Module:
         layer = nn.Linear(dimension, 1, bias=False)
@@ -201,27 +201,27 @@ def canary_task(dimension: int, method: AnyMethod | None = None, plan: Plan | No
 def canary_clients(
     count: int, canaries: Sequence[int], dimension: int, *, everywhere: bool = False
 ) -> ArrayClients:
-    """Clients of one example: zero, or for canaries a long one on the first coordinate, or on all alike."""
+    """Clients with one example: zero, or for canaries a long one in the first coordinate, or equally in all."""
     x = torch.zeros(count, 1, dimension)
     x[list(canaries), 0, : dimension if everywhere else 1] = _LONG
     return ArrayClients.from_arrays([(row, torch.zeros(1, dtype=torch.long)) for row in x])
 
 
 def moved(method: AnyMethod, at: At, message: Message, down: Message) -> Tensor:
-    """How far each upload moved the parameters, `[K, d]`."""
+    """The change of the parameters by each upload, `[K, d]`."""
     reading = method.read_upload(at, down, message)
     if reading is None:
         raise InputError(
             "method",
             method.name,
-            "uploads nothing that amounts to a model",
-            "Give it the hook `read_upload`, or `noisy_gradients`.",
+            "has no upload that can be read as a model",
+            "Implement its hook `read_upload` or `noisy_gradients`.",
         )
     return flatten(sub(reading.models, reading.start))
 
 
 class _Seen(NamedTuple):
-    """Many releases: how far each moved the parameters `[n, d]`, and the very numbers that were sent `[n, m]`."""
+    """Many releases: the change of the parameters by each, `[n, d]`, and the numbers that were sent, `[n, m]`."""
 
     moved: np.ndarray
     sent: np.ndarray
@@ -238,7 +238,7 @@ def _numbers(up: Message) -> np.ndarray:
 def _uploads(
     method: AnyMethod, plan: Plan, seed: int, samples: int, *, canary: bool, first: int = 1
 ) -> _Seen:
-    """Single uploads as the server sees them; the canary moves all coordinates alike."""
+    """Single uploads as observed by the server; the canary changes all coordinates equally."""
     seen: list[np.ndarray] = []
     sent: list[np.ndarray] = []
     task = canary_task(_DIMENSION, method, plan)
@@ -257,7 +257,7 @@ def _uploads(
 
 
 def _record_arm(method: AnyMethod, plan: Plan, seed: int, samples: int, *, canary: bool) -> np.ndarray:
-    """The numbers that clients of one record send, the first gradients behind them, or models after their sum."""
+    """The numbers sent by clients of one record, the first gradients behind them, or models after their sum."""
     if method.discloses_sum:
         return _aggregates(method, plan, seed, samples, canary=canary).sent
     task = canary_task(_DIMENSION, method, plan)
@@ -270,7 +270,7 @@ def _record_arm(method: AnyMethod, plan: Plan, seed: int, samples: int, *, canar
 
 
 def _aggregates(method: AnyMethod, plan: Plan, seed: int, samples: int, *, canary: bool) -> _Seen:
-    """The model after one round, as an observer sees it, many times over: `samples / 4` rows."""
+    """Many models after one round, as observed by an observer: `samples / 4` rows."""
     task = canary_task(_DIMENSION, method, plan)
     count = min(plan.cohort, plan.clients)
     clients = canary_clients(count, (0,) if canary else (), _DIMENSION, everywhere=True)
@@ -301,7 +301,7 @@ def _first_rounds(
 def _audit_records(
     method: AnyMethod, plan: Plan, row: Guarantee, seed: int, delta: float, confidence: float
 ) -> Audited:
-    """Canary records by fair coins in one client's upload, or in the sum; half as many guesses as a tenth of them."""
+    """Audit canary records included by fair coins in one client's upload, or in the sum."""
     canaries = max(200, min(2000, 2 * plan.records_per_client))
     coins = named_stream(seed, "audit/coins")
     directions = random_canaries(canaries, _RECORD_DIMENSION, 1.0, coins)
@@ -340,7 +340,7 @@ def _audit_records(
 
 
 def _and_empty(clients: ArrayClients, count: int) -> ArrayClients:
-    """These clients and so many with as many records that say nothing."""
+    """These clients, and so many others with the same number of zero records."""
     data = clients.load([0])
     silent = (torch.zeros_like(data.x[0]), torch.zeros_like(data.y[0]))
     return ArrayClients.from_arrays([(data.x[0], data.y[0]), *[silent] * count])
@@ -349,14 +349,14 @@ def _and_empty(clients: ArrayClients, count: int) -> ArrayClients:
 def _gradients_behind(
     method: AnyMethod, task: Task, clients: ArrayClients, at: At, seed: int, accesses: int | None = None
 ) -> Tensor | None:
-    """The noisy gradients `[accesses, K, d]` behind uploads that cannot be read; None where they can."""
+    """The noisy gradients `[accesses, K, d]` behind uploads that cannot be read as models; None where they can."""
     ids = range(len(clients.sizes))
     streams = ClientStreams(seed, at.round, tuple(ids))
     return method.noisy_gradients(task, at, clients.load(ids), streams, accesses)
 
 
 def _noise_behind(method: AnyMethod, plan: Plan, seed: int) -> list[np.ndarray]:
-    """What clients without a gradient add to it: one access, the next, and one of another round."""
+    """The noise of clients with zero gradients: of one access, of the next, and of one in another round."""
     task, clients = canary_task(_DIMENSION), canary_clients(_NOISY_CLIENTS, (), _DIMENSION)
     small = replace(plan, records_per_client=1, largest_client=1)
     drawn = []

@@ -1,8 +1,8 @@
 """Auditing with a single run (Steinke, Nasr, Jagielski 2023).
 
-m canaries are included or not by independent fair coins; an auditor who sees the result guesses r of the
-coins and abstains on the rest. If the mechanism is (epsilon, delta)-DP, the number of right guesses is hardly
-ever above that of r coins of bias e^eps / (1 + e^eps). r is fixed before the scores are observed.
+m canaries are included or not by independent fair coins; an auditor who observes the result guesses r of the
+coins and abstains on the rest. If the mechanism is (epsilon, delta)-DP, the number of correct guesses exceeds that of
+r coins of bias e^eps / (1 + e^eps) only with small probability. r is fixed before the scores are observed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from fedveil.streams import Stream
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 SumRelease = Callable[[Tensor, Sequence[Stream]], Tensor]
-"""Contributions `[n, d]` of n records and a client's noise streams to what is released of them, `[d]`."""
+"""Maps contributions `[n, d]` of n records and a client's noise streams to their release, `[d]`."""
 
 _LARGEST_EPSILON = 50.0
 
 
 def p_value(epsilon: float, right: int, guesses: int, canaries: int, delta: float) -> float:
-    """The chance, at most, of `right` or more right guesses under (epsilon, delta)-DP."""
+    """A bound on the probability of `right` or more correct guesses under (epsilon, delta)-DP."""
     bias = 1 / (1 + math.exp(-epsilon))
     tail = float(binom.sf(right - 1, guesses, bias))
     if right == 0 or delta == 0:
@@ -40,7 +40,7 @@ def p_value(epsilon: float, right: int, guesses: int, canaries: int, delta: floa
 
 
 def lower_bound(right: int, guesses: int, canaries: int, delta: float, confidence: float) -> float:
-    """The largest epsilon that this many right guesses refute with `confidence`."""
+    """The largest epsilon that this many correct guesses refute with `confidence`."""
     level = 1 - confidence
     if p_value(0.0, right, guesses, canaries, delta) > level:
         return 0.0
@@ -59,8 +59,8 @@ def one_run(
 ) -> AuditFinding:
     """Guess "in" for the highest `guesses`/2 scores, "out" for the lowest, and bound epsilon by the result.
 
-    `scores[i]` should be high if canary i seems to be in; `included[i]` is its coin. `guesses` must have been
-    chosen without looking at the scores.
+    `scores[i]` should be high if canary i seems to be included; `included[i]` is its coin. `guesses` must be
+    chosen independently of the scores.
     """
     scores = np.asarray(scores, dtype=np.float64)
     included = np.asarray(included, dtype=np.bool_)
@@ -101,21 +101,21 @@ def audit_sum(
     confidence: float = 0.95,
     exaggeration: float = 10.0,
 ) -> AuditFinding:
-    """Audit a mechanism that clips contributions, adds them up and adds noise, from a single release.
+    """Audit a mechanism that clips and sums contributions and adds noise, from a single release.
 
     Canaries are `exaggeration` times longer than `clip`, so that clipping is audited too.
 
     Args:
         release: The mechanism: contributions and streams to the noisy sum.
         dimension: Number of coordinates of a contribution.
-        clip: The clip that is declared.
-        coins: Decide which canaries are in the sum.
+        clip: The declared clip.
+        coins: The stream that decides which canaries are in the sum.
         noise: The streams of the mechanism.
-        delta: Of the bound.
+        delta: The delta of the bound.
         canaries: Number of canaries.
         guesses: Number of canaries that are guessed; on the rest the audit abstains.
-        confidence: With which the bound holds.
-        exaggeration: How much longer than the clip a canary is.
+        confidence: The confidence of the bound.
+        exaggeration: A canary's norm in units of the clip.
 
     Returns:
         A lower bound of epsilon.

@@ -1,4 +1,4 @@
-"""`fedveil advise`: what a plan makes possible, without a look at data."""
+"""`fedveil advise`: noise and methods for a plan, without reading data."""
 
 from __future__ import annotations
 

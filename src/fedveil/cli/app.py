@@ -1,5 +1,5 @@
 """The command line's app and what its commands share: every command checks its input first, prints results to stdout
-and all else to stderr."""
+and everything else to stderr."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     epilog="Exit codes: 0 done; 1 `audit` or `verify` found a fault; 2 input to fix or a failed run; 130 interrupted.",
 )
-# What is printed is data, in which brackets and numbers mean nothing to the console.
+# Markup and highlighting are off: printed text is data.
 notes = TerminalConsole(stderr=True, markup=False, highlight=False)
 out = TerminalConsole(markup=False, highlight=False)
 
@@ -38,7 +38,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="End with one JSON object o
 
 
 def check_seed(given: int | list[int] | None) -> int | list[int] | None:
-    """Refuse what no generator takes; said here, since a range of 19 digits leaves the help no room."""
+    """Refuse seeds out of range; checked here, since typer would show a range of 19 digits in the help."""
     for seed in given if isinstance(given, list) else [given]:
         if seed is not None and not 0 <= seed <= LARGEST_SEED:
             raise InputError("--seed", seed, "is out of range", f"Use 0 to {LARGEST_SEED}.")
@@ -73,7 +73,7 @@ def before_any_command(
 
 
 def print_words(text: str) -> None:
-    """A privacy statement, its lines broken below their own beginning; beside the results where these go to a file."""
+    """Print a privacy statement with indented continuation lines; to stderr if stdout is a file."""
     console = out if _is_file(sys.stdout) else notes
     for line in text.splitlines():
         indent = " " * (len(line) - len(line.lstrip()))
@@ -91,7 +91,7 @@ def _is_file(stream: TextIO) -> bool:
 
 
 def main() -> None:
-    """The entry point: errors a user can fix are one line, exit code 2."""
+    """The entry point: errors that a user can fix are printed without traceback, with exit code 2."""
     write_plainly()
     try:
         app()

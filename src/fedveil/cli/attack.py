@@ -1,4 +1,4 @@
-"""`fedveil attack`: what a curious server would have learnt from a recorded run."""
+"""`fedveil attack`: what an honest-but-curious server can learn from a recorded run."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _Seed = Annotated[int, typer.Option(min=0, help="Of the attacker's random starts
 
 @dataclass(frozen=True)
 class _Uploads:
-    """Which uploads of a round an inversion attacks, and what the attacker knows of them."""
+    """The uploads that an inversion attacks, and the attacker's knowledge about them."""
 
     clients: list[int]
     exchange: int
@@ -99,7 +99,7 @@ def attack_command(
 ) -> None:
     """Reconstruct clients' data from what the server saw, or tell who was in it; writes a finding and what it found."""
     membership = {kind.name for kind in list_membership_attacks()}
-    if attack is not None:  # a misspelt name is told before a missing transcript
+    if attack is not None:  # report a misspelt name before a missing transcript
         known_name("--attack", "attack", attack, membership | {kind.name for kind in list_attacks()})
     changes = parse_settings(settings or [])
     if attack in membership:
@@ -118,7 +118,7 @@ def attack_command(
         )
         return
     if client is not None and len(set(client)) != len(client):
-        raise InputError("client", client, "names a client twice", "Name each client once.")
+        raise InputError("client", client, "names a client twice", "Give each client once.")
     run = open_run(result, data)
     planned = _planned(run, attack, changes, round_)
     found = [
@@ -143,14 +143,14 @@ def attack_command(
 
 
 def _first_that_answered(run: StoredRun, round_: int, exchange: int) -> list[int]:
-    """The client with the lowest number among those whose upload is in the transcript."""
+    """The client with the lowest number whose upload is in the transcript."""
     return [min(read_exchange(run, round_, exchange).clients)]
 
 
 def _planned(
     run: StoredRun, attack: str | None, changes: Mapping[str, Any], round_: int | None
 ) -> list[tuple[Attack, int]]:
-    """The attack that was named, or those of the run's configuration, each with the round it reads."""
+    """The named attack, or those of the run's configuration, each with its round."""
     if attack is not None:
         return [(make_attack(attack, changes), round_ or 1)]
     usual = "inverting-gradients" if run.prepared.dataset.tokens is None else "lamp"
@@ -184,7 +184,7 @@ def _invert(run: StoredRun, attack: Attack, round_: int, uploads: _Uploads, *, q
 
 
 class ShowSteps:
-    """Shows an attack's steps on a bar, which is there from the first on: what is refused before shows none."""
+    """Shows an attack's steps on a progress bar, from the first step, so that errors before it show no bar."""
 
     def __init__(self, progress: Progress, title: str) -> None:
         self._progress, self._title = progress, title

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RunCallbacks:
-    """Opened before the first run, closed after the last, also if one fails. What is not asked for is not there."""
+    """The requested callbacks, opened before the first run and closed after the last, also if one fails."""
 
     def __init__(
         self, *, live: bool = False, tensorboard: Path | None = None, mlflow: str | None = None
@@ -28,7 +28,7 @@ class RunCallbacks:
             require_mlflow(mlflow)
         self._view: LiveView | None = None
         if live:
-            from fedveil.report.live_page import LiveView  # the report is loaded where it is asked for
+            from fedveil.report.live_page import LiveView  # slow to import
 
             self._view = LiveView()
         self._tensorboard = tensorboard
@@ -37,7 +37,7 @@ class RunCallbacks:
 
     @property
     def url(self) -> str | None:
-        """Where the live page is, if there is one."""
+        """The address of the live page, if there is one."""
         return None if self._view is None else self._view.url
 
     def __enter__(self) -> RunCallbacks:
@@ -51,7 +51,7 @@ class RunCallbacks:
         self._stack.__exit__(kind, error, trace)
 
     def of_run(self, folder: Path, config: Config, plan: Plan) -> list[Callback]:
-        """The callbacks of the run in this folder; the live page follows it from now on."""
+        """The callbacks of the run in this folder, which the live page follows from now on."""
         experiment, identity, seed = folder.parts[-3:]
         title = f"{experiment}: {config.method['name']}, {seed.replace('-', ' ')}"
         if self._view is not None:

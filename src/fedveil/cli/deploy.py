@@ -1,4 +1,4 @@
-"""`fedveil deploy`: from a folder of keys and policies to a federation that runs."""
+"""`fedveil deploy`: set up and run a federation."""
 
 from __future__ import annotations
 
@@ -90,7 +90,9 @@ def init_command(
     from fedveil.federation.create import Asked, Federation, asked_by, init
 
     if config is not None and method:
-        raise InputError("--method", method, "the experiment names its method", "Leave one of them out.")
+        raise InputError(
+            "--method", method, "conflicts with the experiment's method", "Leave one of them out."
+        )
     asked = None if config is None else asked_by(load_config(config), nodes, adversary, epsilon, delta)
     if asked is None:
         asked = Asked(tuple(method or ["udp-fedavg"]), {}, 8.0 if epsilon is None else epsilon, delta or 1e-5)
@@ -153,7 +155,7 @@ def schema_command(
     write_schema(made, output)
     said = f"{len(made.classes)} classes" if made.classes else f"target {target}"
     out.print(f"{len(made.columns)} columns, {said} in {output}", soft_wrap=True)
-    notes.print("for a server without data: name this file in task.data_options.schema")
+    notes.print("for a server without data: give this file as task.data_options.schema")
 
 
 @deploy.command("certificate")
@@ -161,7 +163,7 @@ def certificate_command(
     authority: Annotated[Path, typer.Argument(help="The authority's folder (with ca.key).")],
     folder: ServerFolder,
 ) -> None:
-    """Make the server a new key and certificate, for the names in server.toml; restart the server afterwards."""
+    """Create a new key and certificate of the server, for the names in server.toml; restart the server afterwards."""
     from fedveil.federation.certificates import SERVER_DAYS, renew_server_certificate
     from fedveil.federation.config import SERVER_FILE, ServerConfig
     from fedveil.validation import read_toml
@@ -233,7 +235,9 @@ def roster_command(
 def trust_command(
     folder: NodeFolder,
     roster: Annotated[Path, typer.Argument(help="The coordinator's roster.toml.")],
-    digest: Annotated[str, typer.Option(help="What the operators told each other, not through the server.")],
+    digest: Annotated[
+        str, typer.Option(help="The digest that the operators agreed on, not through the server.")
+    ],
 ) -> None:
     """Make this roster the node's own, if it has the digest; the node then joins secure sums of these nodes only."""
     from fedveil.federation.identity_files import trust
@@ -244,7 +248,7 @@ def trust_command(
 
 @deploy.command("check")
 def check_command(folder: NodeFolder, as_json: AsJson = False) -> None:
-    """Check a node's data against what node.toml declares, on the node: no server is asked or told anything."""
+    """Check a node's data against the declaration in node.toml, without contacting the server."""
     from fedveil.federation.node import checked_node
 
     node = checked_node(folder)
@@ -267,9 +271,9 @@ def submit_command(
     data: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run an experiment on this server's nodes and wait for its result; to be given on the server itself.
+    """Run an experiment on this server's nodes and wait for its result; run it on the server itself.
 
-    The clients are the nodes, each with its own data: the configuration's data set is only what the server tests on.
+    The clients are the nodes, each with its own data: the configuration's data set is only the server's test data.
     """
     from fedveil.federation.config import SERVER_FILE
     from fedveil.federation.processes import running_process
@@ -291,10 +295,10 @@ def cancel_command(
     folder: ServerFolder,
     number: Annotated[
         str | None,
-        typer.Argument(metavar="RUN", help="Its number in `deploy status`; else the only one going on."),
+        typer.Argument(metavar="RUN", help="Its number in `deploy status`; default: the only active one."),
     ] = None,
 ) -> None:
-    """Cancel one run: its nodes are asked nothing more and spend nothing more. The server and the nodes go on."""
+    """Cancel one run: its nodes charge nothing more for it. The server and the nodes continue."""
     from fedveil.federation.processes import cancel_run, running_process
 
     if running_process(_state(folder)) is None:
@@ -303,7 +307,7 @@ def cancel_command(
         )
     cancelled = cancel_run(folder.absolute(), number)
     out.print(
-        f"run {cancelled} is cancelled; what was charged stays charged. Submitting it again resumes it.",
+        f"run {cancelled} is cancelled; charged rounds stay charged. Submitting it again resumes it.",
         soft_wrap=True,
     )
 
@@ -319,7 +323,7 @@ def stop_command(folder: EitherFolder) -> None:
 
 @deploy.command("status")
 def status_command(folder: EitherFolder, as_json: AsJson = False) -> None:
-    """What a server's nodes and runs are doing, or what a node has spent of its limits."""
+    """Show the nodes and runs of a server, or what a node has spent of its limits."""
     from fedveil.federation.config import NODE_FILE
 
     answer = _node_status(folder) if (folder / NODE_FILE).exists() else _server_status(folder)

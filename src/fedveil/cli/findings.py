@@ -1,4 +1,4 @@
-"""What an attack found, for the terminal: tables on standard output, the verdict and remarks beside them."""
+"""An attack's finding on the terminal: tables on stdout, the verdict and notes on stderr."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_TEXTS = 8
 
 
 def show_inversion(content: Mapping[str, Any], scored: Scored | ScoredTexts) -> None:
-    """Show the content of a `finding.json` and, of texts that may be shown, the texts themselves."""
+    """Show the content of a `finding.json` and the texts, if they may be shown."""
     if isinstance(scored, ScoredTexts):
         _show_texts(content, scored)
     else:
@@ -32,7 +32,7 @@ def show_membership(finding: MembershipFinding) -> None:
 
 
 def verdict_lines(content: Mapping[str, Any]) -> list[str]:
-    """The verdict as a line; none where the scores are not numbers."""
+    """The verdict as a line; none if the scores are not numbers."""
     verdict = attack_verdict(content)
     if verdict is None:
         return []
@@ -62,7 +62,7 @@ def _attacker(content: Mapping[str, Any]) -> list[str]:
 
 
 def _alternatives(content: Mapping[str, Any]) -> list[str]:
-    """What another attacker, and a perfect inversion, would score."""
+    """The scores of the other attacker and of a perfect inversion."""
     lines = []
     other = content["weaker_attacker"]
     if other is not None:
@@ -75,14 +75,14 @@ def _alternatives(content: Mapping[str, Any]) -> list[str]:
         )
     if content["distortion_psnr"] is not None:
         lines.append(
-            f"The perturbed inputs are within {content['distortion_psnr']:.1f} dB of the data: so much a perfect "
-            "inversion would score."
+            f"The perturbed inputs are within {content['distortion_psnr']:.1f} dB of the data: the score of a perfect "
+            "inversion."
         )
     return lines
 
 
 def _show_texts(content: Mapping[str, Any], scored: ScoredTexts) -> None:
-    """The tokens that leaked, the scores, and every text beside what was found, where texts may be shown."""
+    """Show leaked tokens, the scores, and every text with its reconstruction, if texts may be shown."""
     for leak in content["leaked_tokens"]:
         named = f"{leak['tokens']} tokens named by the gradient itself"
         right = f"{leak['precision']:.0%} of them right, {leak['recall']:.0%} of the text's tokens"

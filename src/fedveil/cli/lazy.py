@@ -1,4 +1,4 @@
-"""Commands by name, each loaded when it is asked for: `fedveil --help` and shell completion import no torch."""
+"""Commands by name, each imported when it is used, so that `fedveil --help` and shell completion import no torch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _MODULES: dict[str, tuple[str, str]] = {
 
 
 class LazyCommands(TyperGroup):
-    """The group of all commands. A command that is only listed is a name with its summary."""
+    """The group of all commands. Listing needs only their names and summaries."""
 
     _resolving = False
 
@@ -72,7 +72,7 @@ class LazyCommands(TyperGroup):
         self._resolving = True
         try:
             return super().resolve_command(ctx, args)
-        except click.UsageError as error:  # typer suggests only what is loaded
+        except click.UsageError as error:  # typer suggests only loaded commands
             near = difflib.get_close_matches(args[0], _MODULES, n=1)
             if not near or "Did you mean" in error.message:
                 raise
@@ -109,5 +109,5 @@ def all_commands() -> dict[str, click.Command]:
 
 
 def summary_of(name: str) -> str:
-    """What `fedveil --help` says of a command."""
+    """The summary of a command in `fedveil --help`."""
     return _MODULES[name][1]

@@ -1,4 +1,4 @@
-"""`fedveil list`: what fedveil knows by name."""
+"""`fedveil list`: the registered methods, models, data sets and so on."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _named(what: str, name: str | None) -> list[dict[str, Any]]:
 
 
 def _experiments(folder: Path) -> list[dict[str, Any]]:
-    """Files that have a section [task] or [method]; others are somebody else's."""
+    """TOML files with a section [task] or [method]; others are not experiments."""
     rows = []
     for path in sorted(folder.rglob("*.toml")):
         try:
@@ -93,7 +93,7 @@ def _experiments(folder: Path) -> list[dict[str, Any]]:
 
 
 def _results(folder: Path) -> list[dict[str, Any]]:
-    """Finished runs, the newest first; epsilon is the least that is proven, and against whom."""
+    """Finished runs, the newest first, with the smallest proven epsilon and its adversary."""
     rows = []
     for path in folder.rglob("summary.json"):
         try:
@@ -133,7 +133,7 @@ _FOLDERS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
 
 
 def _fields(what: str, name: str) -> list[dict[str, Any]]:
-    """The keys that this one takes in a configuration, with what they are if not given."""
+    """The configuration keys of this entry, with their defaults."""
     return [
         {
             "name": field.name,
@@ -163,12 +163,12 @@ def _described(what: str, name: str) -> list[Described]:
 
 
 def _in_json(value: Any) -> Any:
-    """JSON has no infinity."""
+    """The value with infinities as text, since JSON has no infinity."""
     return str(value) if value == float("inf") else value
 
 
 def _classes(what: str) -> Mapping[str, type[Any]]:
-    """What is listed with its fields, by name; only what is asked for is loaded."""
+    """The classes with fields, by name; only the requested kind is imported."""
     if what == "methods":
         from fedveil.methods import METHODS
 
@@ -184,7 +184,7 @@ def _classes(what: str) -> Mapping[str, type[Any]]:
     from fedveil.attacks.membership.threat_model import MEMBERSHIP_ATTACKS
     from fedveil.attacks.registry import ATTACKS
 
-    _attacks()  # registers them
+    _attacks()  # imports and registers them
     return ATTACKS | MEMBERSHIP_ATTACKS
 
 

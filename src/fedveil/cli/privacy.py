@@ -1,4 +1,4 @@
-"""`fedveil account` and `fedveil audit`: what a run would prove, and an attempt to break it."""
+"""`fedveil account` and `fedveil audit`: the guarantees of a run, and an attempt to refute them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedveil.session.tables import guarantees_table
 
 
 def _plan(config: Config, records: int | None, data: Path | None) -> Plan:
-    """The plan of this configuration; with `records` no data is touched."""
+    """The plan of this configuration; with `records` no data is read."""
     if records is None:
         seed = config.run.seeds[0]
         prepared = prepare(config, seed, data)
@@ -35,21 +35,21 @@ def _plan(config: Config, records: int | None, data: Path | None) -> Plan:
     plan = declared_plan(config, records)
     shape, classes = config.task.input_shape, config.task.classes
     if shape is not None and classes is not None and model_entry(config.task.model).reads == "numbers":
-        # no data set is needed to know the model of a federation
+        # a federation's model does not depend on a data set
         task = task_for(config, model_shape(config, shape), classes)
         first_server(task, method_of(config, plan)[0], plan, config.run.seeds[0])
     return plan
 
 
 def declared_plan(config: Config, records: int) -> Plan:
-    """The plan of a configuration whose clients all declare so many records; no data is touched."""
+    """The plan of a configuration whose clients all declare so many records; no data is read."""
     groups = config.partition.groups
     clients = config.partition.clients or (len(groups) if groups else None)
     if clients is None:
         raise InputError(
             "partition.clients",
             None,
-            "the number of clients is unknown without data",
+            "is needed where no data is read",
             "Set partition.clients.",
         )
     cohort = clients if config.run.sampler == "all" else config.run.cohort or clients
@@ -164,7 +164,10 @@ def audit_command(
         raise InputError("--confidence", confidence, "is not a confidence", "Use a number such as 0.95.")
     folder = source if source.is_dir() else None
     if folder is not None and not (folder / "config.toml").exists():
-        raise ResultError(f"{folder} holds no config.toml. Give a result folder (seed-N) or a TOML file.")
+        raise ResultError(
+            f"{folder} contains no config.toml. Give a result folder (seed-N) or a TOML file.",
+            field="config.toml",
+        )
     loaded = load_config(source if folder is None else folder / "config.toml", changes or [])
     plan = _plan(loaded, None, data)
     method, _ = method_of(loaded, plan)
@@ -189,7 +192,7 @@ def audit_command(
             out.print(f"{title}: {audited.finding.in_words(audited.proven)}")
             out.print(f"  proven for one participation: {_cell(audited.proven)}")
         if not found:
-            out.print("nothing to audit: this method's releases protect nothing")
+            out.print("nothing to audit: no release of this method is protected")
         elif not any(audited.broken for audited in found):
             out.print("nothing refuted")
     if any(audited.broken for audited in found):

@@ -1,4 +1,4 @@
-"""A published row in `fedveil run`: its configuration, the paper's number beside the run's, and its attacks."""
+"""A row of a published table in `fedveil run`: its configuration, comparison with the paper, and its attacks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedveil.session.results import Result
 
 @dataclass(frozen=True)
 class Experiment:
-    """What `fedveil run` runs: a configuration of its own, or a row of a published table."""
+    """The experiment of `fedveil run`: a configuration file, or a row of a published table."""
 
     config: Config
     name: str
@@ -29,7 +29,7 @@ class Experiment:
     row: Row | None = None
 
     def measured(self, result: Result) -> float | None:
-        """What stands beside the paper's number."""
+        """The run's value that is compared with the paper's."""
         assert self.config.paper is not None
         found = measurements(result)
         if self.table is not None and self.row is not None:
@@ -39,14 +39,14 @@ class Experiment:
 
 
 def load_run(path: Path, changes: Sequence[str], row: str | None) -> Experiment:
-    """The experiment in this file, or the row of this name where the file is a published table.
+    """The experiment in this file, or the row of this name if the file is a published table.
 
     Raises:
-        InputError: A table without a row, a row that is not one, or a row of a file that is no table.
+        InputError: A table without `row`, an unknown row, or `row` for a file that is not a table.
     """
     if not is_table(path):
         if row is not None:
-            raise InputError("--row", row, f"{path} is no published table", "Leave --row out.")
+            raise InputError("--row", row, f"{path} is not a published table", "Leave --row out.")
         return Experiment(load_experiment(path, changes), path.stem)
     table = load_table(path)
     found = table.selected([] if row is None else [row])
@@ -56,13 +56,13 @@ def load_run(path: Path, changes: Sequence[str], row: str | None) -> Experiment:
         raise InputError("--row", row, f"{path.name} has {len(found)} such rows", remedy)
     published = table.config(found[0])
     changed = make_config(tomllib.loads(published.to_toml()), changes)
-    if changed.identity() != published.identity():  # the paper's number is for the row as published
+    if changed.identity() != published.identity():  # the paper's value is for the row as published
         return Experiment(changed.model_copy(update={"paper": None}), table.experiment)
     return Experiment(changed, table.experiment, table, found[0])
 
 
 def check_published_attacks(config: Config) -> None:
-    """Refuse `--attacks` where no paper says what they found."""
+    """Refuse `--attacks` for rows without published attacks."""
     if config.paper is None or not config.paper.attack:
         raise InputError(
             "--attacks", True, "no attack on it is published", "Use `fedveil attack` on the result."
@@ -70,7 +70,7 @@ def check_published_attacks(config: Config) -> None:
 
 
 def beside_the_paper(experiment: Experiment, results: Sequence[Result]) -> dict[str, Any] | None:
-    """The paper's number and those of the runs; None for what is not published."""
+    """The paper's value and those of the runs; None if nothing is published."""
     paper = experiment.config.paper
     if paper is None:
         return None
@@ -80,7 +80,7 @@ def beside_the_paper(experiment: Experiment, results: Sequence[Result]) -> dict[
 
 
 def show_paper(beside: dict[str, Any], *, attacked: bool) -> None:
-    """The paper's number beside the run's own, and how to carry out the attacks."""
+    """Print the paper's value, the run's, and how to run the attacks."""
     metric = beside["metric"]
     own = ", ".join(number(value, metric) for value in beside["values"] if value is not None) or "none"
     where = ", ".join(part for part in (beside["source"], beside["table"], beside["row"]) if part)
@@ -92,7 +92,7 @@ def show_paper(beside: dict[str, Any], *, attacked: bool) -> None:
     if beside["published_attack"] and not attacked:
         names = ", ".join(beside["published_attack"])
         notes.print(
-            f"Attacks on it are published too ({names}): the same command with --attacks carries them out.",
+            f"Attacks on it are published too ({names}): run the same command with --attacks.",
             soft_wrap=True,
         )
 
@@ -111,7 +111,7 @@ def attack_published(config: Config, results: Sequence[Result], data: Path | Non
 
 
 def show_attacks(published: dict[str, float], found: Sequence[dict[str, Any]]) -> None:
-    """Every score of every attack; the paper's beside those that it has."""
+    """Print every score of every attack, with the paper's where published."""
     grid = Grid(title="attacks", title_justify="left")
     for column in ("attack", "score", "paper", "here"):
         grid.add_column(column, justify="left" if column in ("attack", "score") else "right")

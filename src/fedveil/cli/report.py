@@ -1,4 +1,4 @@
-"""`fedveil compare` and `fedveil report`: many runs, one table, one page."""
+"""`fedveil compare` and `fedveil report`: several runs in one table or on one page."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def compare(
         raise InputError("format", " ".join(asked), "one format at a time", f"Leave out all but {asked[0]}.")
     names = [name.strip() for name in (methods or "").split(",") if name.strip()]
     if methods is not None and not names:
-        raise InputError("--methods", methods, "names no method", "Give names separated by commas.")
+        raise InputError("--methods", methods, "contains no name", "Give names separated by commas.")
     cells = plan_cells(
         configs, methods=names, changes=changes or (), grid=grid or (), seeds=seeds or (), also=also or ()
     )
@@ -131,8 +131,8 @@ def compare(
         _show(done, report, markdown=markdown, latex=latex, as_json=as_json)
         _save_figures(done, pdf)
     if failed:
-        told = "; ".join(f"{title}: {reason}" for title, reason in failed.items())
-        raise ResultError(f"{len(failed)} of {len(cells)} runs failed: {told}")
+        reasons = "; ".join(f"{title}: {reason}" for title, reason in failed.items())
+        raise ResultError(f"{len(failed)} of {len(cells)} runs failed: {reasons}", field="runs", value=failed)
 
 
 def _select(
@@ -140,15 +140,16 @@ def _select(
 ) -> list[Path]:
     """The folder of the best trial of a private selection."""
     if attack is not None:
-        raise InputError("--attack", attack, "would show more than the winner", "Leave it out.")
+        raise InputError("--attack", attack, "would disclose more than the selected run", "Leave it out.")
     with within("--selection-set"):
         settings = SelectionSettings.of(given)
     selection = plan_selection(cells, settings, data)
-    with notes.status("running trials; how many is not told"):
+    with notes.status("running trials; their number is secret"):
         winner = run_selection(selection, results)
     if winner is None:
         raise ResultError(
-            "The selection has no winner: no trial was drawn, or none has a finite model. It stays charged."
+            "The selection has no result: no trial was drawn, or none has a finite model. It stays charged.",
+            field="trials",
         )
     return [winner]
 
@@ -186,7 +187,7 @@ def _require_attackable(cells: Sequence[Cell], attack: str, settings: Mapping[st
     make_attack(attack, settings)
     if any(not cell.config.run.transcript for cell in cells):
         raise InputError(
-            "run.transcript", False, "an attack needs what was on the wire", "Add --set 'run.transcript=[1]'."
+            "run.transcript", False, "an attack needs the transcript", "Add --set 'run.transcript=[1]'."
         )
 
 
@@ -234,7 +235,7 @@ def _show(
 
 
 def _save_figures(folders: Sequence[Path], pdf: Path | None, runs: Sequence[Run] | None = None) -> list[Path]:
-    """Write the figures of these runs as PDF, if that was asked for, and say where."""
+    """Write the figures of these runs as PDF, if requested, and print their paths."""
     if pdf is None:
         return []
     from fedveil.report.figures import save_figures
@@ -264,7 +265,7 @@ def report_command(
 ) -> None:
     """Write one self-contained page about these runs.
 
-    Damaged runs are shown as far as they can be read, named on stderr with their files, and end in exit code 2.
+    Damaged runs are shown as far as they can be read and listed on stderr; the exit code is then 2.
     """
     from fedveil.report.html import empty_folders, write_page
     from fedveil.report.reading import read_runs
@@ -282,8 +283,10 @@ def report_command(
     else:
         out.print(f"report in {path}", soft_wrap=True)
     if damaged:
-        told = "; ".join(f"{folder}: {', '.join(problems)}" for folder, problems in damaged.items())
+        listed = "; ".join(f"{folder}: {', '.join(problems)}" for folder, problems in damaged.items())
         raise ResultError(
-            f"{len(damaged)} of {len(runs)} runs are damaged and shown as far as they can be read. {told}. "
-            "Restore these files from a copy, or remove the folders and run them again."
+            f"{len(damaged)} of {len(runs)} runs are damaged and shown as far as they can be read. {listed}. "
+            "Restore these files from a copy, or remove the folders and run them again.",
+            field="results",
+            value=damaged,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,20 +14,10 @@ from rich.table import Table as Grid
 from fedveil.cli.app import AsJson, DataDir, Results, app, notes, out
 from fedveil.engines.simulation import cores
 from fedveil.errors import FedveilError, InputError, ResultError
+from fedveil.experiment.estimates import Estimate, Estimates, cost, duration, estimate, wall_time
 from fedveil.experiment.records import Records
-from fedveil.experiment.reproduce import (
-    Estimate,
-    Job,
-    Outcome,
-    choose,
-    estimate,
-    number,
-    open_cells,
-    report,
-    run_job,
-    wall_time,
-)
-from fedveil.experiment.tables import PAPERS, find_table, list_tables, tables_folder
+from fedveil.experiment.reproduce import Job, Outcome, choose, number, open_cells, report, run_job
+from fedveil.experiment.tables import PAPERS, PublishedTable, find_table, list_tables, tables_folder
 from fedveil.privacy.releases import Plan
 from fedveil.session.callbacks.progress import ShowProgress, progress_bar
 from fedveil.session.loop import Callback
@@ -96,6 +86,8 @@ def reproduce(
         return
     lengths = _estimate(job, results, data, jobs, needed=estimate_only)
     if estimate_only:
+        if not job.reduced:
+            _keep_estimates(job, lengths, kept)
         _show_estimate(job, lengths, jobs, as_json=as_json)
         return
     done = _run(job, results, kept, data, jobs, attacks=attacks)
@@ -104,8 +96,7 @@ def reproduce(
     else:
         _show(job, done)
     if done.failed:
-        told = "; ".join(f"{title}: {reason}" for title, reason in done.failed.items())
-        raise ResultError(f"{len(done.failed)} of {len(job.cells())} runs failed: {told}")
+        raise ResultError(f"{len(done.failed)} of {len(job.cells())} runs failed. {_by_reason(done.failed)}")
 
 
 def _account(job: Job, records: Path, data: Path | None, *, as_json: bool) -> None:
@@ -138,6 +129,9 @@ def _estimate(
 ) -> dict[str, Estimate]:
     """Say how long the unfinished runs take; where no round can be measured, the runs themselves say why."""
     cells = open_cells(job, results)
+    if not cells:
+        notes.print(f"all {len(job.cells())} runs are finished")
+        return {}
     try:
         with notes.status("measuring a round of each kind of row"):
             lengths = estimate(cells, data)
@@ -187,6 +181,14 @@ def _run(
             progress.stop()
             print("fedveil: interrupted; the same command resumes from here.", file=sys.stderr)
             raise typer.Exit(130) from stop
+
+
+def _by_reason(failed: Mapping[str, str]) -> str:
+    """Runs that failed for the same reason, such as missing data, with the reason once."""
+    titles: dict[str, list[str]] = {}
+    for title, reason in failed.items():
+        titles.setdefault(reason, []).append(title)
+    return "\n".join(f"{'; '.join(of)}: {reason}" for reason, of in titles.items())
 
 
 def _show(job: Job, done: Outcome) -> None:
@@ -244,37 +246,51 @@ def _show_estimate(job: Job, lengths: dict[str, Estimate], jobs: int | None, *, 
 
 
 def _list(folder: Path, records: Path, papers: Sequence[str], *, as_json: bool) -> None:
-    """Tables with their rows, how many are on record, and how long one seed takes by the records."""
-    found: list[dict[str, Any]] = []
-    for paper in papers:
-        for table in list_tables(folder, paper):
-            kept = Records(table, records)
-            measured = [kept.measured(row) for row in table.rows]
-            times = [row.seconds / len(row.values) for row in measured if row.values]
-            mean = sum(times) / len(times) if times else None
-            found.append(
-                {
-                    "paper": paper,
-                    "table": table.name,
-                    "title": table.content.table.title,
-                    "rows": len(table.rows),
-                    "on_record": len(times),
-                    "seconds_per_seed": None if mean is None else round(mean * len(table.rows), 1),
-                }
-            )
+    """Tables with their rows, how many are on record, and how long they take by the records and estimates."""
+    found = {paper: [_listed(table, records) for table in list_tables(folder, paper)] for paper in papers}
     if as_json:
-        print(json.dumps({"tables": found}))
-        return
-    grid = Grid()
-    for column in ("paper", "table", "what", "rows", "on record", "time of one seed"):
-        grid.add_column(column, justify="right" if column in ("rows", "on record") else "left")
-    for one in found:
-        known = one["seconds_per_seed"]
-        length = "measure it with --estimate" if known is None else f"about {duration(known)} of one core"
-        grid.add_row(
-            one["paper"], one["table"], one["title"], str(one["rows"]), str(one["on_record"]), length
+        print(
+            json.dumps(
+                {"tables": [{"paper": paper} | one for paper, listed in found.items() for one in listed]}
+            )
         )
-    out.print(grid)
+        return
+    for paper, listed in found.items():
+        grid = Grid(title=f"fedveil reproduce {paper} TABLE")
+        grid.add_column("TABLE", no_wrap=True)
+        grid.add_column("what")
+        grid.add_column("rows", justify="right")
+        grid.add_column("run", justify="right")
+        grid.add_column("not run would take", justify="right")
+        for one in listed:
+            grid.add_row(one["table"], one["title"], str(one["rows"]), str(one["on_record"]), one["open"])
+        out.print(grid)
+    out.print("Times: one seed on one core. More exactly on this machine: --estimate.")
+
+
+def _listed(table: PublishedTable, records: Path) -> dict[str, Any]:
+    kept = Records(table, records)
+    rest = [row for row in table.rows if not kept.measured(row).values]
+    whole, left = cost(table, table.rows, records), cost(table, rest, records, like=table.rows)
+    return {
+        "table": table.name,
+        "title": table.content.table.title,
+        "rows": len(table.rows),
+        "on_record": len(table.rows) - len(rest),
+        "seconds_per_seed": round(whole.seconds, 1) if whole.known else None,
+        "seconds_not_run": round(left.seconds, 1) if left.known or not rest else None,
+        "at_least": left.lower_bound,
+        "open": left.in_words(),
+    }
+
+
+def _keep_estimates(job: Job, lengths: dict[str, Estimate], records: Path) -> None:
+    kept = Estimates(job.table, records)
+    titles = {cell.title: name for (name, _), cell in job.cells().items()}
+    rows = {row.name: row for row in job.rows}
+    for title, found in lengths.items():
+        kept.add(rows[titles[title]], found)
+    kept.write()
 
 
 def _write_pages(folder: Path, records: Path, pages: Path) -> None:
@@ -284,11 +300,3 @@ def _write_pages(folder: Path, records: Path, pages: Path) -> None:
         raise InputError("--pages", str(pages), "is no folder", "Give the docs folder of a clone.")
     for path in write_pages(folder, records, pages):
         out.print(f"written {path}", soft_wrap=True)
-
-
-def duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    if seconds < 5400:
-        return f"{round(seconds / 60)} minutes"
-    return f"{seconds / 3600:.1f} hours"

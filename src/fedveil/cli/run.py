@@ -1,4 +1,4 @@
-"""`fedveil run`: an experiment's seeds, one after the other."""
+"""`fedveil run`: run the seeds of an experiment."""
 
 from __future__ import annotations
 
@@ -144,20 +144,20 @@ def _run_all(
             notes.print(f"stopped after round {result.summary['rounds']}: {result.summary['stopped']}")
         if empty := sum(line.get("cohort") == 0 for line in result.history):
             notes.print(
-                f"in {empty} of {len(result.history)} rounds nobody took part: where the method noises its "
-                "aggregate the server released that noise alone, and the round is charged like any other",
+                f"in {empty} of {len(result.history)} rounds nobody participated: a method with noise on its "
+                "aggregate released noise alone, and the round is charged like any other",
             )
         done.append(result)
     return done
 
 
 def _after_interrupt(config: Config) -> str:
-    """What became of an interrupted run, and what to do next."""
+    """The state of an interrupted run, and how to continue."""
     if config.run.engine != "flower":
         return "interrupted; the same command resumes from here."
     server = shlex.quote(str(config.run.federation))
     return (
-        "interrupted; the run goes on at the server. Follow it with the same command, look at it with "
+        "interrupted; the run continues on the server. Follow it with the same command, show it with "
         f"`fedveil deploy status {server}`, cancel it with `fedveil deploy cancel {server}`."
     )
 
@@ -165,6 +165,6 @@ def _after_interrupt(config: Config) -> str:
 def _callbacks(
     progress: Progress, others: RunCallbacks, folder: Path, config: Config, plan: Plan
 ) -> list[Callback]:
-    """The callbacks of one run: its progress bar, and whatever else the command asked for."""
+    """The callbacks of one run: its progress bar, and those requested by options."""
     title = f"run {folder.name.replace('-', ' ')}"
     return [ShowProgress(progress, title, plan.rounds), *others.of_run(folder, config, plan)]

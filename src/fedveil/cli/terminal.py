@@ -1,4 +1,4 @@
-"""Output that every terminal can show: letters that its encoding lacks are written with those that it has."""
+"""Terminal output in any encoding: characters that it lacks are replaced by similar ones."""
 
 # ruff: noqa: RUF001  # the letters to be replaced
 
@@ -42,14 +42,14 @@ _WORDS = {
 
 
 class TerminalConsole(Console):
-    """A console that replaces letters before it measures tables, so that columns stay in line."""
+    """A console that replaces characters before it measures tables, so that columns stay aligned."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(plain(text, self.encoding), **options)
 
 
 def plain(text: str, encoding: str) -> str:
-    """The text in letters of this encoding."""
+    """The text in characters of this encoding."""
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
@@ -58,7 +58,7 @@ def plain(text: str, encoding: str) -> str:
 
 
 def write_plainly() -> None:
-    """Let stdout and stderr replace what they cannot encode; a traceback would hide the result."""
+    """Let stdout and stderr replace characters that they cannot encode, instead of failing."""
     codecs.register_error(_ERRORS, _on_error)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
@@ -73,7 +73,7 @@ def _on_error(error: UnicodeError) -> tuple[str, int]:
 
 
 def _replaced(letter: str, encoding: str) -> str:
-    """The letter itself where it can be written; else its name in Greek, its base letter, or a question mark."""
+    """The letter itself if it can be encoded; else its Greek name, its base letter, or a question mark."""
     for form in (letter, _WORDS.get(letter, ""), unicodedata.normalize("NFKD", letter)):
         kept = form.encode(encoding, "ignore").decode(encoding)
         if kept:

@@ -1,4 +1,4 @@
-"""What a run asks of the thing that reaches the clients: the simulator here, or a federation."""
+"""The interface between a run and its clients, implemented by the simulator and by federations."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ R = TypeVar("R", bound=Record)
 
 @dataclass(frozen=True)
 class Answers:
-    """The uploads of the clients that answered, in their order; `up` is None when nobody did, or too few.
+    """The uploads of the clients that answered, in their order; `up` is None if nobody or too few answered.
 
-    `missing` says of those who refused or dropped out why they did.
+    `missing` has the reasons of clients that refused or dropped out.
     """
 
     clients: tuple[int, ...]
     up: Message | None
     missing: Mapping[int, str] = field(default_factory=dict)
     row_size: int | None = None
-    """Where `up` holds sums of uploads, each a row (`Method.exact_sum`): the bytes of one client's own upload."""
+    """If the rows of `up` are sums of uploads (`Method.exact_sum`): the size of one client's upload in bytes."""
 
     @property
     def summed(self) -> bool:
@@ -37,7 +37,7 @@ class Answers:
 
     @property
     def row_bytes(self) -> int:
-        """What one client sent, in bytes of payload."""
+        """The payload of one client's upload, in bytes."""
         if self.row_size is not None:
             return self.row_size
         return 0 if self.up is None else self.up.row_bytes()
@@ -47,28 +47,28 @@ class Engine(Protocol):
     def exchange(self, clients: Sequence[int], down: Message, at: At) -> Answers: ...
 
     def leave_out(self, client: int, at: At, problem: str) -> bool:
-        """Do without this client for the rest of the round; False where its answers are our own, and so the problem."""
+        """Drop this client for the rest of the round. False in simulation, where a bad answer is fedveil's own bug."""
         ...
 
     def own(self, record: R) -> R:
-        """The record safe to keep: no later exchange overwrites anything in it."""
+        """The record in memory that later exchanges do not overwrite."""
         ...
 
     def state(self) -> Mapping[int, State]:
-        """What each client remembers, for a checkpoint."""
+        """The clients' states, for a checkpoint."""
         ...
 
     def restore(self, state: Mapping[int, State]) -> None: ...
 
     def saved(self) -> None:
-        """A checkpoint of the last `state()` is on disk."""
+        """Called when a checkpoint of the last `state()` is on disk."""
         ...
 
     def close(self) -> None: ...
 
 
 def require_finite(up: Message, clients: Sequence[int], at: At) -> None:
-    """Refuse an upload that holds NaN or infinity, by its client."""
+    """Refuse an upload with NaN or infinity, naming its client."""
     for name, leaf in up.tensors().items():
         if surely_finite(leaf):
             continue
@@ -77,10 +77,12 @@ def require_finite(up: Message, clients: Sequence[int], at: At) -> None:
             client = clients[int(bad.nonzero()[0])]
             raise DivergedError(
                 f"round {at.round}: the upload of client {client} is not finite in {name!r}. "
-                "Lower the learning rate, clip, or look at that client's data; the last checkpoint is kept."
+                "Lower the learning rate, clip, or look at that client's data; the last checkpoint is kept.",
+                field="upload",
+                value=(client, name),
             )
 
 
 def surely_finite(leaf: Tensor) -> bool:
-    """The sum is finite unless an element is not, or the sum itself overflows: look closer only then."""
+    """Whether the sum is finite, a cheap sufficient condition; elements are checked only if it fails."""
     return not leaf.is_floating_point() or bool(torch.isfinite(leaf.sum()))

@@ -1,6 +1,6 @@
-"""Memory that processes of one machine share although none was forked from another: a file without a name.
+"""Memory shared between unrelated processes of one machine: an anonymous file.
 
-It is gone with the process that made it, however that ended. Others open it through that process's entry in /proc.
+It is freed when the process that created it ends. Others open it through that process's entry in /proc.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from fedveil.engines.shared_memory import SharedMemory
 
 @dataclass(frozen=True)
 class Address:
-    """Where a block of memory is, for any process of the machine `node`."""
+    """The location of a block of memory, for any process of the machine `node`."""
 
     node: str
     path: str
     file: tuple[int, int]
-    """Device and number: on another machine, or in another container, the path may lead to something else."""
+    """Device and inode, since on another machine or in another container the path may be another file."""
     capacity: int
 
     def opened(self, node: str) -> SharedMemory | None:
-        """The memory as a process on `node` sees it; None where it cannot be seen."""
+        """The memory for a process on `node`; None if it is not accessible."""
         if node != self.node:
             return None
         try:
@@ -51,7 +51,7 @@ class MachineMemory:
 
     @classmethod
     def made(cls, node: str, capacity: int) -> MachineMemory | None:
-        """None where the system has no such files, or no room."""
+        """Create a block; None if the system does not support it or has no free memory."""
         if not hasattr(os, "memfd_create") or capacity <= 0:
             return None
         with suppress(OSError):
@@ -64,5 +64,5 @@ class MachineMemory:
         return None
 
     def close(self) -> None:
-        """Close the file; the memory stays until nobody uses it."""
+        """Close the file; the memory is freed when no process uses it."""
         os.close(self._file)

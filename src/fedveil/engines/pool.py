@@ -1,4 +1,4 @@
-"""Worker processes of the simulator, forked from it: they see its data without a copy and die with it."""
+"""Worker processes of the simulator, forked from it: they share its data without a copy and end with it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def can_fork() -> bool:
 
 
 class Pool:
-    """A fixed number of workers that take chunks of the cohort until none is left."""
+    """A fixed number of workers that process the chunks of a cohort."""
 
     def __init__(self, worker: ClientWorker, count: int, capacity: int) -> None:
         self.uploads = SharedMemory(capacity)
@@ -63,7 +63,7 @@ class Pool:
     ) -> Computed:
         """The uploads and new states of all chunks, rows in the order of `clients`.
 
-        The tensors lie in shared memory and are overwritten by the next call.
+        The tensors are in shared memory and are overwritten by the next call.
         """
         known = [client for client in clients if client in states]
         sent = {f"down/{name}": leaf for name, leaf in down.tensors().items()}
@@ -92,7 +92,7 @@ class Pool:
     def _spread(
         self, order: dict[str, Any], chunks: Sequence[Sequence[int]], expected: dict[str, Any] | None
     ) -> list[dict[str, Any]]:
-        """Every worker takes some chunks, fewer and fewer, so that all end at the same time."""
+        """Distribute chunks to workers in decreasing portions, so that all end at about the same time."""
         order_text = json.dumps(order | {"expected": expected}).encode()
         let_threads_sleep()
         for connection in self._connections:
@@ -120,7 +120,8 @@ class Pool:
         if any(reply["tables"]["leaves"] != first["tables"]["leaves"] for reply in replies):
             raise FedveilError(
                 "clients of one exchange answered with tensors of different shapes; "
-                "the method must pad its uploads to one shape"
+                "the method must pad its uploads to one shape",
+                field="uploads",
             )
         up: dict[str, Tensor] = {}
         state: State = {}
@@ -153,13 +154,14 @@ def _send(connection: Connection, data: bytes) -> None:
 
 @contextmanager
 def _worker_lives() -> Iterator[None]:
-    """A worker that was killed, whatever it was about to do, is an error that says what may help."""
+    """Turn the death of a worker into an error with a remedy."""
     try:
         yield
     except (EOFError, OSError) as error:
         raise FedveilError(
             "a worker process ended unexpectedly, perhaps for lack of memory. "
-            "Set run.workers = 1 or a smaller run.max_memory; the same command resumes from the last checkpoint."
+            "Set run.workers = 1 or a smaller run.max_memory; the same command resumes from the last checkpoint.",
+            field="run.workers",
         ) from error
 
 
@@ -179,10 +181,10 @@ def _serve(
     downloads: SharedMemory,
     uploads: SharedMemory,
 ) -> None:
-    """A worker's life: take a chunk, compute, write its rows, say where; end when the simulator has ended."""
+    """The loop of a worker: receive chunks, compute, write their rows, reply; until the simulator ends."""
     for other in others:
         other.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the simulator decides when to stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the simulator
     torch.set_num_threads(1)
     keep_freed_memory()
     tables = UploadTables(uploads)
@@ -208,7 +210,7 @@ def _serve(
 
 
 class _Exchange:
-    """An exchange as a worker sees it: what was sent to which clients, and where their answers go."""
+    """An exchange in a worker: the broadcast, the clients, and the tables for their answers."""
 
     def __init__(
         self, worker: ClientWorker, order: dict[str, Any], downloads: SharedMemory, tables: UploadTables
@@ -230,7 +232,7 @@ class _Exchange:
             self._expected = self._expected.for_rows(len(self._clients))
 
     def work(self, rows: Sequence[int]) -> dict[str, Any]:
-        """The answers of the clients in these rows, left in the tables."""
+        """Compute the answers of the clients in these rows into the tables."""
         ids = [self._clients[row] for row in rows]
         known = {
             client: {name: table[self._known[client]] for name, table in self._held.items()}

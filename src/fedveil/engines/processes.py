@@ -1,4 +1,4 @@
-"""What processes that compute for clients have in common: their memory, their threads, and how they report errors."""
+"""Memory, threads and error reports of processes that compute for clients."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import NoReturn
 from fedveil.errors import DataError, DivergedError, FedveilError
 
 _IMPORTED_BY = os.getpid()  # another process that runs this code was forked from that one
-_KINDS = {kind.__name__: kind for kind in (DataError, DivergedError)}  # errors that callers tell apart
+_KINDS = {kind.__name__: kind for kind in (DataError, DivergedError)}  # errors that callers distinguish
 
 
 def failure(error: Exception) -> dict[str, str]:
-    """What a worker answers in place of its result; `raise_failure` turns it back into an error."""
+    """A worker's reply in place of its result; `raise_failure` turns it back into an error."""
     if isinstance(error, FedveilError):
-        return {"error": str(error), "kind": type(error).__name__}
+        return {"error": str(error), "kind": type(error).__name__, "field": error.field}
     return {"crash": "".join(traceback.format_exception(error))}
 
 
 def raise_failure(reply: Mapping[str, str]) -> NoReturn:
-    """Raise what went wrong in a worker process."""
+    """Raise the error of a worker process."""
     if "error" in reply:
-        raise _KINDS.get(reply["kind"], FedveilError)(reply["error"])
+        raise _KINDS.get(reply["kind"], FedveilError)(reply["error"], field=reply["field"])
     raise RuntimeError("in a worker process:\n" + reply["crash"])
 
 
@@ -37,17 +37,17 @@ def _system_function(name: str) -> Callable[..., int] | None:
 
 
 def let_threads_sleep() -> None:
-    """OpenMP's threads spin for milliseconds after the server's last step, on the cores that the workers need now.
+    """Pause OpenMP's threads, which spin for milliseconds after the server's step on cores that the workers need.
 
-    Not in a process forked from one that has such threads: they do not exist here, and OpenMP would wait for them.
+    Does nothing in a forked process: its parent's threads do not exist there, and OpenMP would wait for them.
     """
     pause = _system_function("omp_pause_resource_all")
     if pause is not None and os.getpid() == _IMPORTED_BY:
-        pause(1)  # softly: they wake at the next step
+        pause(1)  # omp_pause_soft: they wake at the next step
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep the memory it frees: glibc would hand it back, and take it anew, at every step."""
+    """Let this process keep freed memory, which glibc would otherwise return and request again at every step."""
     mallopt = _system_function("mallopt")
     if mallopt is not None:
         trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h

@@ -1,4 +1,4 @@
-"""Memory that the simulator and its worker processes share, so that uploads are written once and never sent."""
+"""Memory shared by the simulator and its worker processes, so that uploads are written once and not sent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class Leaf:
-    """Where one tensor `[rows, *shape]` lies."""
+    """The location of one tensor `[rows, *shape]`."""
 
     name: str
     dtype: str
@@ -55,7 +55,7 @@ class Leaf:
 
     @property
     def rows_are_aligned(self) -> bool:
-        """Whether every row lies as memory of its own would: products may round by how their factors lie."""
+        """Whether every row is aligned like separate memory, since rounding of products may depend on alignment."""
         return self.row_bytes % ALIGN == 0
 
     def to_json(self) -> list[Any]:
@@ -68,7 +68,7 @@ class Leaf:
 
 
 def layout(tensors: Mapping[str, Tensor], rows: int | None = None) -> list[Leaf]:
-    """Where tensors of these kinds go, one after another; with `rows`, as tables of that many rows."""
+    """Locations for these tensors, one after another; with `rows`, as tables with that many rows."""
     leaves = []
     offset = 0
     for name, tensor in tensors.items():
@@ -80,9 +80,9 @@ def layout(tensors: Mapping[str, Tensor], rows: int | None = None) -> list[Leaf]
 
 
 class SharedMemory:
-    """A block that forked processes, or those that open its file, see alike.
+    """A block shared with forked processes and with those that open its file.
 
-    Pages are taken from the system only when written.
+    Pages are allocated when they are first written.
     """
 
     def __init__(self, capacity: int, file: int = -1) -> None:
@@ -109,5 +109,6 @@ def require_room(memory: SharedMemory, leaves: Sequence[Leaf]) -> None:
     if not memory.fits(leaves):
         raise FedveilError(
             "this method's messages are larger than the memory shared with worker processes. "
-            "Set run.workers = 1."
+            "Set run.workers = 1.",
+            field="run.workers",
         )

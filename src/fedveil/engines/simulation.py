@@ -77,9 +77,13 @@ class Simulation:
         self._worker = ClientWorker(task, clients, method, seed, noise_source)
         self._sizes = clients.sizes
         self._states: dict[int, State] = {}
-        self._stacked = execution == "stacked" or (execution == "auto" and _stacking_pays(task))
+        together = method.computes_together(task)
+        self._stacked = execution == "stacked" or (execution == "auto" and (_stacking_pays(task) or together))
         self._chunk = self._largest_chunk(max_memory)
-        self._workers = self._started(plan, workers or _sensible_workers(task, plan), cluster, sums)
+        workers = workers or _sensible_workers(self._worker, plan)
+        self._workers = self._started(plan, workers, cluster, sums)
+        # A multiple of the cores, so that none idles at the end; not of the workers: same bits for any number.
+        self._shares = 1 if together and self._workers is None else cores()
 
     def _started(self, plan: Plan, count: int, cluster: str | None, sums: bool) -> Workers | None:
         """The processes to compute in; None for this one."""
@@ -121,6 +125,11 @@ class Simulation:
         back = sorted(range(len(order)), key=order.__getitem__)
         return Computed(up.rows(back), rows_of(after, back))
 
+    @property
+    def in_process(self) -> bool:
+        """Whether clients are computed in this process."""
+        return self._workers is None
+
     def leave_out(self, client: int, at: At, problem: str) -> bool:
         return False
 
@@ -147,9 +156,8 @@ class Simulation:
         """Rows of the cohort that are computed together: clients of like size, so that little is padding."""
         if not self._stacked:
             return [[row] for row in range(len(clients))]
-        # A multiple of the cores, so that none idles at the end; not of the workers: same bits for any number.
-        rounds = math.ceil(len(clients) / (self._chunk * cores()))
-        size = math.ceil(len(clients) / (rounds * cores()))
+        rounds = math.ceil(len(clients) / (self._chunk * self._shares))
+        size = math.ceil(len(clients) / (rounds * self._shares))
         order = sorted(range(len(clients)), key=lambda row: (-self._sizes[clients[row]], row))
         return [order[i : i + size] for i in range(0, len(order), size)]
 
@@ -183,8 +191,14 @@ def _stacking_pays(task: Task) -> bool:
     return task.device.type != "cpu" or not any(isinstance(m, convolutions) for m in task.module.modules())
 
 
-def _sensible_workers(task: Task, plan: Plan) -> int:
+def _sensible_workers(worker: ClientWorker, plan: Plan) -> int:
+    task, method = worker.task, worker.method
     if task.device.type != "cpu":
         return 1
-    work = 3.0 * task.parameter_count * plan.cohort * plan.largest_client
+    exchanges = method.exchanges(plan)
+    work = 3.0 * plan.cohort * plan.largest_client * task.parameter_count
+    if exchanges > 1:  # of one exchange: its workers wait for each other
+        steps = method.demand(plan, plan.largest_client, 1).steps
+        example = worker.clients.load([0]).x.shape[2:]
+        work = 3.0 * plan.cohort * plan.largest_client * task.multiplications(example) / exchanges * steps
     return min(cores(), plan.cohort) if work > _WORTH_A_WORKER else 1

@@ -1,7 +1,7 @@
-"""Where a worker process leaves its uploads: rows of shared tables that the simulator reads.
+"""Shared tables into which workers write their uploads, for the simulator to read.
 
-Trained parameters that a method uploads as they are need not be copied there: once an exchange has shown which they
-are and where they go, training is lent those rows to begin with.
+Trained parameters that a method uploads unchanged need not be copied: once an exchange has shown which parameters these
+are, training gets the rows of the tables as its memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Expected:
-    """The tables of an earlier exchange of this kind, and which of them held which trained parameter as it was."""
+    """The tables of an earlier exchange of this kind, and which of them had which trained parameter unchanged."""
 
     leaves: list[Leaf]
     trained: dict[str, str]
@@ -39,19 +39,19 @@ class Expected:
 
 
 class UploadTables:
-    """Takes the uploads of one chunk of clients after another."""
+    """Receives the uploads of successive chunks of clients."""
 
     def __init__(self, memory: SharedMemory) -> None:
         self._memory = memory
         self._given: Expected | None = None
-        self._expected: Expected | None = None  # what was given, if there is room for it
+        self._expected: Expected | None = None  # the expected tables, if there is room for them
         self._tables: dict[str, Tensor] = {}
         self._to_lend: dict[str, Tensor] = {}
         self._rows: slice | Tensor = slice(0, 0)
         self._lent: Params | None = None
 
     def open(self, rows: Sequence[int], expected: Expected | None) -> None:
-        """From now on these rows are filled, most likely of the expected tables."""
+        """Select the rows to be written next, probably of the expected tables."""
         first, last = rows[0], rows[-1]
         together = list(rows) == list(range(first, last + 1))
         self._rows = slice(first, last + 1) if together else torch.tensor(rows)
@@ -72,7 +72,7 @@ class UploadTables:
         }
 
     def lend(self, like: Params, k: int) -> Params:
-        """Unwritten parameters of k clients, the rows of the expected tables where they can be. Only lent once."""
+        """Uninitialised parameters of k clients, in the rows of the expected tables if possible. Lent only once."""
         memory = own_memory(like, k)
         if self._lent is not None:
             return memory
@@ -85,13 +85,13 @@ class UploadTables:
         return memory
 
     def fit(self, tensors: Mapping[str, Tensor], total: int) -> bool:
-        """Whether there is room for tables of `total` such rows."""
+        """Whether tables of `total` such rows fit."""
         return self._memory.fits(layout(tensors, rows=total))
 
     def put(self, tensors: Mapping[str, Tensor], total: int) -> Expected | None:
-        """Writes the tensors into tables of `total` rows and says where; None if they are not what was expected.
+        """Write the tensors into tables of `total` rows; returns the tables, or None if the tensors were unexpected.
 
-        Then memory was lent where now something else may lie: the exchange must be done again, expecting nothing.
+        In that case lent memory may have been overwritten: the exchange must be repeated without expectation.
         """
         leaves = layout(tensors, rows=total)
         if self._expected is not None and leaves != self._expected.leaves:
@@ -101,7 +101,7 @@ class UploadTables:
             require_room(self._memory, leaves)
             places = {leaf.name: self._memory.view(leaf) for leaf in leaves}
         moved = {name: leaf for name, leaf in tensors.items() if not self._is_there(leaf, places[name])}
-        # What was lent may be uploaded as something else: out of the way before anything is written over it.
+        # Lent memory may be part of another upload: copy it before its rows are overwritten.
         moved = {name: leaf.clone() if self._memory.holds(leaf) else leaf for name, leaf in moved.items()}
         for name, leaf in moved.items():
             places[name][self._rows] = leaf
@@ -111,7 +111,7 @@ class UploadTables:
         return isinstance(self._rows, slice) and _same_memory(leaf, table[self._rows])
 
     def _kept_as_trained(self, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-        """Which upload is which parameter that was trained in the memory lent, unchanged."""
+        """The uploads that are parameters trained in lent memory, unchanged."""
         return {
             parameter: name
             for parameter, lent in (self._lent or {}).items()

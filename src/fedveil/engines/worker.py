@@ -1,4 +1,4 @@
-"""The client half of a method, for any set of clients: the same object in every process and on every node."""
+"""The client half of a method for any set of clients, used in every process and on every node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedveil.streams import ClientStreams, NoiseSource
 from fedveil.task import Task
 from fedveil.tree import State
 
-_MOST_KEPT = 1 << 28  # bytes of examples that a process keeps from exchange to exchange
+_MOST_KEPT = 1 << 28  # largest size in bytes of examples kept between exchanges
 log = logging.getLogger("flwr.fedveil")
 
 
@@ -26,7 +26,7 @@ class Computed:
     """The uploads and new states of a cohort.
 
     Attributes:
-        row_size: Where `up` holds sums of uploads: the bytes of one client's own.
+        row_size: If the rows of `up` are sums of uploads: the size of one client's upload in bytes.
     """
 
     up: Message
@@ -45,7 +45,7 @@ class ClientWorker:
         *,
         deployed: bool = False,
     ) -> None:
-        """`deployed`: an error would tell the server of the data, so what is not finite counts as zero."""
+        """`deployed`: contributions that are not finite count as zero, since an error would disclose data."""
         self.task = task
         self.clients = clients
         self.method = method
@@ -69,7 +69,8 @@ class ClientWorker:
             except DivergedError as error:
                 raise DivergedError(
                     f"round {at.round}: {error}. Lower the learning rate or the noise, or look at the clients' "
-                    "data; the last checkpoint is kept."
+                    "data; the last checkpoint is kept.",
+                    field=error.field,
                 ) from error
             return up, after
         with hidden_divergence() as happened:
@@ -81,9 +82,9 @@ class ClientWorker:
         return up, after
 
     def _data(self, ids: tuple[int, ...], at: At) -> ClientData:
-        """The examples of these clients, kept until the round ends if it has more exchanges to come.
+        """The examples of these clients, cached until the end of a round with several exchanges.
 
-        A batch is small beside them: gathering all examples again in every exchange would cost more than its gradient.
+        Gathering all examples again in every exchange would cost more than the gradient of a batch.
         """
         if at.round != self._kept_round:
             self._kept, self._kept_round, self._room = {}, at.round, _MOST_KEPT
@@ -119,7 +120,7 @@ def _on(data: ClientData, device: torch.device) -> ClientData:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Client computations use one thread, so that their rounding does not depend on the machine's load."""
+    """Run client computations on one thread, so that rounding does not depend on the machine's load."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,6 +1,7 @@
-"""How good a model is: accuracy and loss, over all examples, per class and per client.
+"""Scores of a model: accuracy and loss, over all examples, per class and per client.
 
-Of texts also the Matthews correlation, of language models the perplexity; their accuracy and loss are per token.
+For text classifiers also the Matthews correlation, for language models the perplexity; the latter's accuracy and loss
+are per token.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ EXTRA_METRICS = ("mcc", "perplexity", "rmse", "r2", "concordance")
 @dataclass(frozen=True)
 class Score:
     accuracy: float | None
-    """None where numbers or times are predicted."""
+    """None for regression and survival models."""
     loss: float
     per_class: list[float | None]
-    """Accuracy among the examples of each class; None for a class without examples, empty where there are none."""
+    """Accuracy on the examples of each class, None for a class without examples; empty without classes."""
     mcc: float | None = None
     """The Matthews correlation of a classifier of texts."""
     perplexity: float | None = None
-    """Of a language model, per token."""
+    """Per token, for language models."""
     rmse: float | None = None
-    """Of numbers, in the units of the table."""
+    """For regression, in the units of the table."""
     r2: float | None = None
     concordance: float | None = None
-    """Of survival times."""
+    """For survival models."""
 
     def metrics(self) -> dict[str, Any]:
-        """What a round's record holds; a loss that overflowed is None, since JSON has no infinity."""
+        """The entries of a round's record; an overflowed loss is None, since JSON has no infinity."""
         found = {"accuracy": self.accuracy, "loss": _finite(self.loss), "per_class": self.per_class}
         extra = {name: getattr(self, name) for name in EXTRA_METRICS}
         return found | {name: _finite(value) for name, value in extra.items() if value is not None}
@@ -85,7 +86,7 @@ def evaluate(
 
 
 def outputs_of(task: Task, params: Params, x: Tensor, size: int | None = None) -> Tensor:
-    """What the model says of every example `[n, ...]`, in evaluation mode, on the CPU."""
+    """The model's outputs for every example `[n, ...]`, in evaluation mode, on the CPU."""
     w, size = with_axis(params), size or _batch_size(task)
     with torch.no_grad():
         parts = [
@@ -100,7 +101,7 @@ def _batch_size(task: Task) -> int:
 
 
 def _evaluate_tokens(task: Task, params: Params, x: Tensor, y: Tensor, size: int) -> Score:
-    """A language model's accuracy, loss and perplexity over all tokens that have one after them."""
+    """A language model's accuracy, loss and perplexity over all tokens that have a successor."""
     w = with_axis(params)
     total, hits, count = 0.0, 0, 0
     with torch.no_grad():
@@ -128,13 +129,13 @@ def evaluate_clients(task: Task, params: Params, clients: Clients, ids: Sequence
 
 @dataclass(frozen=True)
 class PersonalScore:
-    """How good the clients' own models are, averaged over `clients` of them."""
+    """Scores of personal models, averaged over `clients` of them."""
 
     clients: int
     test_accuracy: float | None
     """On the common test examples."""
     own_accuracy: float | None
-    """On each client's own examples (held-out ones where there are any)."""
+    """On each client's own examples (held-out ones if there are any)."""
 
 
 def evaluate_personal(
@@ -146,9 +147,9 @@ def evaluate_personal(
     *,
     most: int = 20,
 ) -> PersonalScore | None:
-    """The scores of the personal models of at most `most` clients that took part, spread evenly over them.
+    """The scores of the personal models of at most `most` evenly chosen clients that participated.
 
-    None where nobody took part yet, or where clients have no model of their own.
+    None if no client has participated yet, or if there are no personal models.
     """
     known = sorted(states)
     chosen = known[:: max(1, math.ceil(len(known) / most))]
@@ -174,7 +175,7 @@ def evaluate_personal(
 def evaluate_cohort(
     task: Task, models: Params | None, test: tuple[Tensor, Tensor] | None
 ) -> PersonalScore | None:
-    """The score of the models `[K, ...]` that a server holds for a cohort; None where there are none."""
+    """The score of the models `[K, ...]` that a server holds for a cohort; None if there are none."""
     if models is None or test is None:
         return None
     count = next(iter(models.values())).shape[0]
@@ -184,7 +185,7 @@ def evaluate_cohort(
 
 
 def majority_rate(test: tuple[Tensor, Tensor] | None) -> dict[str, float] | None:
-    """How often the most frequent class is right on the test examples, and of how many labels that is."""
+    """The accuracy of always predicting the most frequent test class, and the number of labels."""
     if test is None or test[1].is_floating_point():  # numbers and survival times have no classes
         return None
     labels = test[1].flatten()

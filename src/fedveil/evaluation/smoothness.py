@@ -1,4 +1,4 @@
-"""How alike the clients' parameters are: the Laplacian smoothness of FedCEO's Figure 1.
+"""The similarity of the clients' parameters: the Laplacian smoothness of FedCEO's Figure 1.
 
 With a graph of weights A between clients and its Laplacian L, a stack W is smooth where
 `tr(W^T L W) = 1/2 sum_ij A_ij |W_i - W_j|^2` is small. Here every two clients are neighbours of weight 1/K, and the
@@ -14,7 +14,7 @@ from fedveil.errors import InputError
 
 
 def laplacian_smoothness(stack: Tensor) -> Tensor:
-    """Client k's share of the roughness of each row, `[K, rows]`, of a stack `[K, rows, columns]`.
+    """Client k's share of `tr(W^T L W)` for each row, `[K, rows]`, of a stack `[K, rows, columns]`.
 
     Smaller is smoother; equal clients give zeros. Its sum is `tr(W^T L W)`.
     """

@@ -1,4 +1,4 @@
-"""Scores of models of numbers and of survival times."""
+"""Scores of regression and survival models."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 
 def r_squared(predicted: Tensor, y: Tensor) -> float | None:
-    """The share of the variance that is explained; None where there is no variance."""
+    """The share of explained variance; None if the variance is zero."""
     y, predicted = y.double(), predicted.double()
     total = float((y - y.mean()).square().sum())
     return None if total == 0 else 1.0 - float((y - predicted).square().sum()) / total
 
 
 def concordance(risk: Tensor, time: Tensor, event: Tensor, *, rows: int = 1024) -> float | None:
-    """Harrell's concordance index: of the pairs whose order is known, those ordered as the risks say; ties count half.
+    """Harrell's concordance index: the share of pairs of known order that the risks order correctly; ties count half.
 
-    The order of a pair is known if the earlier time is an event. None where there is no such pair.
+    The order of a pair is known if the earlier time is an event. None if there is no such pair.
     """
     risk, time = risk.double(), time.double()
     agreed, pairs = 0.0, 0

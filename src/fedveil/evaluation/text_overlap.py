@@ -1,7 +1,7 @@
-"""How much of a text was recovered, and how good a text model is: ROUGE, Matthews correlation, perplexity.
+"""ROUGE for recovered texts; Matthews correlation and perplexity for text models.
 
 Lin: ROUGE: A package for automatic evaluation of summaries. 2004. Words are runs of letters and digits without
-regard to case, not stemmed; every score is the F-measure, from 0 to 1.
+regard to case, not stemmed; every score is an F-measure, from 0 to 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NOT_A_WORD = re.compile(r"[^a-z0-9]+")
 
 @dataclass(frozen=True)
 class Rouge:
-    """Shared words, shared pairs of neighbours, and the longest common subsequence of two texts."""
+    """ROUGE-1 (words), ROUGE-2 (pairs of neighbouring words) and ROUGE-L (longest common subsequence)."""
 
     rouge1: float
     rouge2: float
@@ -71,7 +71,7 @@ def _f_measure(shared: int, a: int, b: int) -> float:
 
 
 def _common_length(a: Sequence[str], b: Sequence[str]) -> int:
-    """The length of the longest common subsequence, one row of the table at a time."""
+    """The length of the longest common subsequence, computed row by row."""
     row = [0] * (len(b) + 1)
     for word in a:
         diagonal = 0
@@ -83,9 +83,9 @@ def _common_length(a: Sequence[str], b: Sequence[str]) -> int:
 
 
 def matthews(y: Tensor, predicted: Tensor) -> float:
-    """The Matthews correlation of labels and predictions, of any number of classes (Gorodkin 2004).
+    """The Matthews correlation of labels and predictions, for any number of classes (Gorodkin 2004).
 
-    1 is perfect, 0 no better than chance; 0 also where either names one class only, since it then tells nothing.
+    1 is perfect, 0 no better than chance; 0 also if labels or predictions have only one class, where it is undefined.
     """
     if y.shape != predicted.shape or y.dim() != 1 or not len(y):
         raise InputError(
@@ -103,5 +103,5 @@ def matthews(y: Tensor, predicted: Tensor) -> float:
 
 
 def perplexity(loss: float) -> float:
-    """`exp` of the mean loss per token in nats; infinite where a model is sure of the wrong token."""
+    """`exp` of the mean loss per token in nats; infinite if it overflows."""
     return math.exp(loss) if loss < 700 else math.inf

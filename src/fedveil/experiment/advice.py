@@ -1,4 +1,4 @@
-"""What a plan makes possible, before anybody looks at data: the noise, its size against the signal, and what suits.
+"""Advice for a plan, without data: the noise, its size relative to the signal, and suitable methods.
 
 Symbols: K the cohort, N `clients`, d the number of parameters, C the clip, sigma the noise multiplier, q the rate of
 records in a batch, n the records of a client. The signal of a round is at most K C for clients and K q n C for records;
@@ -25,13 +25,13 @@ from fedveil.privacy.releases import ADVERSARIES, Adversary, Plan, Unit
 from fedveil.session.privacy_guard import unit_of
 
 EPSILONS = (1.0, 3.0, 8.0)
-_SILOS = 50  # up to so many clients are taken for silos, whose records are to be protected
+_SILOS = 50  # up to so many clients are assumed to be silos, whose records are to be protected
 _FLOAT = torch.finfo(torch.float32).bits // 8
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A method with where its noise comes from, values to start with, and why."""
+    """A suggested method with its aggregation, initial values and reason."""
 
     method: str
     aggregation: str
@@ -43,7 +43,7 @@ class Suggestion:
 
 
 def advice(config: Config, plan: Plan, records: int | None) -> dict[str, Any]:
-    """What `fedveil advise` prints, for a configuration whose clients declare `records` records each."""
+    """The content of `fedveil advise`, for a configuration whose clients declare `records` records each."""
     size = parameter_count(config)
     rows = []
     if "noise_multiplier" in field_names(build_method(config.method)):
@@ -65,7 +65,7 @@ def advice(config: Config, plan: Plan, records: int | None) -> dict[str, Any]:
 
 
 def parameter_count(config: Config) -> int | None:
-    """The number of parameters of the model, from the published shape of its data; None where it is not known."""
+    """The number of parameters of the model, from the published shape of its data; None if unknown."""
     task = config.task
     shape, classes = task.input_shape, task.classes
     if shape is None or classes is None:
@@ -103,10 +103,10 @@ def _row(
 def _signal_to_noise(
     config: Config, plan: Plan, unit: Unit, sigma: float, size: int | None, records: int | None
 ) -> float | None:
-    """How long the sum can be at most, over the length of its noise."""
+    """The largest norm of the sum divided by the norm of its noise."""
     method = build_method(config.method)
     own = unit == "record" or getattr(method, "noise_scope", "shared") == "local"
-    own = own and config.aggregation.kind == "plain"  # a secure sum has one noise, which all share
+    own = own and config.aggregation.kind == "plain"  # the clients of a secure sum share its noise
     signal: float = plan.cohort
     if unit == "record":
         if records is None:
@@ -118,7 +118,7 @@ def _signal_to_noise(
 
 
 def suggestions(plan: Plan, size: int | None, records: int | None) -> list[Suggestion]:
-    """What suits a federation of this many clients, against the server and against observers."""
+    """Methods for a federation of this size, against the server and against observers."""
     small = "a linear model on features without data: fewer parameters, less noise"
     if plan.clients <= _SILOS:
         batch = "" if records is None else f", about {0.1 * records:.0f} records of each silo"
@@ -150,9 +150,9 @@ def suggestions(plan: Plan, size: int | None, records: int | None) -> list[Sugge
         Suggestion(
             "udp-fedavg",
             'secure aggregation of all clients (aggregation.kind = "secure")',
-            "Against the server, which sees who takes part, sampling does not help: the sum of all clients in few "
-            "rounds drowns least in the noise. Without secure aggregation every client needs the whole noise itself "
-            '(noise_scope = "local").',
+            "Against the server, to which participation is visible, sampling does not amplify privacy: the sum of all "
+            "clients in few rounds has the best signal to noise. Without secure aggregation every client must add all "
+            'of the noise (noise_scope = "local").',
             start | {"server_lr": 3.0, "rounds": 20, "cohort": plan.clients, "sampler": "all"},
         ),
     ]

@@ -18,16 +18,16 @@ class AggregationSection(BaseModel):
     kind: Literal["plain", "secure"] = "plain"
     """What the server learns of the uploads: all of them, or only their sum."""
     threshold: Annotated[int, Field(ge=1)] | None = None
-    """Answers without which a secure sum is not revealed; the fewest that are safe if not given."""
+    """Number of answers needed to reveal a secure sum; by default the smallest safe number."""
     colluders: Annotated[int, Field(ge=0)] | None = None
-    """Clients that may share all they know with the server without breaking what is proven; 1 if not given."""
+    """Number of clients that may collude with the server without breaking the guarantee; default 1."""
 
     @property
     def assumed_colluders(self) -> int:
         return DEFAULT_COLLUDERS if self.colluders is None else self.colluders
 
     def settings(self) -> SecureSum | None:
-        """Of secure aggregation; None for plain."""
+        """The settings of secure aggregation; None for plain."""
         if self.kind == "secure":
             return SecureSum(self.threshold, self.assumed_colluders)
         for key in ("threshold", "colluders"):
@@ -41,7 +41,7 @@ class AggregationSection(BaseModel):
         return None
 
     def require_engine(self, engine: str) -> None:
-        """Masks need nodes with keys of their own; the simulator leaves them out, because they cancel."""
+        """Refuse engines without keys for masks; the simulator omits masks, because they cancel."""
         if self.kind == "secure" and engine == "flower-simulation":
             raise InputError(
                 "aggregation.kind",

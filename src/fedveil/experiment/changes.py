@@ -1,4 +1,4 @@
-"""Changes of a configuration, as they are written on the command line."""
+"""Changes of a configuration given on the command line."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _DEEPEST_KEY = 8
 
 
 def parse_value(text: str) -> Any:
-    """A value as it is written on the command line: TOML, or else plain text."""
+    """A value from the command line: TOML, or else plain text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (tomllib.TOMLDecodeError, RecursionError):
         word = text.strip()
-        # TOML wants a digit before and after the point
+        # TOML requires a digit before and after the decimal point
         return float(word) if re.fullmatch(r"[+-]?(\.\d+|\d+\.)([eE][+-]?\d+)?", word) else word
 
 
@@ -43,8 +43,7 @@ def apply_change(content: dict[str, Any], change: str) -> None:
 
 
 def _other_method(section: Any, name: Any) -> dict[str, Any]:
-    """Another method's defaults, with the fields that both methods share kept; a choice that the other does not
-    offer is not shared."""
+    """Another method's defaults, keeping fields that both methods share, except choices that the other lacks."""
     if not isinstance(name, str) or name not in METHODS or not isinstance(section, Mapping):
         return {"name": name}
     offered = get_type_hints(METHODS[name])
@@ -53,5 +52,5 @@ def _other_method(section: Any, name: Any) -> dict[str, Any]:
 
 
 def _chooses(annotation: Any, value: Any) -> bool:
-    """Whether a field takes this value, as far as it is a choice between words."""
+    """Whether a field accepts this value, if it is a choice between words."""
     return get_origin(annotation) is not Literal or value in get_args(annotation)

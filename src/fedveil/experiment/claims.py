@@ -1,4 +1,4 @@
-"""What the ledger proves for rows whose epsilon a paper claims, accounted from the configuration; nothing is run."""
+"""Accounting for rows whose epsilon a paper claims, from the configuration alone; nothing is run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedveil.session.privacy_guard import declared
 def account_claims(
     table: PublishedTable, rows: Sequence[Row], records: Path, data_dir: Path | None = None
 ) -> tuple[dict[str, Proven], dict[str, str]]:
-    """The verdict of each row with a claim, which is recorded; and what could not be prepared, with the reason."""
+    """Record and return the verdict of each row with a claim, and the reasons of rows that could not be prepared."""
     kept = Records(table, records)
     claimed = [row for row in rows if row.claim is not None]
     failed: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""Several methods and settings on the same task: which runs that takes, and running them over the cores.
+"""Several methods and settings on the same task: the list of runs, and their execution over the cores.
 
-A cell is one configuration with one seed. Finished cells are not run again, unfinished ones resume where they
-stopped: the same command can be given as often as one likes.
+A cell is one configuration with one seed. Finished cells are not run again and unfinished ones resume, so the same
+command can be repeated.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fedveil.session.loop import Callback, CallbacksFor
 from fedveil.session.privacy_guard import declared
 from fedveil.session.results import ResultFolder
 
-_LOOK_EVERY = 0.5  # seconds between two looks at what the processes have done
+_LOOK_EVERY = 0.5  # seconds between two progress checks of the processes
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ def plan_cells(
     seeds: Sequence[int] = (),
     also: Sequence[Path] = (),
 ) -> list[Cell]:
-    """Every run that a comparison takes, each once, all checked before the first starts.
+    """All runs of a comparison, without duplicates, checked before the first starts.
 
-    Without `methods` each file's own method is run. A change or an axis of the grid that names a field of methods
-    applies to those methods that have it; one that none has is refused. The files of `also` are run with their own
-    methods, as part of the first file's experiment.
+    Without `methods` each file's own method is run. A change or a grid axis of a method's field applies to the methods
+    that have it; a field that none has is refused. The files of `also` are run with their own methods, as part of the
+    first file's experiment.
     """
     axes = [_axis(text) for text in grid]
     cells: dict[tuple[str, str, int], Cell] = {}
@@ -100,10 +100,10 @@ def run_cells(
     callbacks_for: Callable[[str, Plan], Sequence[Callback]] = lambda _title, _plan: (),
     on_progress: Callable[[int, int], None] = lambda _rounds, _runs: None,
 ) -> dict[str, str]:
-    """Run what is not finished; what failed, by title, with the reason. The others continue.
+    """Run the unfinished cells; returns the reasons of failed ones by title. A failure does not stop the others.
 
-    With more than one job each run has a process of its own and one worker. `callbacks_for` makes the callbacks of runs
-    in this process; `on_progress` is called with how many rounds and runs are done in other processes.
+    With more than one job each run has a separate process and one worker. `callbacks_for` makes the callbacks of runs
+    in this process; `on_progress` is called with the numbers of rounds and runs finished in other processes.
     """
     open_cells = [cell for cell in cells if not _settled(cell, results)]
     count = min(jobs or cores(), len(open_cells))
@@ -125,7 +125,8 @@ def run_cells(
     except BrokenProcessPool as error:
         raise FedveilError(
             "the process of a run ended unexpectedly, perhaps for lack of memory, and the others with it. "
-            "Give the same command again with fewer --jobs: it resumes from here."
+            "Give the same command again with fewer --jobs: it resumes from here.",
+            field="--jobs",
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
@@ -133,8 +134,8 @@ def run_cells(
 
 
 def _settled(cell: Cell, results: Path) -> bool:
-    """Whether there is nothing to do or to look at: files that the user names may have changed since, and a run of
-    other numerics is refused."""
+    """Whether a cell is finished and needs no check: the user's own data files may have changed since, and a run of
+    other numerics must be refused."""
     folder = ResultFolder(cell.folder(results))
     same = numerics_of(folder.path) == current_numerics(cell.config.method["name"])
     return folder.finished and same and "path" not in cell.config.task.data_options
@@ -142,7 +143,7 @@ def _settled(cell: Cell, results: Path) -> bool:
 
 @dataclass(frozen=True)
 class Composition:
-    """What private runs on the same data guarantee together, which bounds a choice between them."""
+    """The guarantee of several private runs on the same data together, which bounds a choice between them."""
 
     dataset: str
     runs: int
@@ -156,9 +157,10 @@ class Composition:
         ]
         delta = f" (delta {self.proven[0].delta:g})" if rows else ""
         return (
-            "Choosing the best of these runs on the same data costs privacy: one that was chosen by its results "
+            "Choosing the best of these runs on the same data affects privacy: a run chosen by its results "
             f"depends on all of them. The {self.runs} private runs on {self.dataset} together prove "
-            f"{'; '.join(rows) or 'nothing'}{delta}. A choice between many runs costs less with --private-selection."
+            f"{'; '.join(rows) or 'nothing'}{delta}. --private-selection chooses between many runs with a smaller "
+            "epsilon."
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -167,7 +169,7 @@ class Composition:
 
 
 def compositions(folders: Sequence[Path]) -> list[Composition]:
-    """For each data set with several private runs among these finished ones: what they prove together."""
+    """The joint guarantee for each data set with several private runs among these finished ones."""
     found: dict[tuple[str, float], list[Rounds]] = {}
     for folder in folders:
         config = load_config(folder / "config.toml")
@@ -232,7 +234,7 @@ def _run(cell: Cell, results: Path, data_dir: Path | None, callbacks_for: Callba
 
 
 def _run_elsewhere(cell: Cell, results: Path, data_dir: Path | None) -> str | None:
-    """The reason why a run failed; text, since not every error survives the way between processes."""
+    """Run a cell; returns the reason of a failure as text, since not every error can be pickled."""
     run = cell.config.run.model_copy(update={"workers": 1})
     alone = Cell(cell.experiment, cell.config.model_copy(update={"run": run}), cell.seed)
     try:
@@ -243,7 +245,7 @@ def _run_elsewhere(cell: Cell, results: Path, data_dir: Path | None) -> str | No
 
 
 def _begin() -> None:
-    """Of a process that runs cells: one thread, and no life of its own once nobody waits for it."""
+    """Initialise a process that runs cells: one thread, and it ends with its parent."""
     import torch
 
     torch.set_num_threads(1)
@@ -258,7 +260,7 @@ def _end_with_parent() -> None:
 
 
 def _method_field(change: str) -> str | None:
-    """The method's field that a change is about, if it is about one."""
+    """The method's field in a change, if it has one."""
     parts = [part.strip() for part in change.partition("=")[0].split(".")]
     return parts[1] if len(parts) > 1 and parts[0] == "method" else None
 
@@ -273,7 +275,7 @@ def _require_known_fields(methods: Sequence[str], changes: Sequence[str]) -> Non
     for change in changes:
         field = _method_field(change)
         if field == "name":
-            raise InputError("method.name", change, "would be overruled", "Name methods with --methods.")
+            raise InputError("method.name", change, "would be overridden", "Give methods with --methods.")
         if field is not None and known and field not in known:
             raise InputError(
                 f"method.{field}",
@@ -284,7 +286,7 @@ def _require_known_fields(methods: Sequence[str], changes: Sequence[str]) -> Non
 
 
 def _axis(text: str) -> tuple[str, list[str]]:
-    """The key and the values of `key=value,value`; commas inside brackets and quotes separate nothing."""
+    """The key and the values of `key=value,value`; commas inside brackets and quotes do not separate."""
     key, equals, listed = text.partition("=")
     values = [value.strip() for value in _split(listed)]
     if not equals or not key.strip() or not all(values):

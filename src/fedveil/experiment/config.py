@@ -1,4 +1,4 @@
-"""A run as data: TOML with every key checked before anything starts."""
+"""The configuration of an experiment: TOML with every key checked before anything starts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from fedveil.methods.wrappers.wrapper import wrapper_fields
 from fedveil.validation import Section, known_keys, refused
 
 VERSION = 1
-# Keys that were added after results had been recorded: at their default they leave a configuration's hash as it was.
+# Newer keys, which at their default do not change a configuration's hash, so that earlier results stay valid.
 _NEWER_KEYS: tuple[tuple[str, str, Any], ...] = (
     ("task", "input_shape", None),
     ("task", "classes", None),
@@ -53,7 +53,7 @@ _NEWER_KEYS: tuple[tuple[str, str, Any], ...] = (
     ("privacy", "target_adversary", "server"),
     ("privacy", "target_unit", None),
 )
-# Keys that leave the result as it is: runs that differ in nothing else are runs of one setting.
+# Keys that do not affect the result: runs that differ only in these are runs of the same setting.
 WITHOUT_EFFECT = frozenset(
     {
         "paper",
@@ -68,17 +68,17 @@ WITHOUT_EFFECT = frozenset(
 _SAME_BITS = (
     "simulation",
     "ray",
-)  # engines whose results are the same: a run begun with one resumes with the other
+)  # engines with identical results: a run can resume with another of them
 _FOR_FEDERATIONS = {
     "run.deadline": "the simulator waits for every client",
     "run.max_message": "the simulator sends nothing",
-    "run.federation": "no server is asked",
-    "task.input_shape": "the data set says it",
-    "task.classes": "the data set says it",
+    "run.federation": "there is no server",
+    "task.input_shape": "it is determined by the data set",
+    "task.classes": "it is determined by the data set",
 }
 _FOR_NODES = ("run.federation", "task.input_shape", "task.classes")  # simulated nodes do not need them either
-_USUAL_LOSSES = ("squared", "hazard", "cox")  # those that a table names by its target
-_SIZES = ("run.max_memory", "run.max_message")  # a number of bytes, or text with a unit
+_USUAL_LOSSES = ("squared", "hazard", "cox")  # losses that a table's target implies
+_SIZES = ("run.max_memory", "run.max_message")  # bytes as a number, or text with a unit
 
 
 class Config(Section):
@@ -126,7 +126,7 @@ class Config(Section):
         return self
 
     def _require_shape(self) -> None:
-        """Only a server that holds no data must be told what the nodes' examples look like."""
+        """Require the shape and the classes of the nodes' examples if the server has no data set."""
         task, deployed = self.task, self.run.engine == "flower"
         if task.dataset == NO_DATASET and not deployed:
             raise InputError(
@@ -135,17 +135,15 @@ class Config(Section):
         for key, value in (("input_shape", task.input_shape), ("classes", task.classes)):
             if value is None and task.dataset == NO_DATASET and "schema" not in task.data_options:
                 remedy = f"Give task.{key}, or task.data_options.schema."
-                raise InputError(f"task.{key}", value, "no data set says it", remedy)
+                raise InputError(f"task.{key}", value, "is needed without a data set", remedy)
         if task.classes == 1 and task.loss is None:
             remedy = "Give their number, or task.loss where numbers or survival times are predicted."
-            raise InputError("task.classes", 1, "one class cannot be told from others", remedy)
+            raise InputError("task.classes", 1, "is too few for classification", remedy)
         if deployed and self.partition.clients is None:
-            raise InputError(
-                "partition.clients", None, "a federation has so many nodes", "Give their number."
-            )
+            raise InputError("partition.clients", None, "is the number of nodes of a federation", "Give it.")
 
     def unused(self) -> list[str]:
-        """The keys that this engine does not use, so that one file serves simulation and federation, and why."""
+        """The keys that this engine ignores, with reasons; one file can serve simulation and federation."""
         run, task, said = self.run, self.task, list[str]()
         for key, why in _FOR_FEDERATIONS.items():
             section, _, name = key.partition(".")
@@ -169,10 +167,10 @@ class Config(Section):
         return self.model_copy(update={"method": self.method | fields})
 
     def identity(self) -> str:
-        """A short hash of everything that changes the result; the seed stands beside it in a result's path.
+        """A short hash of everything that affects the result; the seed is separate in a result's path.
 
-        The number of workers changes no bit. `max_memory` groups the clients otherwise, which moves the last digits
-        of sums: a run that ran out of memory must be able to resume with less.
+        The number of workers affects no bit. `max_memory` affects the grouping of clients, and with it the last digits
+        of sums, but is excluded so that a run that ran out of memory can resume with less.
         """
         content = distinguishing(self.resolved())
         text = json.dumps(content, sort_keys=True)
@@ -181,7 +179,7 @@ class Config(Section):
     def resolved(self) -> dict[str, Any]:
         """The whole configuration with every default written out."""
         content: dict[str, Any] = self.model_dump()
-        if self.task.text is None:  # images and tables: as if the section did not exist
+        if self.task.text is None:  # images and tables have no such section
             content["task"].pop("text")
         if self.aggregation.kind == "plain":
             content.pop("aggregation")
@@ -200,9 +198,9 @@ class Config(Section):
 
 
 def distinguishing(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells a written-out configuration from others: no key without effect, and no newer key at its default.
+    """The identifying keys of a resolved configuration: no key without effect, no newer key at its default.
 
-    The content may come from a damaged file: what is not a section stays as it is.
+    The content may come from a damaged file: entries that are not sections are kept.
     """
     kept = {
         name: {key: value for key, value in section.items() if f"{name}.{key}" not in WITHOUT_EFFECT}
@@ -216,14 +214,14 @@ def distinguishing(content: Mapping[str, Any]) -> dict[str, Any]:
         run["engine"] = "simulation"
         run |= {key: None for key in ("deadline", "max_message") if key in run}
     if isinstance(run, dict) and run.get("engine") == "flower":
-        run["noise"] = None  # the nodes' own
-    if isinstance(task, dict) and task.get("dataset") != NO_DATASET:  # a dataset says them
+        run["noise"] = None  # nodes have their own
+    if isinstance(task, dict) and task.get("dataset") != NO_DATASET:  # determined by the dataset
         task.update(input_shape=None, classes=None)
         if task.get("loss") in _USUAL_LOSSES:
             task["loss"] = None
     privacy, method = kept.get("privacy"), kept.get("method")
     if isinstance(privacy, dict) and isinstance(method, dict) and privacy.get("target_epsilon") is not None:
-        method.pop("noise_multiplier", None)  # it follows from the target
+        method.pop("noise_multiplier", None)  # determined by the target
     for name, key, default in _NEWER_KEYS:
         section = kept.get(name)
         if isinstance(section, dict) and section.get(key, default) == default:
@@ -232,7 +230,7 @@ def distinguishing(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_rule(section: Mapping[str, Any]) -> Wrapper:
-    """The registered wrapper that a `[[wrap]]` section describes."""
+    """The wrapper of a `[[wrap]]` section."""
     name = known_name("wrap.name", "wrapper", section.get("name"), WRAPPERS)
     arguments = {key: value for key, value in section.items() if key != "name"}
     try:
@@ -252,7 +250,7 @@ def wrap_method(method: AnyMethod, sections: Sequence[Mapping[str, Any]]) -> Any
 
 
 def build_method(section: Mapping[str, Any]) -> AnyMethod:
-    """The registered method that a `[method]` section describes."""
+    """The method of a `[method]` section."""
     name = known_name("method.name", "method", section.get("name"), METHODS)
     arguments = {key: value for key, value in section.items() if key != "name"}
     try:
@@ -292,9 +290,9 @@ _PATHS = (
 
 
 def _with_paths(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The content of a file in this folder, with relative paths of what stands beside it written out.
+    """The content of a file in this folder, with relative paths of files beside it made absolute.
 
-    What is not there is left as it is: it may be in the folder of data sets.
+    Paths of files that do not exist there are kept: they may be in the folder of data sets.
     """
     content: dict[str, Any] = _copy(raw)
     for *sections, key in _PATHS:
@@ -308,9 +306,9 @@ def _with_paths(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def load_experiment(path: Path, changes: Sequence[str] = ()) -> Config:
-    """`load_config`, without the paper's number where the changes make another experiment of the file.
+    """`load_config`, without the paper's value if the changes affect the result.
 
-    That number is for the file as written. A change of `paper` itself keeps it.
+    The paper's value is for the file as written. A change of `paper` itself keeps it.
     """
     config = load_config(path, changes)
     _require_used(config.method, changes)
@@ -321,10 +319,10 @@ def load_experiment(path: Path, changes: Sequence[str] = ()) -> Config:
 
 
 def _require_used(section: Mapping[str, Any], changes: Sequence[str]) -> None:
-    """Refuse fields of a `[method]` section that the method, as it is configured, does not read.
+    """Refuse fields of a `[method]` section that have no effect in this configuration of the method.
 
-    One that has its default is let pass: a run's own `config.toml` has every field written out. Where the changes name
-    another method, only fields that they set count: the file's are for its own method.
+    Fields with their default are accepted, since a run's own `config.toml` contains every field. If the changes name
+    another method, only fields set by the changes count: the file's are for its own method.
     """
     method = build_method(section)
     changed = {change.partition("=")[0].strip() for change in changes}
@@ -334,7 +332,7 @@ def _require_used(section: Mapping[str, Any], changes: Sequence[str]) -> None:
     for field, instead in unused.items():
         meant = f"method.{field}" in changed or "method.name" not in changed
         if field in section and meant and section[field] != default[field]:
-            problem = f"{method.name} does not use it as it is configured"
+            problem = f"{method.name} does not use it in this configuration"
             raise InputError(f"method.{field}", section[field], problem, instead)
 
 
@@ -354,7 +352,7 @@ _TYPE_NAMES = {bool: "true or false", str: "text", int: "a whole number", float:
 
 
 def _require_types(given: Any, made: Any, place: str) -> None:
-    """Refuse what validation bends into another type: "2" and true are not numbers, though they can pass for some."""
+    """Refuse values that validation would convert to another type, such as "2" or true for a number."""
     if isinstance(given, Mapping):
         for key, value in given.items():
             inner = made[key] if isinstance(made, Mapping) else getattr(made, key)

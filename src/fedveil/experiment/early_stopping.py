@@ -1,4 +1,4 @@
-"""The public examples that early stopping looks at: loaded, and refused where they are the clients' own."""
+"""The public examples of early stopping: loaded, and refused if they are the clients' own."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _FIELD = "run.early_stopping.public"
 def public_examples(
     config: Config, schema: TableSchema | None, private: Dataset | None, data_dir: Path | None
 ) -> Examples | None:
-    """What `[run.early_stopping]` names, as the model reads it; None where the run has no such section.
+    """The examples named by `[run.early_stopping]`, as model inputs; None if the run has no such section.
 
     Args:
-        config: The run's.
-        schema: Of the run's table; what the public table is read with.
-        private: What the clients train on, where this process holds it.
-        data_dir: Where files are looked for.
+        config: The run's configuration.
+        schema: The schema of the run's table, with which the public table is read.
+        private: The clients' training data, if this process has it.
+        data_dir: The folder of data sets.
 
     Raises:
-        InputError: The examples are the clients' own: then private records would decide when training stops.
+        InputError: The examples are the clients' own, so that private records would decide when training stops.
     """
     section = config.run.early_stopping
     if section is None:
@@ -49,12 +49,12 @@ def public_examples(
 def _file(path: Path, config: Config, schema: TableSchema | None) -> Examples:
     if path.suffix.lower() == ".npz":
         if config.task.features is not None:
-            remedy = "Name a data set with run.early_stopping.dataset."
+            remedy = "Give a data set with run.early_stopping.dataset."
             raise InputError(_FIELD, str(path), "arrays have no features of images", remedy)
         return examples_from_arrays(*read_npz(path), field=str(path))
     if schema is None:
         raise InputError(
-            _FIELD, str(path), "the run has no table's schema to read it with", "Use an .npz file."
+            _FIELD, str(path), "cannot be read without the schema of a table", "Use an .npz file."
         )
     return table_examples(replace(schema, user=None, person=None), read_table(path))
 
@@ -71,9 +71,9 @@ def _require_public(config: Config, found: Examples, private: Dataset | None, da
         raise InputError(
             _FIELD if section.dataset is None else "run.early_stopping.dataset",
             named or section.dataset,
-            "these are the clients' own records: when training stops would disclose something of them that no "
-            "epsilon covers",
-            "Name public examples, or leave early stopping out.",
+            "these are the clients' own records: the time of stopping would disclose information about them that "
+            "no epsilon covers",
+            "Give public examples, or leave early stopping out.",
         )
 
 

@@ -1,4 +1,4 @@
-"""What a run needs of its configuration: data, partition, model, method, plan and options."""
+"""Preparation of a run from its configuration: data, partition, model, method, plan and options."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything a seed's run needs, loaded and checked."""
+    """Everything that one seed's run needs, loaded and checked."""
 
     task: Task
     dataset: Dataset
@@ -57,11 +57,11 @@ class Prepared:
     noise: NoiseSource
     target: Calibrated | None = None
     names: Sequence[str] | None = None
-    """What the data calls its clients."""
+    """The names of the clients in the data."""
 
     @property
     def data(self) -> AvailableData:
-        """What a session in this process can read."""
+        """The data that a session in this process can read."""
         return AvailableData(
             self.dataset.test,
             self.dataset.num_classes,
@@ -72,12 +72,12 @@ class Prepared:
 
     @property
     def digest(self) -> str | None:
-        """What a run's folder knows its data by."""
+        """The digest of the data in a run's folder."""
         return digest_of(self.clients, check_test(self.task, self.dataset.test))
 
 
 def load_examples(config: Config, data_dir: Path | None) -> Dataset:
-    """The data of a configuration as its model reads them: numbers with labels, or token ids."""
+    """The data of a configuration as model inputs: numbers with labels, or token ids."""
     options = json.dumps(config.task.data_options, sort_keys=True)
     known_name("task.dataset", "dataset", config.task.dataset, [known.name for known in list_datasets()])
     with within("task.data_options"):
@@ -88,11 +88,13 @@ def load_examples(config: Config, data_dir: Path | None) -> Dataset:
             raise InputError(
                 "task.model",
                 config.task.model,
-                f"reads {reads}, {dataset.name} holds none",
+                f"reads {reads}, which {dataset.name} does not contain",
                 "Choose another model.",
             )
         if config.task.text is not None:
-            raise InputError("task.text", "given", f"{dataset.name} holds no texts", "Leave the section out.")
+            raise InputError(
+                "task.text", "given", f"{dataset.name} contains no texts", "Leave the section out."
+            )
         features = config.task.features
         options = json.dumps(config.task.feature_options, sort_keys=True)
         return dataset if features is None else _featured(dataset, features, options)
@@ -100,14 +102,14 @@ def load_examples(config: Config, data_dir: Path | None) -> Dataset:
         raise InputError(
             "task.features",
             config.task.features,
-            f"reads images, {dataset.name} holds texts",
+            f"reads images, {dataset.name} contains texts",
             "Leave task.features out.",
         )
     if reads == "numbers":
         raise InputError(
             "task.model",
             config.task.model,
-            f"reads images and tables, {dataset.name} holds texts",
+            f"reads images and tables, {dataset.name} contains texts",
             "Choose lstm, transformer, bert or a language model: see `fedveil list models`.",
         )
     section = _text_section(config)
@@ -116,32 +118,32 @@ def load_examples(config: Config, data_dir: Path | None) -> Dataset:
 
 
 def _state(options: Mapping[str, Any], data_dir: Path | None) -> Hashable:
-    """Where data is looked for and what the files that the user names hold, as far as a look at their sizes and times
-    tells; published data sets do not change."""
+    """A cache key: the data folder, and sizes and modification times of the user's own files; published data sets do
+    not change."""
     named = [options[key] for key in ("path", "test_path", "schema") if isinstance(options.get(key), str)]
     return tuple(places(data_dir)), tuple(state_of(path, data_dir) for path in named)
 
 
 @functools.lru_cache(maxsize=1)
 def _load(name: str, data_dir: Path | None, options: str, _state: Hashable) -> Dataset | TextDataset:
-    """The seeds of an experiment share one copy of their data, as long as its files stay as they are."""
+    """Load data, cached for the seeds of an experiment while its files do not change."""
     return load_dataset(name, data_dir=data_dir, **json.loads(options))
 
 
 @functools.lru_cache(maxsize=1)
 def _featured(dataset: Dataset, name: str, options: str) -> Dataset:
-    """The seeds of an experiment share one copy of their features."""
+    """Compute features, cached for the seeds of an experiment."""
     return as_features(dataset, name, **json.loads(options))
 
 
 def model_shape(config: Config, example_shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of what the model reads, for examples of this shape."""
+    """The shape of the model's input, for examples of this shape."""
     made = make_features(config.task.features, config.task.feature_options)
     return tuple(example_shape) if made is None else made.shape(example_shape)
 
 
 def _text_section(config: Config) -> TextSection:
-    """How this configuration's texts become tokens, with the vocabulary decided."""
+    """The text section of this configuration, with the vocabulary resolved."""
     section = config.task.text or TextSection()
     if section.vocabulary != "auto":
         return section
@@ -157,7 +159,7 @@ def _text_section(config: Config) -> TextSection:
 
 
 def vocabulary_of(config: Config) -> Vocabulary | None:
-    """What this configuration's model reads texts with; None for a model of images and tables."""
+    """The vocabulary of this configuration's model; None for a model of images and tables."""
     if model_entry(config.task.model).reads == "numbers":
         return None
     return _vocabulary(_text_section(config), None)
@@ -185,20 +187,20 @@ def _tokens(
 
 
 def make_task(config: Config, dataset: Dataset, device: str | torch.device = "cpu") -> Task:
-    """The model of a configuration for these data, with the loss that it learns by."""
+    """The task of a configuration for this data: model and loss."""
     vocabulary = None if dataset.tokens is None else dataset.tokens.vocabulary
     loss = loss_for(config, dataset.schema, len(dataset.classes))
     return task_for(config, dataset.input_shape, dataset.num_classes, vocabulary, device, loss)
 
 
 def loss_for(config: Config, schema: TableSchema | None, classes: int) -> ExampleLoss:
-    """The loss that fits what is predicted: `task.loss` and `task.class_weights`, or the usual one."""
+    """The loss for the prediction target: `task.loss` and `task.class_weights`, or the default."""
     scale = 1.0 if schema is None else schema.label_std
     return make_loss(config, loss_name(config, schema), classes, scale)
 
 
 def loss_name(config: Config, schema: TableSchema | None) -> LossName | None:
-    """By what the target of these data is learned; None for classes."""
+    """The name of the loss for the target of this data; None for classes."""
     asked, usual = config.task.loss, None if schema is None else schema.usual_loss
     target = "classes" if schema is None else schema.target
     if asked is None:
@@ -213,7 +215,7 @@ def loss_name(config: Config, schema: TableSchema | None) -> LossName | None:
 
 
 def make_loss(config: Config, name: LossName | None, classes: int, scale: float = 1.0) -> ExampleLoss:
-    """The loss of this name, for classes with the configuration's weights; `scale` is that of numbers."""
+    """The loss of this name; for classes with the configuration's weights, for numbers with `scale`."""
     weights = config.task.class_weights
     if weights is not None and (name is not None or len(weights) != classes):
         problem = f"there are {classes} classes" if name is None else f"the target is {TARGETS[name]}"
@@ -231,9 +233,9 @@ def task_for(
     device: str | torch.device = "cpu",
     loss: ExampleLoss | None = None,
 ) -> Task:
-    """The model of a configuration for examples of this shape: all that server and nodes need to agree on.
+    """The task of a configuration for examples of this shape, on which server and nodes agree.
 
-    The task holds no data: attacks are given it, and nothing private may be reached from it.
+    The task contains no data: attacks get it, so nothing private may be reachable from it.
     """
     build = _builder(config, input_shape, classes, vocabulary)
     if model_entry(config.task.model).reads == "texts without labels":
@@ -246,7 +248,7 @@ def task_for(
 def model_bytes(
     config: Config, input_shape: Sequence[int], classes: int, vocabulary: Vocabulary | None = None
 ) -> int:
-    """How large the parameters of a configuration's model are, without taking any memory for them."""
+    """The size of the parameters of a configuration's model, computed without allocating them."""
     with torch.device("meta"):
         model = _builder(config, input_shape, classes, vocabulary)()
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
@@ -267,7 +269,7 @@ def split_clients(config: Config, dataset: Dataset, seed: int) -> Partition:
     clients = section.clients
     if dataset.predicts_tokens and section.kind not in ("iid", "user"):
         raise InputError(
-            "partition.kind", section.kind, f"{dataset.name} has no labels to go by", 'Use "iid".'
+            "partition.kind", section.kind, f"needs labels, which {dataset.name} does not have", 'Use "iid".'
         )
     if clients is None and section.kind not in ("user",) and section.groups is None:
         clients = 10
@@ -288,15 +290,15 @@ def split_clients(config: Config, dataset: Dataset, seed: int) -> Partition:
 
 
 def check_attacks(config: Config) -> None:
-    """Refuse `[[attack]]` sections that could not be carried out after the run."""
+    """Refuse `[[attack]]` sections that could not be run after training."""
     if config.attack:
-        from fedveil.attacks.registry import configured_attacks  # attacks take a while to import
+        from fedveil.attacks.registry import configured_attacks  # slow to import
 
         configured_attacks(config.attack)
 
 
 def client_names(config: Config, dataset: Dataset) -> list[str] | None:
-    """What the data calls its clients; None where clients are not single users with a name."""
+    """The names of the clients in the data; None if clients are not single named users."""
     users = dataset.train.users
     if config.partition.kind != "user" or config.partition.clients is not None or users is None:
         return None
@@ -306,9 +308,9 @@ def client_names(config: Config, dataset: Dataset) -> list[str] | None:
 def prepare(
     config: Config, seed: int, data_dir: Path | None = None, *, folder: Path | None = None
 ) -> Prepared:
-    """Load and check everything; nothing is written, unless private statistics of a table are due.
+    """Load and check everything; nothing is written except private statistics of a table.
 
-    These are kept in `folder`, the run's; without one the table's bounds scale it.
+    They are stored in the run's `folder`; without a folder the table is scaled by its bounds.
     """
     device = _device(config.run.device)
     dataset = load_examples(config, data_dir)
@@ -331,7 +333,7 @@ def prepare(
 
 
 def _test_of_users(config: Config, dataset: Dataset) -> ArrayClients | None:
-    """The test examples of each client, where clients are the data's users and the test split names them too."""
+    """The test examples of each client, if clients are the data's users and the test split has user ids too."""
     users, test = dataset.train.users, dataset.test.users
     if (
         config.partition.kind != "user"
@@ -345,20 +347,20 @@ def _test_of_users(config: Config, dataset: Dataset) -> ArrayClients | None:
 
 
 def check_method(prepared: Prepared, seed: int) -> None:
-    """Refuse a method that does not fit its clients or its model, as a run would before it starts."""
+    """Make a run's checks of the method against its clients and model."""
     prepared.method.check_clients(prepared.task, prepared.clients)
     first_server(prepared.task, prepared.method, prepared.plan, seed)
 
 
 def noise_source(config: Config, method: AnyMethod, plan: Plan) -> NoiseSource:
-    """Where runs of this configuration draw their privacy noise and their cohorts from."""
+    """The source of privacy noise and cohorts in runs of this configuration."""
     if config.run.engine == "flower":
         return "entropy"
     return noise_for(method, plan, config.run.noise, own_data=is_own_data(config.task.dataset))
 
 
 def facts_of(config: Config, experiment: str, prepared: Prepared) -> dict[str, Any]:
-    """What a summary says of the experiment besides its outcome."""
+    """The entries of a summary about the experiment, besides its results."""
     dataset = prepared.dataset
     facts = {
         "experiment": experiment,
@@ -379,12 +381,12 @@ def facts_of(config: Config, experiment: str, prepared: Prepared) -> dict[str, A
 
 
 def recipe_of(config: Config, dataset: Dataset) -> Recipe:
-    """How to use the model that this configuration trains."""
+    """The recipe for using the model that this configuration trains."""
     return recipe_for(config.task.model, config.task.model_options, dataset, text_input(config))
 
 
 def text_input(config: Config) -> TextInput | None:
-    """How this configuration's model reads texts; None for a model of images and tables."""
+    """The text input of this configuration's model; None for a model of images and tables."""
     if model_entry(config.task.model).reads == "numbers":
         return None
     section = _text_section(config)
@@ -402,9 +404,9 @@ def run_options(
     deployed: bool = False,
     dataset: Dataset | None = None,
 ) -> RunOptions:
-    """The options of a seed's run with its results in this folder, whatever its engine.
+    """The options of one seed's run with its results in this folder, for every engine.
 
-    `dataset` is what clients train on, for what the privacy statement says about it.
+    `dataset` is the training data, for the notes of the privacy statement.
     """
     return RunOptions(
         seed=seed,
@@ -424,13 +426,13 @@ def run_options(
 
 
 def stopping_rule(config: Config) -> EarlyStopping | None:
-    """What `[run.early_stopping]` says."""
+    """The rule of `[run.early_stopping]`."""
     section = config.run.early_stopping
     return None if section is None else EarlyStopping(section.metric, section.patience, section.min_delta)
 
 
 def privacy_settings(config: Config, dataset: Dataset | None) -> PrivacySettings:
-    """What `[privacy]` says, and what the statement says about this dataset."""
+    """The settings of `[privacy]`, with the statement's facts about this dataset."""
     section = config.privacy
     return PrivacySettings(
         section.delta,
@@ -448,7 +450,7 @@ def result_folder(config: Config, seed: int, experiment: str, results: Path) -> 
 
 
 def _hold_out(parts: Sequence[Tensor], fraction: float, seed: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Each client's training share, and the share kept for its own test (empty list for fraction 0)."""
+    """Each client's training examples and its held-out test examples (an empty list for fraction 0)."""
     if fraction == 0:
         return list(parts), []
     kept: list[Tensor] = []

@@ -29,6 +29,7 @@ class Records:
 
     def __init__(self, table: PublishedTable, folder: Path) -> None:
         self.table = table
+        self.folder = folder
         self.path = folder / table.paper / f"{table.name}.json"
         self._content: dict[str, dict[str, Entry]] = {"full": {}, "reduced": {}, "accounted": {}}
         if self.path.exists():

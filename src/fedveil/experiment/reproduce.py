@@ -1,22 +1,16 @@
-"""Runs the rows of published tables over the cores, says beforehand how long that takes, and keeps the results."""
+"""Runs the rows of published tables over the cores, and keeps the results."""
 
 from __future__ import annotations
 
-import json
-import multiprocessing
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from fedveil.engines.simulation import cores
-from fedveil.errors import FedveilError, InputError
+from fedveil.errors import InputError
 from fedveil.experiment.compare import Cell, run_cells
 from fedveil.experiment.config import Config
 from fedveil.experiment.records import Records
-from fedveil.experiment.run import run_seed
 from fedveil.experiment.tables import PublishedTable, Row
 from fedveil.experiment.verdicts import (
     ATTACK_TOLERANCES,
@@ -32,9 +26,6 @@ from fedveil.session.results import ResultFolder
 AttackScores = Mapping[str, Mapping[str, float]]
 Attacker = Callable[[Path, Mapping[str, float], Path | None], AttackScores]
 """Attacks the run in a folder as published numbers ask for, with data from another folder; scores by attack."""
-
-_ROUNDS = 3  # measured at most; the first one also warms up
-_LIMIT = 60.0  # seconds that a measurement may take
 
 
 @dataclass(frozen=True)
@@ -58,15 +49,6 @@ class Job:
             for row in self.rows
             for seed in self.seeds
         }
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """How long a row's run takes on one core."""
-
-    seconds: float
-    lower_bound: bool = False
-    """Not one round ended within the measurement's limit."""
 
 
 @dataclass(frozen=True)
@@ -151,82 +133,6 @@ def _attacked(
 def open_cells(job: Job, results: Path) -> list[Cell]:
     """The runs that are not finished."""
     return [cell for cell in job.cells().values() if not ResultFolder(cell.folder(results)).finished]
-
-
-def estimate(
-    cells: Sequence[Cell], data_dir: Path | None = None, *, limit: float = _LIMIT
-) -> dict[str, Estimate]:
-    """How long each run takes, by title, from measured rounds; runs that differ only in numbers share one."""
-    known: dict[str, Estimate] = {}
-    found = {}
-    for cell in cells:
-        key = _cost(cell.config)
-        if key not in known:
-            known[key] = measure(cell.config, data_dir, limit=limit)
-        found[cell.title] = known[key]
-    return found
-
-
-def wall_time(estimates: Sequence[Estimate], jobs: int | None = None) -> float:
-    """Seconds until runs of these lengths are done over so many processes."""
-    count = max(1, min(jobs or cores(), len(estimates)))
-    longest = max((one.seconds for one in estimates), default=0.0)
-    return max(longest, sum(one.seconds for one in estimates) / count)
-
-
-def measure(config: Config, data_dir: Path | None = None, *, limit: float = _LIMIT) -> Estimate:
-    """The length of a whole run, from its first rounds, measured in a process that is ended after `limit` seconds."""
-    rounds = config.run.rounds
-    short = config.model_copy(
-        update={"run": config.run.model_copy(update={"rounds": min(_ROUNDS, rounds), "workers": 1})}
-    )
-    with tempfile.TemporaryDirectory() as place:
-        process = multiprocessing.get_context("spawn").Process(
-            target=_measure_elsewhere, args=(short, Path(place), data_dir), daemon=True
-        )
-        process.start()
-        process.join(limit)
-        if process.is_alive():
-            process.terminate()
-            process.join()
-        problem = Path(place) / "problem"
-        if problem.exists():
-            raise FedveilError(problem.read_text())
-        lines = [
-            json.loads(line)
-            for path in Path(place).rglob("rounds.jsonl")
-            for line in path.read_text().splitlines()
-        ]
-    if not lines:
-        return Estimate(limit * rounds, lower_bound=True)
-    seconds = [line["seconds"] for line in lines]
-    return Estimate(seconds[0] + (rounds - 1) * median(seconds[1:] or seconds))
-
-
-def _measure_elsewhere(config: Config, place: Path, data_dir: Path | None) -> None:
-    """In a process of its own: one thread, as a run over the cores has."""
-    import torch
-
-    torch.set_num_threads(1)
-    try:
-        run_seed(config, 0, experiment="measured", results=place, data_dir=data_dir)
-    except FedveilError as error:
-        (place / "problem").write_text(str(error))
-
-
-def _cost(config: Config) -> str:
-    """What the time of a run depends on: everything but real numbers, which change no shape and no loop."""
-    content = config.resolved()
-    content.pop("paper", None)
-    return json.dumps(_without_reals(content), sort_keys=True)
-
-
-def _without_reals(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_reals(item) for key, item in value.items() if not isinstance(item, float)}
-    if isinstance(value, list):
-        return [_without_reals(item) for item in value]
-    return value
 
 
 def report(job: Job, done: Outcome) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One seed of an experiment: prepared, then run by the engine that its configuration names."""
+"""One seed of an experiment: prepare it, and run it with the configured engine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run_seed(
 ) -> Result:
     """Run one seed with results in `results/<experiment>/<config hash>/seed-<seed>`.
 
-    This is the only place that chooses an engine. A finished run is read back.
+    Engines are chosen only here. A finished run is loaded.
     """
     engine = config.run.engine
     if engine in ("simulation", "ray"):
@@ -42,7 +42,7 @@ def run_seed(
         public = public_examples(config, prepared.dataset.schema, prepared.dataset, data_dir)
         return _simulate(config, seed, experiment, folder, prepared, public, callbacks_for)
 
-    from fedveil.federation import launch  # Flower's part is loaded where it is asked for
+    from fedveil.federation import launch  # slow to import
     from fedveil.federation.run_settings import RunSettings
 
     launch.require_flower(engine)
@@ -62,7 +62,7 @@ def _simulate(
     public: Examples | None,
     callbacks_for: CallbacksFor,
 ) -> Result:
-    """Run in this process. A method that has pictures to show leaves them in the folder, for the report."""
+    """Run in this process. The method's figures are saved in the folder, for the report."""
     section = config.run
     pictures = DrawPictures(prepared.method, prepared.dataset, folder)
     return simulate(

@@ -1,9 +1,9 @@
 """Private selection between the configurations of a comparison: only the best trial is written.
 
-Order of events: everything is checked; the whole selection is charged to the ledger; the number of trials is drawn;
-trials run in memory, one after another, each on a candidate drawn with replacement and with noise from a seed that is
-drawn from the system's entropy and never written; the best is written to a result folder. An interrupted selection
-stays charged, and starting it again draws and charges again. A finished one is read back.
+Sequence: everything is checked; the whole selection is charged to the ledger; the number of trials is drawn; trials
+run in memory, one after another, each on a candidate drawn with replacement and with noise from a seed that is drawn
+from the system's entropy and never written; the best is written to a results folder. An interrupted selection stays
+charged, and starting it again draws and charges again. A finished one is loaded.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from fedveil.session.run import simulate
 from fedveil.streams import EntropyStream
 
 _ONLY_OBSERVERS = (
-    "it takes part in every trial, and selection limits neither their number nor what it sees of them"
+    "it participates in every trial, and selection limits neither their number nor what is visible to it"
 )
 
 
@@ -59,7 +59,7 @@ class SelectionSettings:
     Attributes:
         score: "public": accuracy on the test examples, which the user declares public; "noisy": the number of correct
             answers on them plus Gaussian noise, which protects single test records.
-        score_epsilon: Of one noisy score alone, at the configuration's delta.
+        score_epsilon: The epsilon of one noisy score, at the configuration's delta.
     """
 
     score: str | None = None
@@ -68,7 +68,7 @@ class SelectionSettings:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> SelectionSettings:
-        """From the keys score, score_epsilon, trials ("negative-binomial" or "poisson"), eta, gamma and mean."""
+        """Settings from the keys score, score_epsilon, trials ("negative-binomial" or "poisson"), eta, gamma, mean."""
         values = dict(given)
         kind = values.pop("trials", "negative-binomial")
         kinds = {"negative-binomial": NegativeBinomialTrials, "poisson": PoissonTrials}
@@ -92,12 +92,12 @@ class SelectionSettings:
             raise InputError(
                 "score",
                 self.score,
-                "how trials are scored decides what the selection costs",
+                "the scoring of trials affects the epsilon of the selection",
                 'Use "public" if the test examples are public, or "noisy" with a score_epsilon.',
             )
         if (self.score == "noisy") != (self.score_epsilon is not None):
             raise InputError(
-                "score_epsilon", self.score_epsilon, "is for a noisy score", "Give both or neither."
+                "score_epsilon", self.score_epsilon, "applies to a noisy score only", "Give both or neither."
             )
         if self.score_epsilon is not None and not 1e-3 <= self.score_epsilon <= 10:
             raise InputError("score_epsilon", self.score_epsilon, "is out of range", "Use 0.001 to 10.")
@@ -168,7 +168,7 @@ def plan_selection(cells: Sequence[Cell], settings: SelectionSettings, data_dir:
         raise InputError(
             "score",
             "noisy",
-            "a client may own many test examples, which this noise does not hide",
+            "a client may own many test examples, which this noise does not protect together",
             'Use "public".',
         )
     if check_test(candidates[0][1].task, candidates[0][1].dataset.test) is None:
@@ -183,11 +183,11 @@ def plan_selection(cells: Sequence[Cell], settings: SelectionSettings, data_dir:
 
 
 def _require_fit(config: Config, first: Config) -> None:
-    """Refuse what would write or show more than the winner."""
+    """Refuse settings that would write or disclose more than the selected run."""
     for name, value, problem, remedy in (
-        ("run.engine", config.run.engine != "simulation", "nodes see every trial", 'Use "simulation".'),
+        ("run.engine", config.run.engine != "simulation", "nodes observe all trials", 'Use "simulation".'),
         ("run.transcript", config.run.transcript, "would store every trial's messages", "Leave it out."),
-        ("attack", config.attack, "would show more than the winner", "Leave it out."),
+        ("attack", config.attack, "would disclose more than the selected run", "Leave it out."),
         ("privacy", config.privacy != first.privacy, "differs between the candidates", "Use the same."),
     ):
         if value:
@@ -225,7 +225,7 @@ def _ledger_of(selection: Selection, folder: ResultFolder) -> Path:
 
 
 def _charge(selection: Selection, folder: ResultFolder, name: str) -> tuple[Guarantee, ...]:
-    """Charge the whole selection to the ledger; what all attempts at this selection guarantee."""
+    """Charge the whole selection to the ledger; returns the guarantee of all attempts at this selection."""
     section = selection.candidates[0][0].privacy
     ledger = Ledger(_ledger_of(selection, folder))
     pairs: list[tuple[Unit, Adversary]] = [(selection.unit, "observer")]
@@ -263,7 +263,7 @@ def _best_trial(selection: Selection) -> tuple[Config, Prepared, Result, float] 
         try:
             result = _trial(selection, config, prepared)
         except DivergedError:
-            continue  # the worst of all outcomes
+            continue  # a diverged trial has the worst score
         score = _score(selection.score_noise, prepared, result)
         rank = (score, random.random())
         if best is None or rank > best[0]:
@@ -273,7 +273,7 @@ def _best_trial(selection: Selection) -> tuple[Config, Prepared, Result, float] 
 
 def _trial(selection: Selection, config: Config, prepared: Prepared) -> Result:
     options = RunOptions(
-        seed=secrets.randbelow(LARGEST_SEED),  # its noise: independent of other trials, known to nobody
+        seed=secrets.randbelow(LARGEST_SEED),  # a secret seed of its noise, independent of other trials
         privacy=PrivacySettings(config.privacy.delta),
         evaluate_every=config.run.evaluate_every,
         min_clients=config.run.min_clients,
@@ -308,7 +308,7 @@ def _write(
     told = selection.settings.to_json() | {"candidates": len(selection.candidates)}
     summary = result.summary | facts_of(config, selection.experiment, prepared)
     summary |= {
-        "seed": selection.seed,  # of the partition; that of the noise is forgotten
+        "seed": selection.seed,  # the partition's seed; that of the noise is not stored
         "accuracy": score,
         "privacy": statement.to_json() | {"selection": told},
         "privacy_in_words": f"{statement.in_words()}\n{_in_words(selection)}",

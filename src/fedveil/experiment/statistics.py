@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 def statistics_release(options: Mapping[str, Any], dataset: str, engine: str) -> Release | None:
-    """What `task.data_options` releases before the first round; None where its statistics are not private.
+    """The release of `task.data_options` before the first round; None if its statistics are not private.
 
-    Its price depends on the noise alone: the columns are in the sensitivity.
+    Its epsilon depends only on the noise: the number of columns is in the sensitivity.
     """
     if options.get("statistics") != "private":
         return None
@@ -56,22 +56,22 @@ def standardised(
     seed: int,
     source: NoiseSource,
 ) -> Dataset:
-    """The dataset scaled with the statistics in the run's folder; computed, charged and kept where there are none.
+    """The dataset scaled with the statistics in the run's folder, which are computed, charged and stored if missing.
 
     Args:
-        dataset: A table that kept its cells.
-        parts: Which training rows each client holds.
-        noise: In units of the sensitivity.
+        dataset: A table with its original cells.
+        parts: The training rows of each client.
+        noise: Noise multiplier, in units of the sensitivity.
         folder: The run's folder.
         guard_of: The method, plan and settings of the run's ledger.
-        seed: That of the run.
-        source: Where the noise comes from.
+        seed: The run's seed.
+        source: The source of noise.
 
     Guarantees:
-        The ledger holds the release before anything is computed; a resumed run reads what was released
+        The release is charged before anything is computed; a resumed run reads the stored statistics
         (`tests/unit/experiment/test_statistics.py`).
     """
-    from fedveil.data.table import rescaled  # loads the readers of tables
+    from fedveil.data.table import rescaled  # slow to import
 
     assert dataset.cells is not None
     assert dataset.schema is not None
@@ -80,7 +80,9 @@ def standardised(
     if path.exists():
         return rescaled(dataset, _read(dataset.schema, path))
     if results.finished:
-        raise ResultError(f"{folder}: is finished, but {STATISTICS} is missing. Restore it from a copy.")
+        raise ResultError(
+            f"{folder}: is finished, but {STATISTICS} is missing. Restore it from a copy.", field=STATISTICS
+        )
     bounds = tuple(dataset.schema.columns[k].bounds or (0.0, 1.0) for k in columns)
     moments = BoundedMoments(bounds, noise, dataset.schema.missing in ("median", "category"))
     method, plan, settings = guard_of
@@ -99,7 +101,7 @@ def standardised(
 
 
 def _read(schema: TableSchema, path: Path) -> TableSchema:
-    """The schema with the statistics in this file; they are also what missing numbers count as."""
+    """The schema with the statistics in this file, whose means also replace missing numbers."""
     try:
         told = json.loads(path.read_text())["columns"]
         scales = {name: (float(one["mean"]), float(one["std"])) for name, one in told.items()}
@@ -115,5 +117,7 @@ def _read(schema: TableSchema, path: Path) -> TableSchema:
             for column in schema.columns
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ResultError(f"{path} is damaged: {error!r}. Restore it from a copy.") from error
+        raise ResultError(
+            f"{path} is damaged: {error!r}. Restore it from a copy.", field=STATISTICS
+        ) from error
     return replace(schema, columns=columns)

@@ -1,7 +1,7 @@
-"""The noise that a configuration's target asks for: say what you want, not how.
+"""Calibration of the noise to a configuration's target epsilon.
 
-`[privacy] target_epsilon`, against `target_adversary`, for `target_unit`, chooses `method.noise_multiplier` from the
-plan alone, before anything is trained. Whatever the file says of the multiplier is then without effect.
+`[privacy] target_epsilon`, against `target_adversary`, for `target_unit`, determines `method.noise_multiplier` from the
+plan alone, before training. A multiplier in the file then has no effect.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedveil.session.privacy_guard import declared, unit_of
 
 @dataclass(frozen=True)
 class Calibrated:
-    """The noise multiplier that was chosen, and the epsilon that follows from it."""
+    """The calibrated noise multiplier and its epsilon."""
 
     adversary: Adversary
     unit: Unit
@@ -42,7 +42,7 @@ class Calibrated:
 
 
 def method_of(config: Config, plan: Plan) -> tuple[AnyMethod, Calibrated | None]:
-    """The method of a configuration for this plan, with the noise that its target asks for, if it has one."""
+    """The method of a configuration for this plan, with calibrated noise if the configuration has a target."""
     section = config.privacy
     if section.target_epsilon is None:
         return config.build_method(), None
@@ -57,7 +57,7 @@ def method_of(config: Config, plan: Plan) -> tuple[AnyMethod, Calibrated | None]
 
 
 def with_target_noise(config: Config, plan: Plan) -> Config:
-    """The configuration with the multiplier in place of the target, for nodes whose sizes are not known yet."""
+    """The configuration with the multiplier in place of the target, for nodes of unknown sizes."""
     if config.privacy.target_epsilon is None:
         return config
     small, large = (replace(plan, records_per_client=n, largest_client=m) for n, m in ((1, 1), (500, 10**6)))
@@ -66,7 +66,7 @@ def with_target_noise(config: Config, plan: Plan) -> Config:
         raise InputError(
             "privacy.target_epsilon",
             config.privacy.target_epsilon,
-            "what this method proves depends on the nodes' sizes, which are not known yet",
+            "this method's guarantee depends on the nodes' sizes, which are not known yet",
             "Give method.noise_multiplier: see `fedveil account --target-epsilon`.",
         )
     _, found = method_of(config, plan)
@@ -90,13 +90,13 @@ def with_noise(config: Config, sigma: float) -> AnyMethod:
 
 
 def check_noise_counts(config: Config, plan: Plan) -> None:
-    """Refuse to vary a noise multiplier that changes no epsilon (sparse-vector states its own)."""
+    """Refuse to vary a noise multiplier that does not affect epsilon (sparse-vector has its own)."""
     some, more = (with_noise(config, sigma).releases(plan) for sigma in (1.0, 2.0))
     if some == more and not any(isinstance(r.protection, Unprotected) for r in some):
         raise InputError(
             "method.noise_multiplier",
             config.method.get("noise_multiplier", "the default"),
-            "does not change what this configuration proves",
+            "does not affect the guarantee of this configuration",
             "Change the field that its epsilon depends on, such as upload_epsilon.",
         )
 
@@ -104,7 +104,7 @@ def check_noise_counts(config: Config, plan: Plan) -> None:
 def calibrated(
     config: Config, plan: Plan, target: float, adversary: Adversary, unit: Unit | None = None
 ) -> Calibrated:
-    """The least noise with which this adversary gets at most the target."""
+    """The smallest noise for which epsilon against this adversary is at most the target."""
     delta, deployed = config.privacy.delta, config.run.engine == "flower"
 
     def releases(sigma: float) -> tuple[Release, ...]:
@@ -119,7 +119,7 @@ def calibrated(
 def _calibrated(
     content: str, plan: Plan, target: float, adversary: Adversary, unit: Unit | None
 ) -> Calibrated:
-    """The seeds of an experiment share one search."""
+    """The calibration, cached for the seeds of an experiment."""
     config = make_config(tomllib.loads(content))
     check_noise_counts(config, plan)
     with within("privacy"):
@@ -127,6 +127,6 @@ def _calibrated(
 
 
 def _shown_above(value: float) -> float:
-    """The next number that is shown in full: who copies a rounded-down multiplier would miss the target."""
+    """The multiplier rounded up to the digits shown, so that copying it still meets the target."""
     last = -1 if value >= 100 else math.floor(math.log10(value)) - 3
     return float(Decimal(value).quantize(Decimal(1).scaleb(last), ROUND_CEILING))

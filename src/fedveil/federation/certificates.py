@@ -18,30 +18,30 @@ from fedveil.errors import InputError
 
 CA_DAYS = 3650
 SERVER_DAYS = 825
-_LOCAL = ("localhost", "127.0.0.1")  # the server's own processes talk to it over loopback
+_LOCAL = ("localhost", "127.0.0.1")  # the server's own processes connect over loopback
 
 PrivateKey = ec.EllipticCurvePrivateKey
 
 
 def write_new(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Write a file that does not exist yet, with this mode from its first byte on."""
+    """Write a new file, created with this mode."""
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError as error:
-        raise InputError("file", str(path), "exists already", "Choose another folder.") from error
+        raise InputError("file", str(path), "already exists", "Choose another folder.") from error
     with os.fdopen(file, "wb") as stream:
         stream.write(data)
 
 
 def write_private(path: Path, key: PrivateKey, *, openssh: bool = False) -> None:
-    """The private key, readable by its owner only (mode 0600)."""
+    """Write the private key, readable by its owner only (mode 0600)."""
     kind = serialization.PrivateFormat.OpenSSH if openssh else serialization.PrivateFormat.PKCS8
     data = key.private_bytes(serialization.Encoding.PEM, kind, serialization.NoEncryption())
     write_new(path, data, 0o600)
 
 
 def make_authority(folder: Path) -> tuple[PrivateKey, x509.Certificate]:
-    """`ca.key` and `ca.crt`. Who has the key can pose as the server."""
+    """Write `ca.key` and `ca.crt`. Whoever has the key can impersonate the server."""
     key = ec.generate_private_key(ec.SECP384R1())
     name = _name("fedveil federation")
     certificate = (
@@ -59,7 +59,7 @@ def make_authority(folder: Path) -> tuple[PrivateKey, x509.Certificate]:
 def make_server_certificate(
     folder: Path, names: Sequence[str], ca_key: PrivateKey, ca: x509.Certificate
 ) -> None:
-    """`server.key` and `server.crt`, valid for these names and addresses and for loopback."""
+    """Write `server.key` and `server.crt`, valid for these names and addresses and for loopback."""
     key = ec.generate_private_key(ec.SECP384R1())
     known = [_general_name(name) for name in dict.fromkeys([*names, *_LOCAL])]
     authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
@@ -78,7 +78,7 @@ def make_server_certificate(
 
 
 def renew_server_certificate(authority: Path, server: Path, names: Sequence[str]) -> None:
-    """A new `server.key` and `server.crt` in the folder `server`, from the authority that its nodes believe."""
+    """Replace `server.key` and `server.crt` in the folder `server`, signed by the authority that its nodes trust."""
     try:
         ca_key = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), None)
         ca = x509.load_pem_x509_certificate((authority / "ca.crt").read_bytes())
@@ -88,11 +88,14 @@ def renew_server_certificate(authority: Path, server: Path, names: Sequence[str]
             "authority",
             str(authority),
             f"cannot be used: {error}",
-            "Give the folder that `deploy init` made.",
+            "Give the folder `authority` written by `deploy init`.",
         ) from error
     if ca != believed or not isinstance(ca_key, ec.EllipticCurvePrivateKey):
         raise InputError(
-            "authority", str(authority), f"is not that of {server}", "Give the one it was made with."
+            "authority",
+            str(authority),
+            f"is not the authority of {server}",
+            "Give the one it was created with.",
         )
     with tempfile.TemporaryDirectory(prefix="new-", dir=server) as place:
         make_server_certificate(Path(place), names, ca_key, ca)
@@ -101,7 +104,7 @@ def renew_server_certificate(authority: Path, server: Path, names: Sequence[str]
 
 
 def make_node_key(folder: Path) -> bytes:
-    """`node.key` and `node.pub` (OpenSSH, NIST P-384); returns the public key."""
+    """Write `node.key` and `node.pub` (OpenSSH, NIST P-384); returns the public key."""
     key = ec.generate_private_key(ec.SECP384R1())
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     write_private(folder / "node.key", key, openssh=True)
@@ -128,7 +131,7 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: PrivateKey, days: int) 
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=5))  # clocks differ
+        .not_valid_before(now - datetime.timedelta(minutes=5))  # tolerance for clocks that differ
         .not_valid_after(now + datetime.timedelta(days=days))
     )
 

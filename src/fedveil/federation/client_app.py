@@ -1,8 +1,8 @@
 """The ClientApp: one node, one client.
 
-A node that was started with `fedveil-node` in its node configuration is deployed: its data, its policy and its ledger
-are its own, whatever the server says. A node without it takes part in a simulation: it is client `partition-id` of the
-experiment's own partition, and its state is a file in the result folder.
+A node that was started with `fedveil-node` in its node configuration is deployed: its data, policy and ledger come from
+its own folder, never from the server. A node without it belongs to a simulation: it is client `partition-id` of the
+experiment's partition, and its state is a file in the results folder.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ from fedveil.validation import read_toml
 
 log = logging.getLogger("flwr.fedveil")
 app = ClientApp()
-STATES = "clients"  # where a simulation keeps its clients' states, in the result folder
+STATES = "clients"  # the folder of a simulation's client states, in the results folder
 
 
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
-    """Say which client this is."""
+    """Introduce this client to the server."""
     try:
         read_hello(message.content)
         return Message(node_of(context).introduction(), reply_to=message)
-    except Exception as error:  # Flower would send the server its text, which may speak of data
+    except Exception as error:  # Flower would send its text to the server, which may contain data
         return Message(refused_by(error, _name(context)), reply_to=message)
 
 
@@ -100,7 +100,7 @@ def secure_node_of(context: Context) -> tuple[SecureNode, int]:
 
 
 def _name(context: Context) -> str:
-    """Of a node that may not even be able to read its own files."""
+    """The node's name, also if its files cannot be read."""
     folder = context.node_config.get("fedveil-node")
     return f"client-{context.node_config.get('partition-id')}" if folder is None else Path(str(folder)).name
 
@@ -113,7 +113,7 @@ def node_of(context: Context) -> Node:
 
 
 def _deployed(settings: RunSettings, folder: str) -> Node:
-    """From the server's settings: the model, the method, the public seed. Everything else is the node's own."""
+    """A deployed node. Only the model, the method and the public seed come from the server's settings."""
     home = _opened(folder)
     config = settings.config
     classes, loss = _agreed_classes(config, home.declared), _agreed_loss(config, home)
@@ -121,8 +121,10 @@ def _deployed(settings: RunSettings, folder: str) -> Node:
     vocabulary, text = vocabulary_on_nodes(config), config.task.text or TextSection()
     if (
         config.task.features == PretrainedFeatures.name
-    ):  # a server must not choose what a node reads from its disk
-        raise RefusalError("configuration", "features of a folder that the server names", "task.features")
+    ):  # a server must not choose the files that a node reads
+        raise RefusalError(
+            "configuration", "the features are in a folder named by the server", "task.features"
+        )
     shape = (text.length,) if vocabulary else model_shape(config, home.examples.x.shape[1:])
     policy, records = home.guard.policy, home.declared.records
     size = 0 if vocabulary else math.prod(shape) * home.examples.x.element_size()
@@ -131,7 +133,9 @@ def _deployed(settings: RunSettings, folder: str) -> Node:
     held = _as_read(config, home, vocabulary, text)
     end = labels_end(loss, classes)
     examples = fit(held, records, end)
-    if end is not None and (unfit := int((held.y >= end).sum())):  # only this log may say so
+    if end is not None and (
+        unfit := int((held.y >= end).sum())
+    ):  # this depends on the data, so it is only logged here
         log.warning("%d examples have no class among the run's %d and count as empty", unfit, classes)
     task, method = task_for(config, shape, classes, vocabulary, loss=loss), config.build_method()
 
@@ -156,7 +160,7 @@ def _deployed(settings: RunSettings, folder: str) -> Node:
 
 
 def _as_read(config: Config, home: OwnNode, vocabulary: Vocabulary | None, text: TextSection) -> Examples:
-    """The node's examples as the run's model reads them, each on its own."""
+    """The node's examples in the form that the run's model reads, each converted independently."""
     if vocabulary is not None:
         return home.tokens(vocabulary, length=text.length, too_long=text.too_long)
     made = make_features(config.task.features, config.task.feature_options)
@@ -164,7 +168,7 @@ def _as_read(config: Config, home: OwnNode, vocabulary: Vocabulary | None, text:
 
 
 def _opened(folder: str) -> OwnNode:
-    """The node of this folder. Whatever is wrong with its files is the same to every server."""
+    """The node of this folder. Any problem with its files gives the server the same reply."""
     try:
         return open_node(folder)
     except Exception as error:
@@ -172,7 +176,7 @@ def _opened(folder: str) -> OwnNode:
 
 
 def _agreed_classes(config: Config, declared: Declared) -> int:
-    """The server's number of outputs, if it has room for the node's classes, or is that of its intervals."""
+    """The server's number of classes, if it is at least the node's, or the number of its intervals."""
     classes = config.task.classes
     needed = declared.classes or 0
     other = declared.target != "classes" and classes != needed
@@ -183,7 +187,7 @@ def _agreed_classes(config: Config, declared: Declared) -> int:
 
 
 def _agreed_loss(config: Config, home: OwnNode) -> ExampleLoss:
-    """The loss that the server declares, if it is one for what this node's schema predicts."""
+    """The loss that the server declares, if it matches the target of this node's schema."""
     told = config.task.loss
     try:
         if told != (own := loss_name(config, home.schema)):
@@ -197,7 +201,7 @@ def _agreed_loss(config: Config, home: OwnNode) -> ExampleLoss:
 
 
 def _require_persons(config: Config, declared: Declared) -> None:
-    """Refuse a run that speaks of people with fewer rows than this node trains on."""
+    """Refuse a run that declares fewer rows per person than this node trains on."""
     try:
         with within("task.data_options"):
             most = persons_of(config)[1]
@@ -209,7 +213,7 @@ def _require_persons(config: Config, declared: Declared) -> None:
 
 
 def _require_fit(task: Task, method: AnyMethod, plan: Plan, probe: Clients, seed: int) -> None:
-    """Refuse what the simulator would refuse before a run, judged by a made-up example: no record is looked at."""
+    """Make the simulator's checks before a run with a made-up example, so that they do not depend on records."""
     try:
         check_clients(task, method, plan, probe)
         first_server(task, method, plan, seed)
@@ -221,7 +225,7 @@ def _require_fit(task: Task, method: AnyMethod, plan: Plan, probe: Clients, seed
 def _require_room(
     config: Config, shape: Sequence[int], classes: int, vocabulary: Vocabulary | None, most: int
 ) -> None:
-    """Refuse a model that no message this node reads could hold, before any memory is taken for it."""
+    """Refuse a model larger than the node's largest message, before memory is allocated for it."""
     try:
         size = model_bytes(config, shape, classes, vocabulary)
     except (RuntimeError, OverflowError) as error:  # more elements than can be counted
@@ -242,7 +246,7 @@ def _simulated(settings: RunSettings, context: Context) -> Node:
     client = int(str(context.node_config.get("partition-id", -1)))
     prepared = _prepared(settings.config.to_toml(), settings.seed, settings.data)
     if not 0 <= client < prepared.plan.clients:
-        raise InputError("partition-id", client, "is no client", f"Use 0 to {prepared.plan.clients - 1}.")
+        raise InputError("partition-id", client, "is not a client", f"Use 0 to {prepared.plan.clients - 1}.")
     noise = settings.noise or prepared.noise
     worker = ClientWorker(prepared.task, prepared.clients, prepared.method, settings.seed, noise)
     limit = settings.config.run.max_message or LARGEST_MESSAGE
@@ -254,5 +258,5 @@ def _simulated(settings: RunSettings, context: Context) -> Node:
 
 @functools.lru_cache(maxsize=1)
 def _prepared(text: str, seed: int, data: Path | None) -> Prepared:
-    """A worker of a simulation plays many clients in turn: it loads their data once."""
+    """The prepared experiment, cached: a worker of a simulation computes for many clients."""
     return prepare(parse_config(text), seed, data)

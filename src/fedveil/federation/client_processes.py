@@ -1,8 +1,8 @@
-"""A process that has imported what a node needs, and forks one process for each message that it is told to answer.
+"""A process that has imported what a node needs, and forks one process for each message.
 
-It reads one order per line from its standard input, and ends where that ends. It only imports: it opens no file of the
-node, draws no random number and starts no thread, so that every fork begins as a new interpreter would. It is run by
-its path, by `superexec.py`.
+It reads one order per line from its standard input, and ends at end of file. It only imports: it opens no file of the
+node, draws no random number and starts no thread, so that every fork is equivalent to a new interpreter. It is started
+by its path, by `superexec.py`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ CLIENT_APP = "fedveil.federation.client_app"
 
 def main(orders: IO[bytes]) -> None:
     """Fork a process for every order."""
-    with suppress(Exception):  # what cannot be imported fails again in the fork, which tells the server
+    with suppress(Exception):  # an import that fails, fails again in the fork, which reports it
         importlib.import_module(CLIENT_APP)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its input
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends at the end of its input
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks are not waited for
     for line in orders:
         if os.fork() == 0:
             _answer(json.loads(line))
 
 
 def _answer(order: dict[str, Any]) -> NoReturn:
-    """What Flower's `flwr-clientapp` does, then the end of this process."""
+    """Do what Flower's `flwr-clientapp` does, then end this process."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -44,7 +44,7 @@ def _answer(order: dict[str, Any]) -> NoReturn:
     os.close(nothing)
     code = 1
     try:
-        # Flower's own watch raises a signal that a main thread which waits for a lock never sees.
+        # Flower's own watcher raises a signal, which a main thread waiting for a lock does not handle.
         os.environ[PARENT] = str(order["parent_pid"])
         end_with_parent()
         certificates = validate_and_resolve_root_certificates(
@@ -58,7 +58,7 @@ def _answer(order: dict[str, Any]) -> NoReturn:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # what the parent would do at its end is not this process's to do
+        os._exit(code)  # without the parent's exit handlers
 
 
 if __name__ == "__main__":

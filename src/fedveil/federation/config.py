@@ -1,4 +1,4 @@
-"""What a node's own files say: which data it holds, and how it takes part. Nothing here comes from the server."""
+"""The configuration files of nodes and servers, written by their operators."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ from fedveil.validation import Section
 NODE_FILE = "node.toml"
 POLICY_FILE = "policy.toml"
 SERVER_FILE = "server.toml"
-REGISTRY = "registered.json"  # in the server's state: whose key is whose
-MEMBERS = "FEDVEIL_MEMBERS"  # in the environment of a run's process: where the registry is
-ROSTER = "FEDVEIL_ROSTER"  # in the environment of a run's process: where the server's roster is
-SESSION = "FEDVEIL_SESSION"  # in the environment of a node: what no other start of it knows
+REGISTRY = "registered.json"  # in the server's state: the owner of each key
+MEMBERS = "FEDVEIL_MEMBERS"  # environment variable of a run's process: the path of the registry
+ROSTER = "FEDVEIL_ROSTER"  # environment variable of a run's process: the path of the server's roster
+SESSION = "FEDVEIL_SESSION"  # environment variable of a node: a secret of this start of the node
 HOST = r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?"  # a name or an IPv4 address
 
 Reader = Literal["npz", "pictures", "table", "texts"]
 
 
 class DataSection(Section):
-    """Where a node's examples are and how they are read; paths are relative to the node's folder.
+    """The location and format of a node's examples; paths are relative to the node's folder.
 
     `npz`: arrays x and y. `pictures`: one folder per class. `table`: CSV or Parquet, with the schema that all
     nodes agreed on. `texts`: lines of a text, a tab and a label. `classes` fixes the order of the classes of pictures
-    and texts, so that label 3 means the same everywhere; of arrays it is their number.
+    and texts, so that labels mean the same on all nodes; for arrays it is the number of classes.
 
-    `records`, `classes` and `labels` (the classes that the node has examples of) are public: the server knows them,
-    and never anything that was counted in the data instead. Without `records` all examples count, and their number is
-    public.
+    `records`, `classes` and `labels` (the classes of the node's examples) are public: the server gets these declared
+    values, never values counted in the data. Without `records` all examples are used, and their number is public.
 
-    `person` names the column of a table that says whose row it is; the node then trains on at most `rows_per_person`
-    rows of each (1 if not given), which is public too.
+    `person` names the column of a table that identifies the person of a row; the node then trains on at most
+    `rows_per_person` rows of each person (default 1), which is public too.
     """
 
     reader: Reader
@@ -56,32 +55,32 @@ class DataSection(Section):
             raise InputError(
                 "data.schema",
                 None,
-                "a table needs the schema all nodes agreed on",
-                "See `fedveil deploy schema`.",
+                "a table needs the schema that all nodes agreed on",
+                "Make one with `fedveil deploy schema`.",
             )
         if self.reader in ("pictures", "texts") and not self.class_names:
             raise InputError(
                 "data.classes", None, f"{self.reader} need the classes in the agreed order", "List them."
             )
         if self.person is not None and self.reader != "table":
-            raise InputError("data.person", self.person, "only tables name people", "Leave it out.")
+            raise InputError("data.person", self.person, "only tables identify persons", "Leave it out.")
         check_persons(self.person, self.rows_per_person)
         return self
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The classes in their order; empty where only their number is given, or nothing."""
+        """The classes in their order; empty if only their number or nothing is given."""
         return self.classes if isinstance(self.classes, tuple) else ()
 
 
 class TestingSection(Section):
-    """Only for tests: noise that somebody can predict hides nothing."""
+    """For tests only: predictable noise gives no protection."""
 
     seeded_noise: bool = False
 
 
 class ConnectionSection(Section):
-    """How a node reaches the server and proves who it is."""
+    """How a node connects to the server and authenticates itself."""
 
     address: Annotated[str, Field(pattern=rf"^{HOST}:[0-9]{{1,5}}$")]
     ca: Path = Path("ca.crt")
@@ -104,11 +103,11 @@ class ServerConfig(Section):
     listen: Annotated[str, Field(pattern=r"^(localhost|[0-9]{1,3}(\.[0-9]{1,3}){3})$")] = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8443
     names: Annotated[tuple[str, ...], Field(min_length=1)] = ("127.0.0.1",)
-    """Under which names and addresses the nodes know it; its certificate holds them."""
+    """The server's names and addresses, which are in its certificate."""
     insecure: bool = False
     state: Path = Path("state")
     clients: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
-    """Which place on the client axis belongs to the node of this name, whose key is in `keys/NAME.pub`."""
+    """The client number of each node by name; the node's key is in `keys/NAME.pub`."""
 
     @model_validator(mode="after")
     def _safe(self) -> ServerConfig:
@@ -116,7 +115,9 @@ class ServerConfig(Section):
         places = list(self.clients.values())
         for name, client in self.clients.items():
             if places.count(client) > 1:
-                raise InputError(f"clients.{name}", client, "two nodes have this place", "Give each its own.")
+                raise InputError(
+                    f"clients.{name}", client, "two nodes have this client number", "Give each its own."
+                )
         return self
 
 
@@ -125,7 +126,7 @@ class NodeConfig(Section):
 
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     client: Annotated[int, Field(ge=0)]
-    """The node's place on the client axis; no two nodes have the same."""
+    """The node's position on the client axis, unique among the nodes."""
     state: Path = Path("state")
     data: DataSection
     connection: ConnectionSection | None = None
@@ -133,7 +134,7 @@ class NodeConfig(Section):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this name or address never leaves the machine."""
+    """Whether this name or address refers to this machine's loopback."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -141,12 +142,12 @@ def is_loopback(host: str) -> bool:
 
 
 def refuse_insecure(insecure: bool, hosts: Sequence[str]) -> None:
-    """Without TLS only on loopback."""
+    """Refuse connections without TLS, except on loopback."""
     for host in hosts if insecure else ():
         if not is_loopback(host):
             raise InputError(
                 "insecure",
                 host,
-                "without TLS everybody on the way can read and change what is sent",
+                "without TLS everybody on the network path can read and change messages",
                 "Leave insecure out, or use 127.0.0.1.",
             )

@@ -1,4 +1,4 @@
-"""`fedveil deploy init`: everything the operators of a server and its nodes need, in one folder to be shared out."""
+"""`fedveil deploy init`: everything the operators of a server and its nodes need, in one folder to be distributed."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ from fedveil.validation import parse_content
 
 @dataclass(frozen=True)
 class Federation:
-    """What `deploy init` is given."""
+    """The options of `deploy init`."""
 
     nodes: int
     names: tuple[str, ...] = ("127.0.0.1",)
     port: int = 8443
     methods: tuple[str, ...] = ("udp-fedavg",)
     sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The `[method]` sections of methods whose fields are known."""
+    """The `[method]` sections of methods with given fields."""
     adversary: Adversary = "server"
     epsilon: float | None = 8.0
-    """The limit that each node's policy begins with; None writes policies without one."""
+    """The initial limit of each node's policy; None writes policies without a limit."""
     delta: float = 1e-5
     minimum_cohort: int = 2
     reader: Reader = "npz"
@@ -63,12 +63,12 @@ class Federation:
     classes: tuple[str, ...] = ()
     insecure: bool = False
     trial: bool = False
-    """Make the nodes' identities of secure sums here too. Whoever made them can pose as every node."""
+    """Also create the nodes' identities for secure sums. Whoever creates them can impersonate every node."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What an experiment, or the command line, asks of the nodes' policies."""
+    """The policy settings that an experiment or the command line requires."""
 
     methods: tuple[str, ...]
     sections: Mapping[str, Mapping[str, Any]]
@@ -79,7 +79,7 @@ class Asked:
 def asked_by(
     config: Config, nodes: int, adversary: Adversary, epsilon: float | None, delta: float | None
 ) -> Asked:
-    """The method of an experiment, and the limit that one run of it needs; what is given goes before it."""
+    """The method of an experiment, and the limit that one run of it needs; explicit options take precedence."""
     delta = config.privacy.delta if delta is None else delta
     cohort = nodes if config.run.sampler == "all" else min(nodes, config.run.cohort or nodes)
     plan = Plan(nodes, cohort, config.run.sampler, config.run.rounds, 1, 1)
@@ -89,9 +89,9 @@ def asked_by(
         unit = unit_of(method, plan)
         rows = account(declared(method, plan, deployed=True), plan, delta)
         found = [r.epsilon for r in rows if r.unit == unit and r.adversary == adversary]
-        # shown to three digits, rounded up: the limit must let the run pass
+        # Rounded up to three digits, so that the limit allows the run.
         epsilon = None if not found or found[0] is None else _rounded_up(found[0])
-        epsilon = 8.0 if epsilon is None else epsilon  # refused below, with the reason
+        epsilon = 8.0 if epsilon is None else epsilon  # the method is refused below, with the reason
     return Asked((method.name.split("+")[0],), {method.name.split("+")[0]: settled.method}, epsilon, delta)
 
 
@@ -101,7 +101,7 @@ def _rounded_up(value: float) -> float:
 
 
 def _sections(federation: Federation, name: str) -> list[Mapping[str, Any]]:
-    """How a method may be meant: as the experiment has it; else as it is, or protecting records if it can."""
+    """Candidate sections of a method: the experiment's; else the defaults, or record level if supported."""
     if name in federation.sections:
         return [federation.sections[name]]
     plain = {"name": name}
@@ -109,7 +109,7 @@ def _sections(federation: Federation, name: str) -> list[Mapping[str, Any]]:
 
 
 def limited_units(federation: Federation) -> list[Unit]:
-    """The units that the methods protect; methods that prove nothing cannot be limited, and that is said."""
+    """The units that the methods protect; refuses methods that prove nothing, since any limit refuses them."""
     units: dict[Unit, None] = {}
     plan = Plan(federation.nodes, federation.nodes, "all", 1, 1, 1)
     for name in federation.methods:
@@ -130,20 +130,20 @@ def limited_units(federation: Federation) -> list[Unit]:
             "--method",
             list(federation.methods),
             "they protect different units, and a limit is on one",
-            "Name methods of one unit, or edit the policies afterwards.",
+            "Give methods of one unit, or edit the policies afterwards.",
         )
     return list(units)
 
 
 def _row(federation: Federation, method: AnyMethod, plan: Plan) -> Guarantee | None:
-    """What this method proves for its unit against the federation's adversary."""
+    """The guarantee of this method for its unit against the federation's adversary."""
     unit = unit_of(method, plan)
     rows = account(tuple(method.releases(plan)), plan, federation.delta)
     return next((r for r in rows if r.unit == unit and r.adversary == federation.adversary), None)
 
 
 def init(folder: Path, federation: Federation) -> list[Path]:
-    """Write the folder; returns the folders of the nodes. Nothing is written if anything is refused."""
+    """Write the folder; returns the folders of the nodes. If any setting is refused, nothing is written."""
     _check(folder, federation)
     units = limited_units(federation)
     server = _server(federation)
@@ -171,12 +171,12 @@ def init(folder: Path, federation: Federation) -> list[Path]:
 
 
 def _check(folder: Path, federation: Federation) -> None:
-    """Refuse what cannot become a federation."""
+    """Refuse settings that are inconsistent or would overwrite files."""
     if federation.nodes < federation.minimum_cohort:
         raise InputError(
             "--nodes",
             federation.nodes,
-            f"the policies ask for a cohort of {federation.minimum_cohort}",
+            f"the policies require a cohort of at least {federation.minimum_cohort}",
             f"Use at least {federation.minimum_cohort} nodes.",
         )
     if folder.exists() and any(folder.iterdir()):
@@ -186,7 +186,10 @@ def _check(folder: Path, federation: Federation) -> None:
     for name in federation.names:
         if not re.fullmatch(HOST, name):
             raise InputError(
-                "--server", name, "is neither a host name nor an IPv4 address", "Use such as fl.example.org."
+                "--server",
+                name,
+                "is neither a host name nor an IPv4 address",
+                "Use a name such as fl.example.org.",
             )
     if federation.schema is not None:
         read_schema(federation.schema)
@@ -204,7 +207,7 @@ def _server(federation: Federation) -> dict[str, Any]:
 
 
 def _write_server(folder: Path, federation: Federation, server: dict[str, Any]) -> None:
-    """The authority and the server's folder, with room for the nodes' public keys."""
+    """Write the authority and the server's folder, with a folder for the nodes' public keys."""
     authority, place = folder / "authority", folder / "server"
     for made in (authority, place, place / "keys"):
         made.mkdir(parents=True, mode=0o700)
@@ -219,7 +222,7 @@ def _write_server(folder: Path, federation: Federation, server: dict[str, Any]) 
 def _write_node(
     folder: Path, federation: Federation, content: dict[str, Any], policy: dict[str, Any]
 ) -> Path:
-    """A node's folder; its public key goes to the server's."""
+    """Write a node's folder, and its public key into the server's folder."""
     name = str(content["name"])
     own = folder / "nodes" / name
     own.mkdir(parents=True, mode=0o700)
@@ -235,7 +238,7 @@ def _write_node(
 
 
 def _write_roster(server: Path, nodes: Sequence[Path]) -> None:
-    """An identity for each node, and their roster everywhere: for a trial, where one person runs everything."""
+    """Write an identity for each node, and their roster to all folders; for trials run by one person."""
     for node in nodes:
         join(node)
     listed = change_roster(server / ROSTER_FILE, [node / PUBLIC_FILE for node in nodes])

@@ -1,8 +1,8 @@
-"""What a node declares about its data, and its data cut to that: what the server is told never depends on a record.
+"""Declared facts about a node's data, so that nothing visible to the server depends on a record.
 
-A server chooses its questions, so a node that refuses by what it holds answers them. Number of records, classes and
-label sets are therefore the operator's words in `node.toml`. Whether the data keeps to them is checked on the node,
-before it joins.
+A server chooses its requests, so refusals that depended on the data would disclose it. Number of records, classes and
+label sets are therefore declared by the operator in `node.toml`. Whether the data matches is checked on the node,
+before it joins; data that does not match is truncated or padded.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from fedveil.losses import Target
 
 @dataclass(frozen=True)
 class Declared:
-    """Public facts of a node's data.
+    """Public facts about a node's data.
 
     Attributes:
-        records: How many examples it trains on.
-        classes: How many classes there are; None where the node leaves that to the server.
-        labels: The classes it has examples of; None where it does not say.
-        target: What its labels are.
-        rows_per_person: How many records of one person there are at most; None where nothing names people.
+        records: Number of examples that it trains on.
+        classes: Number of classes; None to accept the server's.
+        labels: The classes of its examples; None if not declared.
+        target: The kind of its labels.
+        rows_per_person: The largest number of records of one person; None if the data does not identify persons.
     """
 
     records: int
@@ -37,14 +37,14 @@ class Declared:
     rows_per_person: int | None = None
 
     def label_set(self, classes: int) -> tuple[int, ...]:
-        """The classes that this node counts as holding, in a run of so many: all of them if it declares none."""
+        """The declared classes of this node, in a run of so many; all of them if it declares none."""
         return tuple(k for k in range(classes) if self.labels is None or k in self.labels)
 
 
 def fit(examples: Examples, records: int, end: int | None) -> Examples:
     """Exactly `records` examples with labels below `end`, where labels are not numbers.
 
-    What is beyond is left out; what is missing or has another label is an empty example (zeros, class 0).
+    Further examples are left out; missing ones and ones with another label become empty (zeros, class 0).
 
     **Guarantees** A changed record changes at most one example and never their number
     (`tests/unit/federation/test_declared.py::test_a_record_changes_one_example_and_never_their_number`).
@@ -61,7 +61,7 @@ def fit(examples: Examples, records: int, end: int | None) -> Examples:
 
 
 def made_up(like: Examples) -> Examples:
-    """One example of the shape and type of these that is not one of them, for checks whose outcome others learn."""
+    """An artificial example with the shape and dtype of these, for checks whose outcome is visible to the server."""
     if not like.x.is_floating_point():
         return Examples(torch.ones_like(like.x[:1]), like.y.new_zeros(1))
     shape = like.x.shape[1:]
@@ -69,11 +69,13 @@ def made_up(like: Examples) -> Examples:
 
 
 def check_held(held: Examples | TextExamples, declared: Declared, where: str) -> None:
-    """Refuse data that does not keep to what is declared. For the node's operator: the message speaks of the data."""
+    """Refuse data that does not match the declaration. For the node's operator only: the message contains data."""
     if len(held) < declared.records:
         raise DataError(
             f"{where}: {len(held)} examples where data.records declares {declared.records}. "
-            "Add examples, or declare fewer."
+            "Add examples, or declare fewer.",
+            field="data.records",
+            value=len(held),
         )
     labels = _labels(held)
     if declared.classes is not None and declared.target == "classes":
@@ -84,7 +86,9 @@ def check_held(held: Examples | TextExamples, declared: Declared, where: str) ->
     if other:
         raise DataError(
             f"{where}: there are examples of class {other[0]}, which data.labels does not declare. "
-            "Declare it, or remove them."
+            "Declare it, or remove them.",
+            field="data.labels",
+            value=other[0],
         )
 
 

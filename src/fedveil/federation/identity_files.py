@@ -1,4 +1,4 @@
-"""The keys of secure sums on disk: each node's identity, made on the node, and the roster that all nodes hold."""
+"""The keys of secure sums on disk: each node's identity, generated on the node, and the roster of all nodes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Listed:
-    """A roster, and which node is which client."""
+    """A roster with the client number of each node."""
 
     entries: tuple[Entry, ...]
 
@@ -47,16 +47,16 @@ class Listed:
 
     @property
     def digest(self) -> str:
-        """What operators compare: by telephone, not through the server."""
+        """The digest that operators compare over another channel than the server."""
         return self.roster.digest.hex()
 
 
 def join(folder: Path, *, rotate: bool = False) -> Entry:
-    """Make the node's identity; its public half is in `identity.toml`, to be given to the coordinator.
+    """Generate the node's identity; `identity.toml` has the public half, for the coordinator.
 
     Args:
-        folder: The node's.
-        rotate: Replace an existing identity. The old key signs nothing any more.
+        folder: The node's folder.
+        rotate: Replace an existing identity, whose key is not used any more.
     """
     config = read_toml(folder / NODE_FILE, NodeConfig)
     path = folder / IDENTITY_FILE
@@ -64,8 +64,8 @@ def join(folder: Path, *, rotate: bool = False) -> Entry:
         raise InputError(
             "identity",
             str(path),
-            "this node has an identity",
-            "Give identity.toml away, or make another with --rotate.",
+            "this node already has an identity",
+            "Send identity.toml to the coordinator, or generate another identity with --rotate.",
         )
     made = Identity.generate(config.name)
     path.unlink(missing_ok=True)
@@ -76,15 +76,15 @@ def join(folder: Path, *, rotate: bool = False) -> Entry:
 
 
 def read_identity(folder: Path) -> Identity:
-    """The node's own.
+    """Read the node's identity.
 
     Raises:
-        InputError: It has none, or others may read it.
+        InputError: It does not exist, or others may read it.
     """
     path = folder / IDENTITY_FILE
     name = read_toml(folder / NODE_FILE, NodeConfig).name
     if not path.exists():
-        raise InputError("identity", str(path), "is not there", "Run `fedveil deploy join` on this node.")
+        raise InputError("identity", str(path), "does not exist", "Run `fedveil deploy join` on this node.")
     if path.stat().st_mode & 0o077:
         raise InputError("identity", str(path), "others may read it", f"Run: chmod 600 {path}")
     try:
@@ -96,10 +96,10 @@ def read_identity(folder: Path) -> Identity:
 
 
 def read_roster(path: Path) -> Listed:
-    """The roster of this file.
+    """Read a roster file.
 
     Raises:
-        InputError: It is not there or damaged, or two entries have one key or one client.
+        InputError: It is missing or damaged, or two entries have the same key or client.
     """
     try:
         found = tomllib.loads(path.read_text())
@@ -111,7 +111,7 @@ def read_roster(path: Path) -> Listed:
         raise InputError(
             "roster",
             str(path),
-            "is not there",
+            "does not exist",
             "Collect the nodes' identity.toml with `fedveil deploy roster`, then `fedveil deploy trust` on each.",
         ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -121,24 +121,24 @@ def read_roster(path: Path) -> Listed:
         raise InputError("roster", str(path), "two nodes are the same client", "Give each its own.")
     if not entries:
         raise InputError("roster", str(path), "is empty", "Add nodes with `fedveil deploy roster`.")
-    listed.roster  # noqa: B018  refuses keys that are none or used twice
+    listed.roster  # noqa: B018  refuses invalid and repeated keys
     return listed
 
 
 def server_roster() -> Listed:
-    """The roster of the server whose run this process is."""
+    """The roster of the server that started this process."""
     return read_roster(Path(os.environ.get(ROSTER, ROSTER_FILE)))
 
 
 def change_roster(
     path: Path, add: Iterable[Path] = (), remove: Iterable[str] = (), *, replace: bool = False
 ) -> Listed:
-    """Add nodes by their `identity.toml`, remove those that leave or are revoked; returns the roster as written.
+    """Add nodes by their `identity.toml`, remove nodes that leave or are revoked; returns the new roster.
 
     Args:
-        path: The server's.
-        add: Files of new nodes.
-        remove: Names.
+        path: The server's roster file.
+        add: Identity files of new nodes.
+        remove: Names of nodes to remove.
         replace: Allow another key for a registered node (its key was rotated).
     """
     known = {entry.name: entry for entry in read_roster(path).entries} if path.exists() else {}
@@ -166,14 +166,14 @@ def change_roster(
 
 
 def trust(folder: Path, file: Path, digest: str) -> Listed:
-    """Make this the node's roster, if it has the digest that the operators agreed on and this node's own key."""
+    """Install this as the node's roster, if it has the agreed digest and contains this node's key."""
     listed, own = read_roster(file), read_identity(folder)
     if "".join(digest.split()).lower() != listed.digest:
         raise InputError(
             "--digest",
             digest,
             f"the roster has {listed.digest}",
-            "Somebody changed the roster or the digest: ask the other operators.",
+            "The roster or the digest was changed: ask the other operators.",
         )
     if listed.roster.keys.get(own.node) != own.public:
         raise InputError(

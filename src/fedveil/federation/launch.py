@@ -1,4 +1,4 @@
-"""Start a run on Flower and wait for its result: in a simulation of its own, or on a running federation."""
+"""Start a run on Flower and wait for its result: in a simulation, or on a running federation."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ _RAY_GAVE_UP = "The current node timed out during startup"
 
 
 class RayNotStartedError(FedveilError):
-    """Ray gives itself half a minute to start, which a busy machine may exceed."""
+    """Ray did not start within its own timeout of half a minute, which happens on busy machines."""
 
 
 def simulate(settings: RunSettings, prepared: Prepared, callbacks_for: CallbacksFor) -> Result:
-    """Run on Flower's simulation, with a SuperLink of our own that ends with the run."""
+    """Run on Flower's simulation, with a SuperLink that is started for this run only."""
     check_method(prepared, settings.seed)  # refuses before anything is started
     finished = ResultFolder(settings.folder)
     finished.require_numerics(current_numerics(settings.config.method["name"]))
@@ -85,8 +85,8 @@ def simulate(settings: RunSettings, prepared: Prepared, callbacks_for: Callbacks
 def submit(settings: RunSettings, home: Path, callbacks_for: CallbacksFor = lambda _plan: ()) -> Result:
     """Submit a run to the SuperLink that `home` (a Flower home) names, and wait for its result.
 
-    The run's folder is written by the server; it must be on this machine or on a disk that both see. A run of the same
-    settings that is going on is followed, not submitted again.
+    The run's folder is written by the server; it must be on this machine or on a shared disk. If a run of the same
+    settings is already running, it is followed instead of submitted again.
     """
     config = with_shape(settings.config, settings.data)
     section, clients = config.run, config.partition.clients or 1
@@ -94,7 +94,7 @@ def submit(settings: RunSettings, home: Path, callbacks_for: CallbacksFor = lamb
         config, Plan(clients, section.cohort or clients, section.sampler, section.rounds)
     )
     config = config.model_copy(update={"run": config.run.model_copy(update={"federation": None})})
-    settings = replace(settings, config=config)  # what nodes need not know is not sent to them
+    settings = replace(settings, config=config)  # only settings that nodes need are sent to them
     finished = ResultFolder(settings.folder)
     finished.require_numerics(current_numerics(settings.config.method["name"]))
     if finished.finished:
@@ -104,7 +104,7 @@ def submit(settings: RunSettings, home: Path, callbacks_for: CallbacksFor = lamb
     plan = Plan(clients, section.cohort or clients, section.sampler, section.rounds)
 
     def start() -> str:
-        return _going_on(settings, home) or _submit(settings, home, [])
+        return _running_attempt(settings, home) or _submit(settings, home, [])
 
     return _follow(settings, home, start, callbacks_for(plan), plan)
 
@@ -120,9 +120,9 @@ def server_home(config: Config) -> Path:
 
 
 def with_shape(config: Config, data_dir: Path | None) -> Config:
-    """The configuration with shape, classes and loss of the server's test set or schema, where it does not say them.
+    """The configuration with missing shape, classes and loss taken from the server's test set or schema.
 
-    What the nodes are told is then complete: they compare it with their own data.
+    Nodes compare these with their own data.
     """
     if vocabulary_on_nodes(config) is not None:
         length = (config.task.text or TextSection()).length
@@ -154,7 +154,7 @@ def require_flower(engine: str) -> None:
 
 
 def write_app(folder: Path, settings: RunSettings) -> Path:
-    """An app for `flwr run` that brings no code: it names fedveil's own apps and holds the run's settings."""
+    """Write an app for `flwr run` without code: it names fedveil's own apps and contains the run's settings."""
     folder.mkdir(parents=True, exist_ok=True)
     content = {
         "project": {
@@ -179,7 +179,7 @@ def write_app(folder: Path, settings: RunSettings) -> Path:
 
 
 def surroundings(home: Path) -> dict[str, str]:
-    """The environment of every program: nothing calls home, and relative places of modules still hold."""
+    """The environment of every program: without telemetry, and with absolute module paths."""
     paths = [
         str(Path(part).absolute()) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part
     ]
@@ -187,17 +187,17 @@ def surroundings(home: Path) -> dict[str, str]:
 
 
 def program(name: str) -> str:
-    """Flower's command of this name, beside our own interpreter or on the path."""
+    """The path of this Flower command, beside the Python interpreter or on PATH."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise FedveilError(f"{name} is not installed. {install('flower')}")
+        raise FedveilError(f"{name} is not installed. {install('flower')}", field="program", value=name)
     return found
 
 
 @contextmanager
 def _simulating(link: ServerConfig, home: Path) -> Iterator[None]:
-    """A SuperLink of our own on loopback that simulates its nodes: up when this begins and gone when it ends."""
+    """Run a SuperLink on loopback that simulates its nodes, for the duration of the context."""
     command = [*own_program("superlink"), "--insecure", "--simulation"]
     command += ["--host", link.listen, "--port", str(link.port), "--disable-runtime-dependency-installation"]
     log = home / "superlink.log"
@@ -215,7 +215,8 @@ def _simulating(link: ServerConfig, home: Path) -> Iterator[None]:
         while not is_up(link, home):
             if process.poll() is not None or time.monotonic() > end:
                 raise FedveilError(
-                    f"Flower's SuperLink did not start:\n{_last_lines(log.read_text(errors='replace'))}"
+                    f"Flower's SuperLink did not start:\n{_last_lines(log.read_text(errors='replace'))}",
+                    field="superlink",
                 )
             time.sleep(_LOOK_EVERY)
         yield
@@ -224,7 +225,7 @@ def _simulating(link: ServerConfig, home: Path) -> Iterator[None]:
 
 
 def stop(process: subprocess.Popen[bytes], timeout: float = 10.0) -> None:
-    """End a process that we started, and all that it started: Flower's simulation does not notice when it is alone."""
+    """End a process and all its descendants, since Flower's simulation does not end with its parent."""
     started = family(process.pid)[1:]
     if process.poll() is None:
         process.terminate()
@@ -242,7 +243,7 @@ def stop(process: subprocess.Popen[bytes], timeout: float = 10.0) -> None:
 
 
 def family(process: int) -> list[int]:
-    """A process and all that descend from it, parents first."""
+    """A process and its descendants, parents first."""
     parents = _parents()
     found = [process]
     for one in found:
@@ -251,7 +252,7 @@ def family(process: int) -> list[int]:
 
 
 def _parents() -> dict[int, int]:
-    """Of every process that has not ended; from /proc where there is one, since small images come without `ps`."""
+    """The parent of every running process; from /proc if it exists, since small images have no `ps`."""
     if not Path("/proc/self/stat").exists():
         command = ["ps", "-A", "-o", "pid=,ppid=,stat="]
         listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -260,7 +261,9 @@ def _parents() -> dict[int, int]:
     found = {}
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            after_name = (place / "stat").read_text().rpartition(")")[2]  # the name may hold anything
+            after_name = (
+                (place / "stat").read_text().rpartition(")")[2]
+            )  # the name may contain any characters
             state, parent = after_name.split()[:2]
             if state != "Z":
                 found[int(place.name)] = int(parent)
@@ -283,10 +286,16 @@ def _follow(
             if folder.finished:
                 return folder.read()
             if problem.exists():
-                told = problem.read_text()
-                raise _cancelled(number) if _status(home, number) == STOPPED else FedveilError(told)
+                text = problem.read_text()
+                raise (
+                    _cancelled(number)
+                    if _status(home, number) == STOPPED
+                    else FedveilError(text, field="run", value=number)
+                )
             if silent >= _TRIES:
-                raise FedveilError("the server does not answer any more. Submit the run again to resume it.")
+                raise FedveilError(
+                    "the server no longer answers. Submit the run again to resume it.", field="server"
+                )
             if time.monotonic() - asked > _ASK_EVERY:
                 status = _status(home, number)
                 silent = 0 if status else silent + 1
@@ -297,19 +306,25 @@ def _follow(
                     shown = _flwr(home, "log", number, CONNECTION, "--show").stdout
                     if _RAY_GAVE_UP in shown:
                         raise RayNotStartedError("Ray did not start: the machine is busy. Try again later.")
-                    raise FedveilError(f"the run ended without a result ({status}):\n{_last_lines(shown)}")
+                    raise FedveilError(
+                        f"the run ended without a result ({status}):\n{_last_lines(shown)}",
+                        field="run",
+                        value=number,
+                    )
             time.sleep(_LOOK_EVERY)
 
 
 def _cancelled(number: str) -> FedveilError:
     return FedveilError(
-        f"run {number} was cancelled. What nodes were charged for its rounds stays charged; "
-        "submit it again to go on from its last checkpoint."
+        f"run {number} was cancelled. Nodes keep the charges for its rounds; "
+        "submit it again to resume from its last checkpoint.",
+        field="run",
+        value=number,
     )
 
 
-def _going_on(settings: RunSettings, home: Path) -> str | None:
-    """Flower's number of the last attempt of this run, if the server is still at it."""
+def _running_attempt(settings: RunSettings, home: Path) -> str | None:
+    """Flower's number of the last attempt of this run, if it is still running."""
     kept = settings.folder / RUN
     number = kept.read_text().strip() if kept.exists() else ""
     status = _status(home, number) if number else ""
@@ -317,7 +332,7 @@ def _going_on(settings: RunSettings, home: Path) -> str | None:
 
 
 def _submit(settings: RunSettings, home: Path, arguments: Sequence[str]) -> str:
-    """Flower's number of the run that was started; a server that is slow to answer is asked again."""
+    """Start the run and return Flower's number of it; a server that is slow to answer is asked again."""
     with tempfile.TemporaryDirectory(prefix="run-", dir=home) as place:
         app = write_app(Path(place) / "fedveil-run", settings)
         for _ in range(_TRIES):
@@ -327,11 +342,13 @@ def _submit(settings: RunSettings, home: Path, arguments: Sequence[str]) -> str:
                 settings.folder.mkdir(parents=True, exist_ok=True)
                 write_atomically(settings.folder / RUN, str(answer["run-id"]).encode())
                 return str(answer["run-id"])
-    raise FedveilError(f"the run could not be submitted:\n{_last_lines(done.stdout + done.stderr)}")
+    raise FedveilError(
+        f"the run could not be submitted:\n{_last_lines(done.stdout + done.stderr)}", field="submit"
+    )
 
 
 def _status(home: Path, number: str) -> str:
-    """What the server says of a run: pending, starting, running, finished:...; nothing if it does not answer."""
+    """The status of a run: pending, starting, running, finished:...; empty if the server does not answer."""
     done = _flwr(home, "list", CONNECTION, "--run-id", number, "--format", "json")
     runs = _json(done.stdout).get("runs") or [{}]
     return str(runs[0].get("status", ""))
@@ -353,7 +370,7 @@ def _flwr(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _json(text: str) -> dict[str, Any]:
-    """The JSON object that a command ended with, whatever it said before."""
+    """The JSON object at the end of a command's output."""
     start = text.find("{")
     try:
         found: dict[str, Any] = json.loads(text[start:]) if start >= 0 else {}
@@ -364,7 +381,7 @@ def _json(text: str) -> dict[str, Any]:
 
 @contextmanager
 def _terminated_by_exception() -> Iterator[None]:
-    """SIGTERM as an exception, so that the processes we started end with us."""
+    """Raise an exception on SIGTERM, so that started processes are ended too."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -376,7 +393,7 @@ def _terminated_by_exception() -> Iterator[None]:
 
 
 def _call_round_ends(folder: ResultFolder, callbacks: Sequence[Callback], plan: Plan, known: int) -> int:
-    """Call the callbacks for the rounds after `known`; the last one. Only the server knows a round's model."""
+    """Call the callbacks for the rounds after `known`, without models; returns the last round."""
     for line in folder.rounds():
         number = int(line["round"])
         if number <= known:

@@ -1,4 +1,4 @@
-"""Who the nodes are by their keys: what the server registered, for the process of a run."""
+"""The server's registry of nodes by their keys, for the process of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedveil.federation.config import MEMBERS
 
 
 def registered_members() -> Mapping[int, Member] | None:
-    """The registered nodes by Flower's number, which a node proves with its key; None where there are no keys."""
+    """The registered nodes by Flower's number, which a node authenticates with its key; None without keys."""
     place = os.environ.get(MEMBERS)
     if place is None:
         return None
@@ -27,10 +27,12 @@ def registered_members() -> Mapping[int, Member] | None:
             for name, entry in entries.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FedveilError(f"{place}: the registered nodes cannot be read. Restart the server.") from error
+        raise FedveilError(
+            f"{place}: the registered nodes cannot be read. Restart the server.", field="registry"
+        ) from error
 
 
 def key_fingerprint(line: str) -> str:
-    """Of a public key in OpenSSH's format, as `ssh-keygen -lf node.pub` prints it."""
+    """The fingerprint of a public key in OpenSSH's format, as `ssh-keygen -lf node.pub` prints it."""
     digest = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
     return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"

@@ -15,11 +15,11 @@ from fedveil.secure_sum.round_store import RoundStore
 from fedveil.validation import read_toml
 
 _THIS_PROCESS = primitives.random_key()
-"""The session of a node that was not started by `fedveil deploy node`: no other process knows it."""
+"""The session secret of a node that was not started by `fedveil deploy node`."""
 
 
 def open_membership(folder: Path) -> Membership:
-    """The node's identity, roster and memory.
+    """Open the node's identity, roster and journal.
 
     Raises:
         InputError: It has no identity or no roster.
@@ -27,8 +27,8 @@ def open_membership(folder: Path) -> Membership:
     config = read_toml(folder / NODE_FILE, NodeConfig)
     place = folder / config.state / "secure"
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
-    told = os.environ.get(SESSION)
-    session = _THIS_PROCESS if told is None else bytes.fromhex(told)
+    given = os.environ.get(SESSION)
+    session = _THIS_PROCESS if given is None else bytes.fromhex(given)
     return Membership(
         read_identity(folder),
         read_roster(folder / ROSTER_FILE).roster,
@@ -39,6 +39,6 @@ def open_membership(folder: Path) -> Membership:
 
 
 def roster_digest(folder: Path) -> str:
-    """What the node tells the server of its roster; empty where it has none."""
+    """The digest of the node's roster, which it sends to the server; empty if it has none."""
     path = folder / ROSTER_FILE
     return read_roster(path).digest if path.exists() else ""

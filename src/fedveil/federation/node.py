@@ -31,9 +31,9 @@ from fedveil.validation import read_toml
 
 
 class NodeClients:
-    """The one client that lives here, under its index on the client axis. No other's data can be asked for.
+    """The single client of a node, under its index on the client axis.
 
-    `declared` are the classes that it counts as holding, whatever is in the examples.
+    `declared` are the classes that it declares, regardless of its examples.
     """
 
     def __init__(self, client: int, examples: Examples, declared: tuple[int, ...]) -> None:
@@ -59,26 +59,26 @@ class NodeClients:
 
 @dataclass(frozen=True)
 class Node:
-    """Everything a node brings along. None of it comes from the server."""
+    """Everything that a node reads from its own folder. None of it comes from the server."""
 
     directory: Path
     name: str
     client: int
     noise: NoiseSource
-    """Where privacy noise comes from: entropy, unless the node's own file says that this is a test."""
+    """The source of privacy noise: entropy, unless the node's own file declares a test."""
     state: Path
-    """A folder, private to the node, that survives restarts."""
+    """The node's private folder for state that persists across restarts."""
     held: Examples | TextExamples
     brightness: tuple[float, float]
-    """The mean and deviation that lead back from the values of images to brightness 0 to 1."""
+    """The mean and standard deviation that convert pixel values back to brightness 0 to 1."""
     declared: Declared
     guard: PolicyGuard
     schema: TableSchema | None = None
-    """Of a table."""
+    """The schema of a table."""
 
     @property
     def examples(self) -> Examples:
-        """What this node trains on, where it holds numbers."""
+        """The node's training examples, for numeric data."""
         if isinstance(self.held, TextExamples):
             raise InputError(
                 "data.reader",
@@ -89,16 +89,16 @@ class Node:
         return self.held
 
     def features(self, made: FeatureMap) -> Examples:
-        """What this node trains on, where the model reads features of its images; kept in its state folder."""
+        """The node's training examples as features of its images; cached in its state folder."""
         mean, std = ((value,) * self.examples.x.shape[1] for value in self.brightness)
         return examples_as_features(made, self.examples, mean, std, self.state / FOLDER)
 
     def tokens(self, vocabulary: Vocabulary, *, length: int, too_long: TooLong) -> Examples:
-        """What this node trains on, where it holds texts: one example for each."""
+        """The node's training examples for texts, one for each text."""
         if isinstance(self.held, Examples):
             raise InputError(
                 "data.reader",
-                "not texts",
+                "numbers",
                 "this node holds numbers, the model reads texts",
                 "Choose another model.",
             )
@@ -107,26 +107,26 @@ class Node:
 
 
 def open_node(directory: Path | str) -> Node:
-    """The node of this folder (`node.toml`, `policy.toml`), its data read and its ledger verified."""
+    """Open the node of this folder (`node.toml`, `policy.toml`): read its data and verify its ledger."""
     folder = Path(directory).absolute()
     config = read_toml(folder / NODE_FILE, NodeConfig)
     policy = read_toml(folder / POLICY_FILE, Policy)
     held = read_held(config.data, folder)
     if len(held) == 0:
-        raise DataError(f"{folder / config.data.path}: there is no example in it.")
+        raise DataError(f"{folder / config.data.path}: contains no example. Add examples.", field="data.path")
     state = folder / config.state
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     declared = _declared(config.data, folder, len(held))
     guard = PolicyGuard(config.name, policy, state, declared.records)
     noise: NoiseSource = "seeded" if config.testing.seeded_noise else "entropy"
-    # Pictures are read as (brightness - 1/2) / (1/2); arrays hold the brightness itself where features are computed.
+    # Pictures are read as (brightness - 1/2) / (1/2); arrays contain brightness where features are computed.
     brightness = (0.5, 0.5) if config.data.reader == "pictures" else (0.0, 1.0)
     schema = _schema(config.data, folder)
     return Node(folder, config.name, config.client, noise, state, held, brightness, declared, guard, schema)
 
 
 def checked_node(directory: Path | str) -> Node:
-    """The node of this folder, its data checked against what it declares; for its operator, before it joins."""
+    """Open the node of this folder and check its data against the declaration; for its operator, before it joins."""
     node = open_node(directory)
     check_held(node.held, node.declared, str(node.directory / NODE_FILE))
     return node
@@ -149,20 +149,28 @@ def read_held(data: DataSection, folder: Path) -> Examples | TextExamples:
     """The examples that `[data]` describes."""
     path = folder / data.path
     if not path.exists():
-        raise DataError(f"{path}: is not there. Put this node's data there, or change [data] in {NODE_FILE}.")
+        raise DataError(
+            f"{path}: does not exist. Put this node's data there, or change [data] in {NODE_FILE}.",
+            field="data.path",
+            value=str(path),
+        )
     if data.reader == "npz":
         return examples_from_arrays(*read_npz(path), field=str(path))
     classes = data.class_names
     if data.reader == "texts":
         texts = read_labelled_texts(path, classes)
         blank = next((place for place, text in enumerate(texts.texts, 1) if not text.strip()), None)
-        if blank is not None:  # whichever vocabulary a run brings, every text is an example
-            raise DataError(f"{path}: line {blank} has no text. Remove it.")
+        if blank is not None:  # every text must be an example, with any vocabulary
+            raise DataError(f"{path}: line {blank} has no text. Remove it.", field="line", value=blank)
         return texts
     if data.reader == "pictures":
         listed = list_pictures(path, classes)
         if not listed:
-            raise DataError(f"{path}: there is no folder of any of the classes {', '.join(classes)}.")
+            raise DataError(
+                f"{path}: contains no folder of any of the classes {', '.join(classes)}. Check data.classes.",
+                field="data.classes",
+                value=tuple(classes),
+            )
         half = (0.5,) * data.channels
         pixels = read_pictures([picture for picture, _ in listed], data.channels)
         x, _, _ = images_from_bytes(pixels, half, half)

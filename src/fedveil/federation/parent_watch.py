@@ -1,7 +1,7 @@
-"""Programs that do not outlive the one for which they were started, however that ended.
+"""End a program when the process for which it was started has ended, even if that was killed.
 
-Flower's programs end when they are told to. If whoever would have told them was killed, a SuperLink would keep its
-port, and a simulation would train on, for nobody. This file imports nothing of fedveil: see the programs beside it.
+Flower's programs end only on request. If the requesting process is killed, a SuperLink would keep its port, and a
+simulation would continue to train. This file does not import fedveil: see the programs beside it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import signal
 import threading
 import time
 
-PARENT = "FEDVEIL_PARENT"  # the number of the process to end with; handed on to all that is started
+PARENT = "FEDVEIL_PARENT"  # the id of the process to end with; inherited by child processes
 _LAST_SECONDS = 20.0
 
 
 def end_with_parent() -> None:
-    """From now on, end this process when the one that `PARENT` names has ended; without such a name, do nothing."""
+    """End this process when the process named by `PARENT` has ended; do nothing if none is named."""
     if named := os.environ.get(PARENT):
         threading.Thread(target=_watch, args=(int(named),), daemon=True).start()
 
@@ -32,6 +32,6 @@ def _watch(parent: int) -> None:
 def _lives(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except OSError:  # nobody has this number, or somebody else has it now
+    except OSError:  # no such process, or the id was reused
         return False
     return True

@@ -1,12 +1,11 @@
-"""A node's own privacy policy: what it agrees to, kept and enforced on the node, whatever the server says.
+"""A node's own privacy policy: the runs it accepts, enforced on the node independently of the server.
 
 The node accounts for every round itself, from the method's releases, as a round in which it participated: it cannot
-check how the server draws cohorts, so it claims no amplification by sampling. What a round costs is written to the
-node's own ledger, and confirmed by its disk, before anything is computed. A round that is asked for again draws fresh
-noise and is charged again.
+check how the server draws cohorts, so it claims no amplification by sampling. A round is charged to the node's own
+ledger, and confirmed by its disk, before anything is computed. A repeated round draws fresh noise and is charged again.
 
-What a limit means depends on the adversary. Against the `server` the node relies on nobody. Against an `observer` or
-another `client` it relies on the server to publish only the aggregate, over as many clients as it announced.
+The meaning of a limit depends on the adversary. Against the `server` the node trusts nobody. Against an `observer` or
+another `client` it trusts the server to publish only the aggregate, over as many clients as it announced.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from fedveil.validation import Section
 
 
 class Limit(Section):
-    """The most that `adversary` may ever learn of one `unit` of this node: (epsilon, delta), over all runs."""
+    """The largest (epsilon, delta) for one `unit` of this node against `adversary`, over all runs."""
 
     unit: Unit
     adversary: Adversary
@@ -51,16 +50,16 @@ class Policy(Section):
     """`policy.toml`. A method that proves nothing against a limit's adversary exceeds that limit."""
 
     methods: Annotated[tuple[str, ...], Field(min_length=1)]
-    """The methods this node takes part in, by name."""
+    """The names of the methods that this node accepts."""
     minimum_cohort: Annotated[int, Field(ge=1)] = 2
-    """The fewest clients, this one included, among which the node's update may be."""
+    """The smallest cohort, this node included, in which the node participates."""
     maximum_message: Annotated[int, Field(ge=1)] = 256 << 20
-    """The largest message, in bytes, that the node reads, the largest model that it builds, and the most memory that a
-    method's fields may ask for."""
+    """The limit, in bytes, for messages that the node reads, models that it builds, and memory that a method's fields
+    require."""
     maximum_steps: Annotated[int, Field(ge=1)] = 5_000_000
-    """The most training steps of one exchange, and the largest whole number that a configuration may hold."""
+    """The largest number of training steps of one exchange, and the largest whole number in a configuration."""
     colluders: Annotated[int, Field(ge=0)] = DEFAULT_COLLUDERS
-    """The fewest clients that may collude with the server without harm to a secure sum that this node joins."""
+    """The number of clients colluding with the server that a secure sum must tolerate at least."""
     limit: tuple[Limit, ...] = ()
 
     @field_validator("methods")
@@ -75,14 +74,16 @@ class Policy(Section):
 
 
 class RefusedError(FedveilError):
-    """What a node will not do, and which of its rules says so.
+    """A node refuses a round because of a rule of its policy.
 
-    `node` is its name, `limit` the rule, `would` the epsilon it would have spent with this round (None where the
-    rule is not about epsilon or nothing would be proven).
+    `node` is its name, `field` the key of the rule, `limit` the rule in words, `would` the epsilon including this round
+    (None where the rule is not about epsilon or nothing would be proven).
     """
 
-    def __init__(self, node: str, what: str, limit: str, problem: str, would: float | None = None) -> None:
-        super().__init__(f"node {node} refuses {what}: {problem}. Its policy: {limit}.")
+    def __init__(
+        self, node: str, what: str, field: str, limit: str, problem: str, would: float | None = None
+    ) -> None:
+        super().__init__(f"node {node} refuses {what}: {problem}. Its policy: {limit}.", field=field)
         self.node = node
         self.limit = limit
         self.would = would
@@ -90,17 +91,17 @@ class RefusedError(FedveilError):
 
 @dataclass(frozen=True)
 class Spent:
-    """How much of one limit is used; epsilon None: something was released that proves nothing against it."""
+    """The spent part of one limit; epsilon None: a release without a guarantee against its adversary was made."""
 
     limit: Limit
     epsilon: float | None
 
 
 class PolicyGuard:
-    """Admits rounds that the policy allows, and remembers them across restarts. Safe for several processes."""
+    """Admits rounds that the policy allows, and records them persistently. Safe for concurrent processes."""
 
     def __init__(self, node: str, policy: Policy, state: Path, records: int) -> None:
-        """`state` is the folder of the node's ledger; `records` the number of examples that the node holds."""
+        """Open the ledger in the folder `state`; `records` is the node's number of examples."""
         self.node = node
         self.policy = policy
         self._records = records
@@ -121,13 +122,13 @@ class PolicyGuard:
     ) -> None:
         """Charge round `round` (from 1) of `run` to this node, or raise `RefusedError` and charge nothing.
 
-        To be called before each exchange with the very method, plan and seed that the node will compute with;
-        `announced` is the size of the cohort that the server's message tells, 0 if it tells none. The exchanges of a
-        round are charged with its first; an exchange that does not follow the last one admitted starts it anew.
+        Call it before each exchange with the method, plan and seed that the node will use. `announced` is the size of
+        the cohort in the server's message, 0 if it has none. The exchanges of a round are charged with its first; an
+        exchange that does not follow the last admitted one starts the round again.
         """
         what = f"round {round} of run {run} ({method.name})"
         self._check(what, round, method, plan, exchange, announced)
-        priced = _as_seen_here(plan, announced)
+        priced = _as_participant(plan, announced)
         due = [
             replace(release, participation="charged")
             for release in method.releases(priced)
@@ -137,13 +138,14 @@ class PolicyGuard:
             self.ledger.refresh()
             progress = self._read_progress()
             known = progress.get(run)
-            # The seed decides in which exchange of a round a record is read: another would read it twice.
+            # The seed decides in which exchange of a round a record is used: with another it would be used twice.
             digest = hashlib.sha256(f"{method!r}\x1f{plan!r}\x1f{seed}".encode()).hexdigest()
             if known is not None and known["digest"] != digest:
                 raise RefusedError(
                     self.node,
                     what,
-                    "a run keeps the method and the plan it began with, and its seed",
+                    "plan",
+                    "a run keeps its initial method, plan and seed",
                     "the server changed the plan, the method's fields or the seed",
                 )
             follows = known is not None and known["round"] == round and known["exchange"] < exchange
@@ -151,6 +153,7 @@ class PolicyGuard:
                 raise RefusedError(
                     self.node,
                     what,
+                    "cohort",
                     "the cohort of a round keeps its size",
                     f"the server announced {priced.cohort} clients after {known['cohort']}",
                 )
@@ -166,7 +169,7 @@ class PolicyGuard:
             write_atomically(self._progress, (json.dumps(progress) + "\n").encode())
 
     def spent(self) -> tuple[Spent, ...]:
-        """What all runs so far used of each limit."""
+        """The part of each limit spent by all runs so far."""
         self.ledger.refresh()
         rounds = self.ledger.rounds()
         return tuple(
@@ -176,29 +179,36 @@ class PolicyGuard:
     def _check(
         self, what: str, round: int, method: AnyMethod, plan: Plan, exchange: int, announced: int
     ) -> None:
-        """The rules that need no ledger."""
-        base = method.name.split("+")[0]  # wrappers are named after what they wrap
+        """Check the rules that need no ledger."""
+        base = method.name.split("+")[0]  # a wrapped method's name starts with the inner method's
         policy = self.policy
-        problem: tuple[str, str] | None = None
+        problem: tuple[str, str, str] | None = None
         if base not in policy.methods:
-            problem = f"methods = {list(policy.methods)}", f"{base} is not among the methods"
+            problem = "methods", f"methods = {list(policy.methods)}", f"{base} is not among the methods"
         elif not 1 <= round <= plan.rounds or not 0 <= exchange < method.exchanges(plan):
             problem = (
+                "exchange",
                 f"the plan has {plan.rounds} rounds of {method.exchanges(plan)} exchanges",
                 f"there is no exchange {exchange} in round {round}",
             )
         elif plan.cohort < policy.minimum_cohort or 0 < announced < policy.minimum_cohort:
             cohort = announced or plan.cohort
-            problem = f"minimum_cohort = {policy.minimum_cohort}", f"the cohort has {cohort} clients"
+            problem = (
+                "minimum_cohort",
+                f"minimum_cohort = {policy.minimum_cohort}",
+                f"the cohort has {cohort} clients",
+            )
         elif announced > (plan.clients if plan.sampler == "poisson" else plan.cohort):
             problem = (
+                "cohort",
                 f"the plan has {plan.clients} clients, {plan.cohort} in a cohort",
-                f"the server announced {announced}, which would thin the noise",
+                f"the server announced {announced}, which would reduce the noise",
             )
         elif not plan.records_per_client <= self._records <= plan.largest_client:
             problem = (
+                "records",
                 f"the plan is for {plan.records_per_client} to {plan.largest_client} records per client",
-                f"this node holds {self._records}, so the plan's epsilon would not be its own",
+                f"this node has {self._records}, so the plan's epsilon would not apply to it",
             )
         if problem is not None:
             raise RefusedError(self.node, what, *problem)
@@ -210,10 +220,12 @@ class PolicyGuard:
         for limit in self.policy.limit:
             row = self._cost(total, limit)
             if row.epsilon is None:
-                raise RefusedError(self.node, what, str(limit), f"nothing would be proven: {row.reason}")
+                raise RefusedError(
+                    self.node, what, "limit", str(limit), f"nothing would be proven: {row.reason}"
+                )
             if row.epsilon > limit.epsilon:
                 problem = f"its epsilon would be {row.epsilon:.4g} with this round"
-                raise RefusedError(self.node, what, str(limit), problem, row.epsilon)
+                raise RefusedError(self.node, what, "limit", str(limit), problem, row.epsilon)
 
     @staticmethod
     def _cost(rounds: Rounds, limit: Limit) -> Guarantee:
@@ -226,19 +238,28 @@ class PolicyGuard:
         except FileNotFoundError:
             return {}
         except ValueError as error:
-            raise LedgerError(f"{self._progress}: damaged; restore it from a copy") from error
+            raise LedgerError(
+                f"{self._progress}: damaged. Restore it from a copy.", field="progress"
+            ) from error
         if progress and not len(self.ledger):
-            raise LedgerError(f"{self.ledger.path}: the privacy ledger has disappeared")
+            raise LedgerError(
+                f"{self.ledger.path}: the privacy ledger has disappeared. Restore it from a copy.",
+                field="ledger",
+            )
         return progress
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Admission is one step: no two processes may both find room for the last round."""
+        """Make admission atomic, so that two processes cannot both spend the rest of a limit."""
         try:
             self._lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             file = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise LedgerError(f"{self._lock}: the node's state cannot be written ({error})") from error
+            raise LedgerError(
+                f"{self._lock}: the node's state cannot be written: {error.strerror}. Fix its folder.",
+                field="file",
+                value=error.strerror,
+            ) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -246,8 +267,8 @@ class PolicyGuard:
             os.close(file)
 
 
-def _as_seen_here(plan: Plan, announced: int) -> Plan:
-    """The plan of a node that is in the cohort: of the size that sets the noise of its own upload."""
+def _as_participant(plan: Plan, announced: int) -> Plan:
+    """The plan of a participating node, with the cohort size that determines the noise of its upload."""
     if plan.sampler != "poisson":
         return plan
     return replace(plan, sampler="fixed", cohort=max(announced, plan.cohort))

@@ -1,7 +1,7 @@
-"""Start, watch and stop the processes of a server or a node: Flower's own programs, with everything safe switched on.
+"""Start, supervise and stop the processes of a server or a node: Flower's programs with secure options.
 
-A folder (of a server or a node) has at most one running process. It holds a lock on `pid` in its state folder for as
-long as it lives, so that a number left behind by a crash is never mistaken for it.
+A folder (of a server or a node) has at most one running process. It holds a lock on `pid` in its state folder while it
+runs, so that a process id left behind by a crash is never mistaken for it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _PORTS = range(10240, 32768)
 
 
 class ProcessError(FedveilError):
-    """A program that did not start, or did not do what it was asked."""
+    """A program did not start, or a command failed."""
 
 
 def require_flower() -> None:
@@ -62,7 +62,7 @@ def require_flower() -> None:
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    """The environment of every program: no telemetry, no look for updates, nothing installed at run time."""
+    """The environment of every program: no telemetry, no update checks, no installation at run time."""
     scripts = os.pathsep.join(
         dict.fromkeys([sysconfig.get_path("scripts"), str(Path(sys.executable).parent)])
     )
@@ -79,7 +79,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
 
 
 def server_command(config: ServerConfig, folder: Path) -> list[str]:
-    """The SuperLink: TLS with the folder's certificate and only registered nodes, unless insecure on loopback."""
+    """The command of the SuperLink: with TLS and only registered nodes, unless insecure on loopback."""
     command = own_program("superlink")
     command += ["--host", config.listen, "--port", str(config.port)]
     command += ["--database", str(folder / config.state / DATABASE)]
@@ -97,9 +97,9 @@ def server_command(config: ServerConfig, folder: Path) -> list[str]:
 
 
 def node_command(config: NodeConfig, folder: Path, port: int) -> list[str]:
-    """The SuperNode: it checks the server's certificate and proves its own key, unless insecure on loopback.
+    """The command of the SuperNode: it verifies the server and authenticates by its key, or is insecure on loopback.
 
-    `port` is that of its own programs, on loopback.
+    `port` is for its own programs, on loopback.
     """
     connection = config.connection
     if connection is None:
@@ -121,14 +121,14 @@ def node_command(config: NodeConfig, folder: Path, port: int) -> list[str]:
 
 
 def own_program(name: str) -> list[str]:
-    """One of the programs beside this file, whose neighbours must not hide modules of the same name (-P)."""
+    """The command of a program beside this file; -P keeps its folder off the module path."""
     return [sys.executable, "-P", str(Path(__file__).with_name(f"{name}.py"))]
 
 
 def free_port() -> int:
-    """A port of this machine that is free, and not one of those that systems give to outgoing connections.
+    """A free port of this machine outside the ephemeral range.
 
-    Such a port would often be taken again before a program that starts slowly comes to listen on it.
+    An ephemeral port would often be taken again before a program that starts slowly listens on it.
     """
     for port in random.SystemRandom().sample(_PORTS, 100):
         with socket.socket() as probe:
@@ -137,11 +137,11 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
-    raise ProcessError(f"no free port was found between {_PORTS[0]} and {_PORTS[-1]}.")
+    raise ProcessError(f"no free port was found between {_PORTS[0]} and {_PORTS[-1]}.", field="port")
 
 
 def write_connection(config: ServerConfig, folder: Path) -> Path:
-    """Tell Flower's commands, in a home of their own, how to reach this server; returns that home."""
+    """Write the connection to this server into a separate Flower home, which is returned."""
     home = (folder / config.state / "flwr").absolute()
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     entry: dict[str, Any] = {"address": f"{_dialled(config)}:{config.port}"}
@@ -152,12 +152,12 @@ def write_connection(config: ServerConfig, folder: Path) -> Path:
 
 
 def _dialled(config: ServerConfig) -> str:
-    """How the server reaches itself: over loopback unless it listens elsewhere only."""
+    """The address by which the server reaches itself: loopback, unless it listens on another address only."""
     return "127.0.0.1" if config.listen == "0.0.0.0" or is_loopback(config.listen) else config.listen
 
 
 def flower(folder: Path, *arguments: str) -> str:
-    """Run `flwr` with these arguments against the server of this folder; its output."""
+    """Run `flwr` with these arguments against the server of this folder; returns its output."""
     home = write_connection(read_toml(folder / SERVER_FILE, ServerConfig), folder)
     try:
         done = subprocess.run(
@@ -168,16 +168,24 @@ def flower(folder: Path, *arguments: str) -> str:
             timeout=ANSWER_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
-        raise ProcessError(f"flwr {arguments[0]} did not answer within {ANSWER_SECONDS:g} s.") from error
+        raise ProcessError(
+            f"flwr {arguments[0]} did not answer within {ANSWER_SECONDS:g} s.",
+            field="timeout",
+            value=arguments[0],
+        ) from error
     if done.returncode:
-        raise ProcessError(f"flwr {' '.join(arguments[:2])} failed: {(done.stderr or done.stdout).strip()}")
+        raise ProcessError(
+            f"flwr {' '.join(arguments[:2])} failed: {(done.stderr or done.stdout).strip()}",
+            field="flwr",
+            value=arguments[:2],
+        )
     return done.stdout
 
 
 def register_keys(folder: Path) -> list[str]:
-    """Let exactly the nodes whose public keys are in `keys/` take part; returns what was changed, in words.
+    """Register exactly the nodes whose public keys are in `keys/`; returns the changes in words.
 
-    The registry binds Flower's number of a node, which its key proves, to its name and its place on the client axis.
+    The registry binds Flower's number of a node, authenticated by its key, to its name and client number.
     """
     config = read_toml(folder / SERVER_FILE, ServerConfig)
     registry = folder / config.state / REGISTRY
@@ -186,7 +194,7 @@ def register_keys(folder: Path) -> list[str]:
     for name in wanted:
         if name not in config.clients:
             remedy = f"Add {name} = NUMBER, the node's client, to [clients] in {folder / SERVER_FILE}."
-            raise InputError(f"clients.{name}", None, "this node's key has no place", remedy)
+            raise InputError(f"clients.{name}", None, "this node's key has no client number", remedy)
     listed = {str(node["node-id"]) for node in listed_nodes(folder)} if known else set()
     changed = []
     for name, entry in list(known.items()):
@@ -196,11 +204,11 @@ def register_keys(folder: Path) -> list[str]:
         if entry["id"] in listed:
             flower(folder, "supernode", "unregister", entry["id"], CONNECTION)
         del known[name]
-        changed.append(f"node {name} may no longer take part")
+        changed.append(f"node {name} may no longer participate")
     for name, path in wanted.items():
         answer = flower(folder, "supernode", "register", str(path), CONNECTION, "--format", "json")
         known[name] = {"id": str(json.loads(answer)["node-id"]), "key": path.read_text()}
-        changed.append(f"node {name} may take part")
+        changed.append(f"node {name} may participate")
     for name, entry in known.items():
         entry["client"] = config.clients[name]
     write_atomically(registry, (json.dumps(known) + "\n").encode())
@@ -226,32 +234,32 @@ def listed_runs(folder: Path) -> list[dict[str, Any]]:
 
 
 def cancel_run(folder: Path, number: str | None = None) -> str:
-    """Cancel a run that is going on, by default the only one; other runs and all nodes go on.
+    """Cancel an active run, by default the only one; other runs and all nodes continue.
 
-    The server asks the nodes nothing more for it, so they charge nothing more.
+    The server sends the nodes no further messages of the run, so they charge nothing more.
 
     Returns:
         Flower's number of the run.
 
     Raises:
-        InputError: No such run is going on, or several are and none is named.
+        InputError: No such run is active, or several are and none is named.
     """
     active = [
         str(run["run-id"]) for run in listed_runs(folder) if not str(run["status"]).startswith("finished")
     ]
     if number is None and len(active) > 1:
-        raise InputError("RUN", None, f"{len(active)} runs are going on", f"Name one: {', '.join(active)}.")
+        raise InputError("RUN", None, f"{len(active)} runs are active", f"Name one: {', '.join(active)}.")
     chosen = number or next(iter(active), None)
     if chosen is None or chosen not in active:
-        raise InputError("RUN", number, "no such run is going on", "See `fedveil deploy status`.")
+        raise InputError("RUN", number, "is not an active run", "See `fedveil deploy status`.")
     flower(folder, "stop", chosen, CONNECTION)
     return chosen
 
 
 def end_lost_runs(folder: Path) -> list[str]:
-    """End the runs of a server that died: their processes died with it, and nodes would keep waiting for them.
+    """End the runs of a server that was killed: their processes ended with it, and nodes would wait for them.
 
-    Returns what was done, in words. Submitting such a run again resumes from its last checkpoint.
+    Returns the changes in words. Submitting such a run again resumes from its last checkpoint.
     """
     lost = [
         str(run["run-id"]) for run in listed_runs(folder) if not str(run["status"]).startswith("finished")
@@ -262,7 +270,7 @@ def end_lost_runs(folder: Path) -> list[str]:
 
 
 def is_up(config: ServerConfig, folder: Path) -> bool:
-    """Whether the server answers, with the certificate that belongs to it."""
+    """Whether the server answers, with its own certificate."""
     try:
         if config.insecure:
             link = http.client.HTTPConnection(_dialled(config), config.port, timeout=5)
@@ -278,21 +286,23 @@ def is_up(config: ServerConfig, folder: Path) -> bool:
 
 
 def mark_running(state: Path) -> int:
-    """Mark this process as the one that runs in this state folder, for as long as the returned file is open."""
+    """Lock this state folder for this process, while the returned file is open."""
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = os.open(state / "pid", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(file)
-        raise ProcessError(f"{state.parent}: is running already.") from error
+        raise ProcessError(
+            f"{state.parent}: is already running. Stop it with `fedveil deploy stop`.", field="pid"
+        ) from error
     os.ftruncate(file, 0)
     os.write(file, str(os.getpid()).encode())
     return file
 
 
 def running_process(state: Path) -> int | None:
-    """The process that runs in this state folder, None if there is none."""
+    """The id of the process that runs in this state folder; None if there is none."""
     try:
         file = os.open(state / "pid", os.O_RDONLY)
     except FileNotFoundError:
@@ -307,7 +317,7 @@ def running_process(state: Path) -> int | None:
 
 
 def stop(state: Path) -> bool:
-    """End the process of this state folder; whether there was one."""
+    """End the process of this state folder; returns whether there was one."""
     process = running_process(state)
     if process is None:
         return False
@@ -315,15 +325,17 @@ def stop(state: Path) -> bool:
     end = time.monotonic() + STOP_SECONDS
     while running_process(state) is not None:
         if time.monotonic() > end:
-            raise ProcessError(f"process {process} did not stop within {STOP_SECONDS:g} s.")
+            raise ProcessError(
+                f"process {process} did not stop within {STOP_SECONDS:g} s.", field="timeout", value=process
+            )
         time.sleep(_PAUSE)
     return True
 
 
 def supervise(command: Sequence[str], env: dict[str, str], started: Callable[[], bool]) -> int:
-    """Run a program until it ends; a signal to stop is passed on to it and to all that it started, and ends it with 0.
+    """Run a program until it ends; a stop signal is forwarded to it and its children, and the exit code is then 0.
 
-    `started` is asked again and again until it says that the program is up and whatever had to follow is done.
+    `started` is called repeatedly until it returns that the program is up and set up.
     """
     child = subprocess.Popen(command, env=env, start_new_session=True)
     asked = False
@@ -339,10 +351,14 @@ def supervise(command: Sequence[str], env: dict[str, str], started: Callable[[],
         end = time.monotonic() + START_SECONDS
         while child.poll() is None and not started():
             if time.monotonic() > end:
-                raise ProcessError(f"{Path(command[2]).stem} was not up within {START_SECONDS:g} s.")
+                raise ProcessError(
+                    f"{Path(command[2]).stem} was not up within {START_SECONDS:g} s.",
+                    field="timeout",
+                    value=command[2],
+                )
             time.sleep(_PAUSE)
         code = child.wait()
-        return 0 if asked else code  # else a service manager would start again what was stopped
+        return 0 if asked else code  # otherwise a service manager would restart a stopped program
     finally:
         _end_group(child)
         for number, handler in before.items():
@@ -350,7 +366,7 @@ def supervise(command: Sequence[str], env: dict[str, str], started: Callable[[],
 
 
 def _end_group(child: subprocess.Popen[bytes]) -> None:
-    """Nothing that the program started stays behind."""
+    """End everything that the program started."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(child.pid, number)
@@ -368,7 +384,7 @@ def _end_group(child: subprocess.Popen[bytes]) -> None:
 
 
 def run_server(folder: Path, tell: Callable[[str], None]) -> int:
-    """The server of this folder in the foreground; the keys in `keys/` are registered once it is up."""
+    """Run the server of this folder in the foreground; register the keys in `keys/` when it is up."""
     require_flower()
     folder = folder.absolute()
     config = read_toml(folder / SERVER_FILE, ServerConfig)
@@ -398,7 +414,7 @@ def run_server(folder: Path, tell: Callable[[str], None]) -> int:
 
 
 def run_node(folder: Path, tell: Callable[[str], None]) -> NoReturn:
-    """Become the node of this folder; its data and policy are read once before it connects."""
+    """Replace this process by the node of this folder, after its data and policy have been read and checked."""
     require_flower()
     from fedveil.federation.node import checked_node
 
@@ -410,13 +426,13 @@ def run_node(folder: Path, tell: Callable[[str], None]) -> NoReturn:
         tell(f"node {node.name}: their number is public; set data.records in {NODE_FILE} to declare another")
     if node.noise == "seeded":
         tell(
-            f"node {node.name}: WARNING, [testing] seeded_noise makes its noise predictable; it hides nothing"
+            f"node {node.name}: WARNING, [testing] seeded_noise makes its noise predictable; it gives no protection"
         )
     command = node_command(config, folder, free_port())
     home = node.state / "flwr"
     home.mkdir(exist_ok=True, mode=0o700)
     lock = mark_running(node.state)
-    os.set_inheritable(lock, True)  # the program takes this process's place, and the lock with it
+    os.set_inheritable(lock, True)  # the program that replaces this process inherits the lock
     own = {"FEDVEIL_NODE": node.name, SESSION: secrets.token_hex(32)}
     os.execve(command[0], command, environment(home, **own))
 
@@ -429,5 +445,5 @@ def _require_private(key: Path, field: str) -> None:
 
 def _existing(path: Path) -> Path:
     if not path.is_file():
-        raise InputError("file", str(path), "is not there", "Run `fedveil deploy init`, or copy it here.")
+        raise InputError("file", str(path), "does not exist", "Run `fedveil deploy init`, or copy it here.")
     return path

@@ -1,4 +1,4 @@
-"""What a server may make a node compute and store: compared with the node's policy before anything is charged."""
+"""Limits on computation and memory that a server may request, checked by the node before anything is charged."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _INDEX_BYTES = 8
 def require_affordable(
     config: Config, policy: Policy, *, records: int, classes: int, example_bytes: int
 ) -> None:
-    """Refuse a configuration that asks for more steps or memory than the policy allows; the refusal names the field.
+    """Refuse a configuration that requires more steps or memory than the policy allows; the refusal names the field.
 
     Args:
-        config: What the server sent.
-        policy: The node's own; `maximum_steps` and `maximum_message` are its limits here.
-        records: How many examples the node trains on.
-        classes: How many classes the run has.
-        example_bytes: The size of one example as the model reads it; 0 where it is a text, whose tokens the
-            configuration counts.
+        config: The server's configuration.
+        policy: The node's policy, of which `maximum_steps` and `maximum_message` are used.
+        records: Number of examples that the node trains on.
+        classes: Number of classes of the run.
+        example_bytes: The size of one example in the model's input; 0 for texts, whose size follows from the
+            configuration.
     """
     sections: dict[str, Any] = {
         "method": config.method,
@@ -60,8 +60,8 @@ def require_affordable(
 
 
 def require_counted(plan: Plan, policy: Policy) -> None:
-    """Refuse a plan whose numbers of clients or rounds are beyond what the node works with."""
-    for field in ("clients", "rounds"):  # a cohort is a part of the clients
+    """Refuse a plan with more clients or rounds than the policy allows."""
+    for field in ("clients", "rounds"):  # a cohort is at most all clients
         number = getattr(plan, field)
         if number > policy.maximum_steps:
             text = f"plan.{field} = {number}, maximum_steps = {policy.maximum_steps}"
@@ -69,7 +69,7 @@ def require_counted(plan: Plan, policy: Policy) -> None:
 
 
 def _problem(method: AnyMethod, policy: Policy, records: int, classes: int, example_bytes: int) -> str | None:
-    """Which of the node's limits this method exceeds; None if it exceeds none."""
+    """The limit that this method exceeds, in words; None if it exceeds none."""
     try:
         demand = method.demand(Plan(1, 1, "all", 1, records, records), records, classes)
     except ArithmeticError as error:
@@ -83,13 +83,13 @@ def _problem(method: AnyMethod, policy: Policy, records: int, classes: int, exam
 
 
 def _blamed(section: Mapping[str, Any], problem: Callable[[Mapping[str, Any]], str | None]) -> str:
-    """The field without which the method would be affordable; its name where it takes more than one."""
+    """The field that makes the method exceed a limit; `name` if no single one does."""
     numbers_first = sorted(section, key=lambda field: isinstance(section[field], str))
     for field in numbers_first:
         try:
             if field != "name" and problem({k: v for k, v in section.items() if k != field}) is None:
                 return field
-        except FedveilError:  # the others do not fit together without it
+        except FedveilError:  # the other fields are invalid without it
             continue
     return "name"
 

@@ -1,4 +1,4 @@
-"""What a run is told through Flower's run configuration: the whole experiment as one text."""
+"""The settings of a run in Flower's run configuration: the whole experiment as one text."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from fedveil.models.registry import model_entry
 from fedveil.plugins import load_plugins
 from fedveil.streams import NoiseSource
 
-PROBLEM = ".flower-problem"  # in a run's folder: why its last attempt failed
+PROBLEM = ".flower-problem"  # in a run's folder: the error of its last attempt
 RUN = ".flower-run"  # in a run's folder: Flower's number of its last attempt
-LOG = "federation.log"  # in a run's folder: which nodes came, failed and were refused
+LOG = "federation.log"  # in a run's folder: nodes that joined, dropped out and were refused
 _KEYS = ("config", "seed", "experiment", "results", "data", "noise")
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """An experiment's seed. Where results and data are is the server's business; a deployed node ignores both."""
+    """One seed of an experiment. The paths of results and data are the server's; a deployed node ignores both."""
 
     config: Config
     seed: int
@@ -36,14 +36,14 @@ class RunSettings:
     results: Path
     data: Path | None = None
     noise: NoiseSource | None = None
-    """Where the noise of the server and of simulated clients comes from, if a test says so; nodes never ask."""
+    """The source of noise of the server and of simulated clients, set in tests; deployed nodes ignore it."""
 
     @property
     def folder(self) -> Path:
         return result_folder(self.config, self.seed, self.experiment, self.results)
 
     def to_run_config(self) -> dict[str, str | int]:
-        """As flat keys with values of TOML, which is all that Flower hands on."""
+        """The settings as flat keys with TOML values, the format that Flower supports."""
         values: tuple[str | int, ...] = (
             self.config.to_toml(),
             self.seed,
@@ -58,14 +58,14 @@ class RunSettings:
     def from_run_config(cls, values: Mapping[str, Any]) -> RunSettings:
         load_plugins(
             ()
-        )  # a process that Flower starts knows what its own machine's user named, and nothing else
+        )  # plugins are named by the machine's own user in the environment, never by the settings
         try:
             text, seed, experiment, results, data, noise = (values[f"fedveil-{key}"] for key in _KEYS)
             config = parse_config(str(text))
             whole_number("seed", seed, 0, LARGEST_SEED)
         except (KeyError, ValueError, RecursionError) as error:
             raise InputError(
-                "run configuration", sorted(values), "is not one of fedveil", "Submit the run with fedveil."
+                "run configuration", sorted(values), "is not fedveil's", "Submit the run with fedveil."
             ) from error
         return cls(
             config,
@@ -78,16 +78,16 @@ class RunSettings:
 
 
 def vocabulary_on_nodes(config: Config) -> Vocabulary | None:
-    """What deployed nodes read their texts with; None for a model of images and tables.
+    """The vocabulary of deployed nodes; None for models of images and tables.
 
-    A node opens no file that the server names, so it has only vocabularies and models that need none.
+    A node opens no file named by the server, so only vocabularies and models without files are supported.
     """
     entry = model_entry(config.task.model)
     if entry.reads == "texts without labels":
         raise InputError(
             "task.model",
             config.task.model,
-            "is a language model, and nodes hold texts with labels",
+            "is a language model, but nodes have texts with labels",
             'Use engine = "flower-simulation", or another model.',
         )
     for option in entry.options:
@@ -95,7 +95,7 @@ def vocabulary_on_nodes(config: Config) -> Vocabulary | None:
             raise InputError(
                 "task.model",
                 config.task.model,
-                f"reads files ({option}), and nodes open none that a server names",
+                f"reads files ({option}), and nodes open no file named by a server",
                 'Use engine = "flower-simulation", or another model.',
             )
     text = config.task.text
@@ -103,27 +103,27 @@ def vocabulary_on_nodes(config: Config) -> Vocabulary | None:
         raise InputError(
             "task.text.vocabulary",
             text.vocabulary,
-            "reads a file, and nodes open none that a server names",
+            "reads a file, and nodes open no file named by a server",
             'Use "hash" or "bytes".',
         )
     if entry.reads == "texts" and text is not None and text.too_long == "refuse":
         raise InputError(
             "task.text.too_long",
             text.too_long,
-            "a node that refuses tells the server how long its texts are",
+            "a node's refusal would disclose the length of its texts",
             'Use "truncate".',
         )
     return vocabulary_of(config)
 
 
 def agreed_schema(config: Config, data_dir: Path | None) -> TableSchema | None:
-    """The schema that the nodes agreed on, where `task.data_options` names its file."""
+    """The schema that the nodes agreed on, if `task.data_options` names its file."""
     path = config.task.data_options.get("schema")
     return None if path is None else read_schema(given_file("task.data_options.schema", path, data_dir))
 
 
 def persons_of(config: Config) -> tuple[str | None, int | None]:
-    """The column of people and how many rows of each a node may train on, as the run declares them."""
+    """The person column and the largest number of rows per person, as declared by the run."""
     person, rows = (config.task.data_options.get(key) for key in ("person", "rows_per_person"))
     return person, check_persons(person, rows)
 

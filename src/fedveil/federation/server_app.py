@@ -1,4 +1,4 @@
-"""The ServerApp: fedveil's own loop, with Flower's grid as its way to the clients."""
+"""The ServerApp: fedveil's training loop, connected to the clients by Flower's grid."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ log = logging.getLogger("flwr.fedveil")
 app = ServerApp()
 FEDERATION = "federation.json"
 GATHER_SECONDS = 600.0
-RETURN_SECONDS = 120.0  # a server that was restarted waits so long for those who have not called it again
+RETURN_SECONDS = 120.0  # how long a restarted server waits for nodes to reconnect
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the experiment to its end; a failure is left in its folder, for whoever waits for the result."""
+    """Run the experiment; an error is written to its folder, for the process that waits for the result."""
     end_with_parent()
     settings = RunSettings.from_run_config(context.run_config)
     serve = serve_deployed if settings.config.run.engine == "flower" else serve_simulated
@@ -83,7 +83,7 @@ def main(grid: Grid, context: Context) -> None:
 
 @contextmanager
 def _logged(settings: RunSettings) -> Iterator[None]:
-    """What concerns nodes is also written to the run's folder, where its owner looks."""
+    """Also write log messages about nodes to the run's folder."""
     settings.folder.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(settings.folder / LOG)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -102,7 +102,7 @@ def _write_problem(settings: RunSettings, problem: str) -> None:
 
 
 def serve_simulated(grid: Grid, settings: RunSettings) -> Result:
-    """A simulation on Flower: the data are on this machine, so the final model is scored on each client's own."""
+    """A simulation on Flower: the data is on this machine, so the final model is scored on each client's data."""
     config, seed = settings.config, settings.seed
     prepared = prepare(config, seed, settings.data)
     task, method, plan = prepared.task, prepared.method, prepared.plan
@@ -146,12 +146,12 @@ def serve_simulated(grid: Grid, settings: RunSettings) -> Result:
 
 
 def serve_deployed(grid: Grid, settings: RunSettings) -> Result:
-    """A federation: the data are with the nodes; the server holds at most a test set."""
+    """A federation: the data is on the nodes; the server has at most a test set."""
     config, seed = settings.config, settings.seed
     dataset = None if config.task.dataset == NO_DATASET else load_examples(config, settings.data)
     shape, classes = config.task.input_shape, config.task.classes
     if shape is None or classes is None:
-        raise InputError("task.classes", classes, "the nodes are not told", "Submit the run with fedveil.")
+        raise InputError("task.classes", classes, "is not set for the nodes", "Submit the run with fedveil.")
     reads = model_shape(config, shape)
     schema = agreed_schema(config, settings.data) if dataset is None else dataset.schema
     loss = make_loss(config, config.task.loss, classes, 1.0 if schema is None else schema.label_std)
@@ -180,6 +180,7 @@ def serve_deployed(grid: Grid, settings: RunSettings) -> Result:
         "classes": list(names),
         "paper": None if config.paper is None else config.paper.model_dump(),
         "prediction": _recipe(config, dataset, schema, shape, names).to_json(),
+        **_nodes(),
     }
     noise = settings.noise or "entropy"
     options = run_options(config, seed, settings.folder, facts, noise, deployed=noise == "entropy")
@@ -190,10 +191,19 @@ def serve_deployed(grid: Grid, settings: RunSettings) -> Result:
     return run_session(engine_of, task, method, plan, options, data)
 
 
-def _prepared_how(config: Config, schema: TableSchema | None) -> tuple[tuple[str, ...], int | None]:
-    """What the statement says about the nodes' tables, and how many rows of a person each trains on at most.
+def _nodes() -> dict[str, object]:
+    """That the data is the nodes' own, and their names by client number; nothing where nodes are simulated."""
+    members = registered_members()
+    if not members:
+        return {}
+    names = {member.client: member.name for member in members.values()}
+    return {"deployed": True, "client_names": [names.get(k, f"client {k}") for k in range(max(names) + 1)]}
 
-    Nodes refuse a run that promises fewer rows than they train on.
+
+def _prepared_how(config: Config, schema: TableSchema | None) -> tuple[tuple[str, ...], int | None]:
+    """Notes on the nodes' tables for the statement, and the largest number of rows per person.
+
+    Nodes refuse a run that declares fewer rows than they train on.
     """
     with within("task.data_options"):
         person, most = persons_of(config)
@@ -209,7 +219,7 @@ def _recipe(
     shape: Sequence[int],
     names: Sequence[str],
 ) -> Recipe:
-    """How to use the federation's model; without a test set or a schema, on numbers as the nodes hold them."""
+    """The recipe for using the federation's model; without a test set or a schema, on the nodes' raw numbers."""
     if dataset is not None:
         return recipe_of(config, dataset)
     task = config.task
@@ -232,7 +242,7 @@ def _limits(settings: RunSettings) -> Limits:
 
 
 def _agreed_plan(roster: Roster, settings: RunSettings) -> Plan:
-    """The plan of this run: made from the nodes that are online when it begins, and kept when it resumes."""
+    """The plan of this run: made from the nodes online at the start, and kept when the run resumes."""
     path = settings.folder / FEDERATION
     section = settings.config.run
     clients = settings.config.partition.clients or 1
@@ -244,15 +254,17 @@ def _agreed_plan(roster: Roster, settings: RunSettings) -> Plan:
         raise InputError(
             "roster",
             f"{name}: {held[:16] or 'none'}",
-            "this node holds another roster than the server, or none",
+            "this node's roster is missing or differs from the server's",
             "Run `fedveil deploy trust` on it with the server's roster.toml, and compare the digest.",
         )
     sizes = [who.size for client, who in roster.clients.items() if client < clients]
     needed = max(1, section.min_clients)
     if len(sizes) < needed:
-        refused = "".join(f"\n{name} is not let in: {why}" for name, why in roster.refusals.items())
+        refused = "".join(f"\n{name} is refused: {why}" for name, why in roster.refusals.items())
         raise FedveilError(
-            f"{len(sizes)} of {clients} nodes are online, {needed} are needed. Start the others.{refused}"
+            f"{len(sizes)} of {clients} nodes are online, {needed} are needed. Start the others.{refused}",
+            field="nodes",
+            value=len(sizes),
         )
     cohort = clients if section.cohort is None or section.sampler == "all" else section.cohort
     plan = Plan(clients, cohort, section.sampler, section.rounds, max(1, min(sizes)), max(1, max(sizes)))

@@ -1,10 +1,10 @@
-"""Flower's SuperExec on a node, which keeps a process ready to answer messages.
+"""Flower's SuperExec on a node, which keeps a preloaded process for messages.
 
-Flower starts a new interpreter for every message, and importing tensors and methods takes it seconds. Here the first
+Flower starts a new interpreter for every message, and importing torch and fedveil takes seconds. Here the first
 message starts one process that has imported everything (`client_processes.py`), and every message is answered by a
-fork of it: still a process of its own, which inherits nothing of the messages before.
+fork of it: still a separate process, which inherits no state of earlier messages.
 
-This file imports nothing of fedveil and is run by its path: a node that waits needs no tensors.
+This file does not import fedveil and is run by its path, so that an idle node does not load torch.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from flwr.supercore.superexec import run_superexec as internal
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult, SubprocessExecutor, get_executor
 
 CLIENT_PROCESSES = Path(__file__).with_name("client_processes.py")
-IDLE_SECONDS = 600.0  # then the process that is kept ready ends, and its memory is free again
-TASK_POLL_INTERVAL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"  # Flower's own variable; one second by itself
+IDLE_SECONDS = 600.0  # the preloaded process ends after this time without messages, to free its memory
+TASK_POLL_INTERVAL = (
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"  # Flower's environment variable; its default is one second
+)
 _END_SECONDS = 5.0
 
 
@@ -34,9 +36,9 @@ def _started() -> subprocess.Popen[bytes]:
 
 
 class ReadyProcess(SubprocessExecutor):
-    """Answers messages by forks of a process that is kept ready while messages come; other tasks as Flower does.
+    """Answers messages by forks of a preloaded process; other tasks as Flower does.
 
-    **Guarantees** Every message has a process of its own, and their randomness is independent
+    **Guarantees** Every message has a separate process, and their randomness is independent
     (`tests/unit/federation/test_client_processes.py`).
     """
 
@@ -68,7 +70,7 @@ class ReadyProcess(SubprocessExecutor):
         try:
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._process.stdin.flush()
-        except OSError:  # it was killed just now: this message is answered as Flower would
+        except OSError:  # it was killed: start this task as Flower does
             self.close()
             return super().launch(spec)
         return LaunchResult.accepted()
@@ -83,7 +85,7 @@ class ReadyProcess(SubprocessExecutor):
             return
         assert process.stdin is not None
         with suppress(OSError):
-            process.stdin.close()  # it ends by itself; what it has forked answers first
+            process.stdin.close()  # it ends at end of file; its forks finish their messages
         try:
             process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -94,7 +96,7 @@ class ReadyProcess(SubprocessExecutor):
 def main() -> None:
     """`flower-superexec` with its own arguments."""
     if vars(internal).get(get_executor.__name__) is not get_executor:
-        raise SystemExit("this version of Flower is not known: it would start every process anew")
+        raise SystemExit("this version of Flower is not supported: processes could not be preloaded")
     vars(internal)[get_executor.__name__] = lambda *_arguments, **_options: ReadyProcess()
     os.environ.setdefault(TASK_POLL_INTERVAL, "0.2")
     flower_superexec()

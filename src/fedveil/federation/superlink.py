@@ -1,9 +1,9 @@
-"""Flower's SuperLink, with its control interface closed to everybody but this machine.
+"""Flower's SuperLink, with its control interface restricted to this machine.
 
-The SuperLink serves nodes and operators on one port, and by itself lets whoever reaches that port submit runs and
-register nodes. Nodes come from anywhere; operators work on the server.
+The SuperLink serves nodes and operators on one port, and by default lets anybody who can reach that port submit runs
+and register nodes. Nodes connect from anywhere; operators work on the server.
 
-This file imports nothing of fedveil and is run by its path: a server that waits needs no tensors.
+This file does not import fedveil and is run by its path, so that an idle server does not load torch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ log = logging.getLogger("flwr.fedveil")
 
 
 def from_this_machine(scope: Scope) -> bool:
-    """Whether a request comes over loopback, or from the very address it arrived at."""
+    """Whether a request comes over loopback, or from the same address at which it arrived."""
     client, server = scope.get("client"), scope.get("server")
     if not client or not server:
         return False
@@ -55,7 +55,7 @@ def from_this_machine(scope: Scope) -> bool:
 
 
 def key_of(scope: Scope) -> str:
-    """The fingerprint of the key that a node shows, as `ssh-keygen -lf node.pub` prints it."""
+    """The fingerprint of a node's key, as `ssh-keygen -lf node.pub` prints it, in words."""
     shown = dict(scope.get("headers") or ()).get(FLEET_HTTP_PUBLIC_KEY_HEADER.encode())
     if shown is None:
         return "without a key"
@@ -69,10 +69,10 @@ def key_of(scope: Scope) -> str:
 
 
 class OnlyNodesFromOutside:
-    """Lets other machines use the interface of nodes, which asks for their keys, and nothing else.
+    """Restricts other machines to the interface for nodes, which authenticates them by their keys.
 
-    Whoever is turned away there is named in the log: address, and fingerprint of the key. Until `ready` exists (where
-    one is named) nodes are asked to come back: a node whose key is about to be registered must not be sent away.
+    Refused nodes are logged with address and key fingerprint. Until the file `ready` (if given) exists, nodes are asked
+    to retry, so that a node whose key is about to be registered is not refused.
     """
 
     def __init__(self, app: App, ready: Path | None = None) -> None:
@@ -82,7 +82,9 @@ class OnlyNodesFromOutside:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         outside = scope["type"] in ("http", "websocket") and not from_this_machine(scope)
         if outside and not str(scope["path"]).startswith(OPEN):
-            log.warning("refused %s from %s: only this machine may", scope["path"], scope.get("client"))
+            log.warning(
+                "refused %s from %s: allowed on this machine only", scope["path"], scope.get("client")
+            )
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008})
                 return
@@ -107,7 +109,7 @@ class OnlyNodesFromOutside:
 
 
 def own_replies_only(push: Push) -> Push:
-    """Flower checks that a request comes from the node it names, but not that its messages do."""
+    """Refuse replies in another node's name; Flower authenticates the request, but not the sender of its messages."""
 
     def checked(request: Any, state: Any) -> Any:
         for message in request.messages_list:

@@ -1,10 +1,10 @@
-"""Flower's SuperNode, which runs no code that the server sends.
+"""Flower's SuperNode, which runs no code sent by the server.
 
-Flower ships an application to the nodes and runs it there. A node that did so could not keep a policy of its own:
-the application might read its data and its keys. So an application that brings any code, or names another client
-than the one installed here with fedveil, is refused before it is stored.
+Flower sends an application to the nodes and runs it there. Such an application could bypass the node's policy and read
+its data and keys. So an application that contains any code, or names another client app than the installed fedveil's,
+is refused before it is stored.
 
-This file imports nothing of fedveil and is run by its path: a node that waits needs no tensors.
+This file does not import fedveil and is run by its path, so that an idle node does not load torch.
 """
 
 from __future__ import annotations
@@ -31,23 +31,27 @@ from flwr.supernode.cli.flower_supernode import flower_supernode
 CLIENT_APP = "fedveil.federation.client_app:app"
 TIMEOUTS = Path(__file__).with_name("timeouts.py")
 SUPEREXEC = Path(__file__).with_name("superexec.py")
-MEMBERS = ("pyproject.toml", ".info/CONTENT")  # what `flwr run` makes of settings without code
-MOST_BYTES = 1 << 20  # of all members together, packed and unpacked
+MEMBERS = ("pyproject.toml", ".info/CONTENT")  # the files that `flwr run` writes for settings without code
+MOST_BYTES = 1 << 20  # limit for all members together, packed and unpacked
 log = logging.getLogger("flwr.fedveil")
 
 
 class ForeignAppError(Exception):
-    """An application that is not fedveil's own."""
+    """An application other than fedveil's; `field` is the part of the bundle that is refused."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 def require_own_app(fab: bytes) -> None:
-    """Refuse a bundle that holds more than settings, or whose client is not this installation's.
+    """Refuse a bundle with anything but settings, or with a client app other than fedveil's.
 
-    Flower unpacks every member in turn, so that a second one of the same place would replace the one that was read
-    here: the bundle must hold exactly `MEMBERS`, each under its plain name and once.
+    Flower unpacks members in order, so a second member of the same path would replace the one checked here: the bundle
+    must contain exactly `MEMBERS`, each once and under its plain name.
     """
     if len(fab) > MOST_BYTES:
-        raise ForeignAppError(f"the application has {len(fab)} bytes, more than {MOST_BYTES}")
+        raise ForeignAppError(f"the application has {len(fab)} bytes, more than {MOST_BYTES}", "size")
     try:
         with zipfile.ZipFile(io.BytesIO(fab)) as bundle:
             _require_members(bundle.infolist())
@@ -61,22 +65,22 @@ def require_own_app(fab: bytes) -> None:
         NotImplementedError,
         RecursionError,
     ) as error:
-        raise ForeignAppError(f"the application cannot be read ({type(error).__name__})") from error
+        raise ForeignAppError(f"the application cannot be read ({type(error).__name__})", "bundle") from error
     if client != CLIENT_APP:
-        raise ForeignAppError(f"the application's client is {client!r}, not {CLIENT_APP!r}")
+        raise ForeignAppError(f"the application's client is {client!r}, not {CLIENT_APP!r}", "clientapp")
 
 
 def _require_members(members: Sequence[zipfile.ZipInfo]) -> None:
-    """Exactly the known members, none twice, and no more of them than a node may unpack."""
+    """Refuse unknown and repeated members, and bundles that unpack to too many bytes."""
     names = [member.filename for member in members]
     for name in names:
         if name not in MEMBERS:
-            raise ForeignAppError(f"the application brings {name!r}")
+            raise ForeignAppError(f"the application contains {name!r}", "members")
         if names.count(name) > 1:
-            raise ForeignAppError(f"the application brings {name!r} twice")
+            raise ForeignAppError(f"the application contains {name!r} twice", "members")
     size = sum(member.file_size for member in members)
     if size > MOST_BYTES:
-        raise ForeignAppError(f"the application unpacks to {size} bytes, more than {MOST_BYTES}")
+        raise ForeignAppError(f"the application unpacks to {size} bytes, more than {MOST_BYTES}", "size")
 
 
 def main() -> None:
@@ -91,22 +95,22 @@ def main() -> None:
             raise RunNotRunningException from error  # the message is dropped, the node keeps running
         return get_fused_config_from_fab(fab, run)
 
-    # What Flower calls with every bundle it is sent, before it keeps it.
+    # Flower calls this with every received bundle, before it stores it.
     if vars(internal).get(get_fused_config_from_fab.__name__) is not get_fused_config_from_fab:
-        raise SystemExit("this version of Flower is not known: foreign code could not be refused")
+        raise SystemExit("this version of Flower is not supported: foreign code could not be refused")
     vars(internal)[get_fused_config_from_fab.__name__] = checked
     timeouts = runpy.run_path(str(TIMEOUTS))
     timeouts["wait_longer"](in_memory_corestate)
     timeouts["ask_sooner"](internal)
-    if sys.platform == "linux":  # elsewhere a fork of a process that has loaded tensors may fail
+    if sys.platform == "linux":  # elsewhere forking a process that has loaded torch may fail
         _start_own_superexec()
     flower_supernode()
 
 
 def _start_own_superexec() -> None:
-    """Flower's loop starts `superexec.py` where it would start `flower-superexec`."""
+    """Make Flower's loop start `superexec.py` in place of `flower-superexec`."""
     if vars(internal).get("subprocess") is not subprocess:
-        raise SystemExit("this version of Flower is not known: it would start every process anew")
+        raise SystemExit("this version of Flower is not supported: processes could not be preloaded")
 
     def start(command: Sequence[str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-P", str(SUPEREXEC), *command[1:]])

@@ -78,21 +78,21 @@ runs `rm node.key node.pub; ssh-keygen -t ecdsa -b 384 -N "" -f node.key` in the
    `classes`, `labels`) and compare: `fedveil deploy check .`
 3. Read `policy.toml` and change it until you can answer for it: methods, minimum cohort, limits on epsilon.
 4. `./start.sh` in the node's folder (or install the `.service` file). No port has to be opened: the node calls.
-5. `fedveil deploy status .` tells what has been spent of each limit.
+5. `fedveil deploy status .` shows what has been spent of each limit.
 
-Keep `state/` and back it up: it is the memory of what was released. A node whose ledger is damaged refuses to work.
+Keep `state/` and back it up: it records all releases. A node whose ledger is damaged refuses to work.
 
 ## The server's operator
 
 1. Open the port of {address} to the nodes.
-2. `./start.sh` in `server/` (or install the `.service` file). The keys in `server/keys/` are let in, nobody else.
+2. `./start.sh` in `server/` (or install the `.service` file). Only nodes with keys in `server/keys/` may connect.
 3. `fedveil deploy submit server experiment.toml --results server/results` on the server starts a run once the nodes are
    there, or after ten minutes with those who are. The server writes the results, so give a folder where it may write;
    with the `.service` file submit as its user: `sudo -u fedveil`. `experiment.toml`: see `docs/deploy.md`.
-4. The run's folder holds `federation.log`: who joined, who dropped out of a round, and why. Strangers are in the
-   server's own log, by address and key (compare `ssh-keygen -lf node.pub`).
+4. The run's folder holds `federation.log`: who joined, who dropped out of a round, and why. Unregistered nodes are in
+   the server's own log, by address and key (compare `ssh-keygen -lf node.pub`).
 5. `fedveil deploy status server` lists nodes and runs; `fedveil deploy stop server` ends it. A run that was interrupted
-   goes on when it is submitted again.
+   resumes when it is submitted again.
 
 The server's certificate ends after {days} days. Before that, or after a change of `names` in `server.toml`:
 `fedveil deploy certificate authority server`, where both folders are, then restart the server. Nodes need nothing new.

@@ -1,4 +1,4 @@
-"""Every registered method by its name; a method's module is imported when the method is asked for."""
+"""All built-in methods by name; a method's module is imported at its first use."""
 
 from fedveil.methods.method import METHODS
 

@@ -1,4 +1,4 @@
-"""A method on data that something was released of before the first round, such as the scales of a table's columns."""
+"""A method on data with a release before the first round, such as the scales of a table's columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedveil.privacy.releases import Plan, PostProcessing, Release, Unprotected
 
 @dataclass(frozen=True)
 class ReleasedBefore(Around[Record]):
-    """The method as it is, whose guarantee also covers what was released before the first round."""
+    """The method itself, with the release before the first round included in its guarantee."""
 
     release: Release
 
@@ -28,12 +28,12 @@ class ReleasedBefore(Around[Record]):
             raise InputError(
                 "task.data_options.statistics",
                 "private",
-                f"protects a {self.release.unit}, which {self.inner.name} as it is configured does not",
+                f"protects a {self.release.unit}, which {self.inner.name} does not in this configuration",
                 f"Use a method that protects a {self.release.unit}, or constants in the schema.",
             )
         return (*own, self.release)
 
 
 def released_before(method: AnyMethod, release: Release | None) -> AnyMethod:
-    """The method on data of which this was released before; as it is where there is none."""
+    """The method with this release before the first round; the method itself if there is none."""
     return method if release is None else ReleasedBefore(method, release)

@@ -10,7 +10,7 @@ Deviations:
 - `head` counts the last layers that are personal; all before them are the representation.
 - The paper's analysis of linear models orthonormalises the noisy representation at the server. Deep networks have
   no such constraint; `rank` keeps that many singular directions of every noisy weight matrix (None keeps all).
-- Noise is added by the clients as in UDP-FedAvg, which the trusted server completes.
+- Noise is added by the clients as in UDP-FedAvg and completed by the trusted server.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Centaur(UserLevelAveraging):
     """Singular directions kept of every noisy weight matrix; all if not given."""
 
     def init_server(self, params: Params, plan: Plan) -> Server:
-        self.head_of(params)  # refuses a head that is the whole model
+        self.head_of(params)  # refuses a head that covers the whole model
         return super().init_server(params, plan)
 
     def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
@@ -109,7 +109,7 @@ class Centaur(UserLevelAveraging):
 
 
 def _truncate(leaf: Tensor, rank: int | None) -> Tensor:
-    """The weight matrix with its `rank` largest singular values only; vectors are left alone."""
+    """The weight matrix with only its `rank` largest singular values; vectors are unchanged."""
     matrix = leaf.flatten(1) if leaf.dim() > 1 else None
     if rank is None or matrix is None or rank >= min(matrix.shape):
         return leaf

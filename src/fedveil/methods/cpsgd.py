@@ -1,4 +1,4 @@
-"""cpSGD: rotate, round to few levels, add binomial noise; integers leave the client.
+"""cpSGD: rotate, round to few levels, add binomial noise; clients send integers.
 
 Agarwal, Suresh, Yu, Kumar, McMahan: cpSGD: Communication-efficient and differentially-private distributed SGD.
 NeurIPS 2018, Sections 4 and 5, Theorem 1.
@@ -6,17 +6,16 @@ NeurIPS 2018, Sections 4 and 5, Theorem 1.
 Symbols: C `clip`, k `levels`, eps `epsilon` and delta `mechanism_delta` of one round, m the binomial trials of
 a coordinate, d the number of parameters padded to a power of 2, K `plan.cohort`.
 
-The update is clipped to C, turned by a random Hadamard rotation that everybody knows, so that its coordinates
-are all of like size, and rounded at random to multiples of 2 X / (k - 1), X = C sqrt(2 ln(4 d) / d). Each client
-adds Binomial(m, 1/2) - m/2 to each coordinate. m is the least that Theorem 1 allows for (eps, delta):
-- `noise_scope = "shared"`: the sum of K uploads has it, for which each client adds m / K trials. The server must
-  not see single uploads (secure aggregation), else nothing is proven against it. A client of the cohort knows its
-  own trials: to it, K - 1 of K shares are left, and epsilon is at most K / (K - 1) times as large.
-- `noise_scope = "local"`: each upload has it.
+The update is clipped to C, multiplied by a public random Hadamard rotation, so that its coordinates have similar
+magnitudes, and rounded at random to multiples of 2 X / (k - 1), X = C sqrt(2 ln(4 d) / d). Each client
+adds Binomial(m, 1/2) - m/2 to each coordinate. m is the smallest number that Theorem 1 allows for (eps, delta):
+- `noise_scope = "shared"`: the sum of K uploads has m trials, of which each client adds m / K. The server must
+  not observe single uploads (secure aggregation), otherwise nothing is proven against it. A participant knows its
+  own trials: K - 1 of K shares remain unknown to it, and epsilon is at most K / (K - 1) times as large.
+- `noise_scope = "local"`: each upload has m trials.
 
-Deviations: coordinates beyond X are not cut off but use levels beyond k; rounding that would lengthen the
-vector too much is drawn again (see `privacy.mechanisms.Grid`). The server adds the trials of clients that
-did not come.
+Deviations: coordinates beyond X are not truncated but use levels beyond k; a rounding that exceeds the bound on the
+norm is drawn again (see `privacy.integer_mechanisms.Grid`). The server adds the trials of clients that did not answer.
 """
 
 from __future__ import annotations
@@ -101,21 +100,21 @@ class CpSGD(LocalTraining, SharedModel[Levels]):
     levels: Annotated[int, Field(ge=2)] = 16
     """Levels that a coordinate is rounded to."""
     noise_scope: Literal["shared", "local"] = "shared"
-    """Whether the sum of the uploads has the noise, of which the server must see nothing else ("shared"), or each
-    upload ("local")."""
+    """Whether the noise protects the sum of the uploads, the only value that the server may observe ("shared"), or
+    each upload ("local")."""
 
     def mechanism(self) -> CalibratedBinomial:
-        """What the sum (shared) or each upload (local) is protected by."""
+        """The mechanism that protects the sum (shared) or each upload (local)."""
         return CalibratedBinomial(self.clip, self.levels, self.epsilon, self.mechanism_delta)
 
     def spacing(self, dimension: int) -> float:
-        """The distance of two levels."""
+        """The distance between two levels."""
         return self.mechanism().spacing(dimension)
 
     def share(self, dimension: int, plan: Plan) -> BinomialShare:
-        """What one client adds, a multiple of 8 trials.
+        """The trials that one client adds, a multiple of 8.
 
-        Shared: a client of the cohort knows its own, so those of the others alone must meet Theorem 1's condition.
+        Shared: a participant knows its own trials, so those of the others alone must meet Theorem 1's condition.
         """
         priced = self.mechanism().of(dimension)
         if self.noise_scope == "local":
@@ -176,9 +175,9 @@ class CpSGD(LocalTraining, SharedModel[Levels]):
         )
 
     def _against_the_cohort(self, plan: Plan) -> ApproximateDP | None:
-        """What the trials of the others prove to a client that knows its own; alone, it sees nobody else's data.
+        """The guarantee against a participant, from the trials of the others; None for a cohort of one client.
 
-        Every term of the theorem's epsilon falls no faster than 1 / trials, whatever the dimension is.
+        Every term of the theorem's epsilon decreases at most as 1 / trials, in any dimension.
         """
         if plan.cohort == 1:
             return None

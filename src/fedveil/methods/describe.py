@@ -1,7 +1,7 @@
 """The fields of a method, wrapper, attack or section in words: one source for `fedveil list` and the documentation.
 
-Ranges, choices and defaults come from the checks of the fields themselves, meanings from their descriptions or from the
-string below a field in the source.
+Ranges, choices and defaults come from the validation of the fields, meanings from their descriptions or from the
+docstring below a field in the source.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Described:
-    """One field: its name, default, meaning and what it may be."""
+    """One field: its name, default, meaning and valid values."""
 
     name: str
     default: Any
@@ -52,7 +52,7 @@ def describe_fields(kind: type[Any]) -> list[Described]:
         Described(
             name,
             default,
-            written.get(name) or _meaning(schema.get(name, {})),
+            _sentence(written.get(name) or _meaning(schema.get(name, {}))),
             _values(schema.get(name, {})),
         )
         for name, default in _defaults(kind).items()
@@ -98,7 +98,7 @@ def _bounded(values: str, bounds: str) -> str:
 
 
 def _defaults(kind: type[Any]) -> dict[str, Any]:
-    """The names of the fields with what they are if not given; "needed" for those that must be."""
+    """The fields with their defaults; "needed" for required fields."""
     if issubclass(kind, BaseModel):
         return {
             name: "needed" if field.is_required() else field.get_default(call_default_factory=True)
@@ -108,9 +108,18 @@ def _defaults(kind: type[Any]) -> dict[str, Any]:
 
 
 def _meaning(schema: Mapping[str, Any]) -> str:
-    """The description of the field's type; of alternatives the first that has one."""
+    """The description of the field's type; for alternatives, the first that has one."""
     found = [schema, *schema.get("anyOf", ())]
     return next((str(part["description"]) for part in found if "description" in part), "")
+
+
+def _sentence(text: str) -> str:
+    """The same form for all meanings: a capital first, a full stop last; code and names stay as they are."""
+    if not text:
+        return ""
+    first = text.partition(" ")[0]
+    begun = f"{text[0].upper()}{text[1:]}" if first.isalpha() and first.islower() else text
+    return begun if begun.endswith((".", ":", "?")) else f"{begun}."
 
 
 def _values(schema: Mapping[str, Any]) -> str:
@@ -131,7 +140,7 @@ def _values(schema: Mapping[str, Any]) -> str:
 
 
 def _attribute_docstrings(kind: type[Any]) -> dict[str, str]:
-    """The strings that follow field declarations, of the class and what it derives from."""
+    """The docstrings that follow field declarations, in the class and its bases."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         try:

@@ -1,4 +1,4 @@
-"""What a method's messages disclose: the values by which its hooks answer attacks and audits.
+"""What a method's messages disclose: the values that its hooks return to attacks and audits.
 
 Everything here follows from the public configuration and from messages on the wire; see the hooks of `Method`.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Earlier = Callable[[], Sequence[Sequence[tuple[Any, Any]]]]
-"""For each client, what it was sent and what it answered in the earlier rounds on record."""
+"""For each client, the messages that it received and sent in earlier rounds of the transcript."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,16 @@ class LocalSteps:
 
     Args:
         lr: Learning rate.
-        batch_size: Examples in a batch. None: every step reads all examples, or so many of them at random that this is
-            the best guess.
+        batch_size: Examples in a batch. None: every step uses all examples, or a random sample for which all examples
+            are the best approximation.
         epochs: Passes over the examples.
-        momentum: Of local SGD.
-        weight_decay: Of local SGD.
-        steps: Number of steps, where that is not given by epochs.
+        momentum: Momentum of local SGD.
+        weight_decay: Weight decay of local SGD.
+        steps: Number of steps, where it is not determined by epochs.
         proximal: Weight of the proximal term.
-        clip: The largest norm of what was sent, read as a gradient; None where it was not clipped as a whole.
-        share: The factor of its model's change that a client sends.
-        last_batch: What became of the remainder of an epoch.
+        clip: The largest norm of the upload, as a gradient; None where it was not clipped as a whole.
+        share: The fraction of its model's change that a client sends.
+        last_batch: How the remainder of an epoch is treated.
     """
 
     lr: float
@@ -54,7 +54,7 @@ class LocalSteps:
     last_batch: LastBatch = "merge"
 
     def clipped(self, norm: float) -> LocalSteps:
-        """The same training where what is sent is clipped to `norm`; inf leaves it as it is."""
+        """The same training with uploads clipped to `norm`; inf means no clipping."""
         return replace(self, clip=norm / (self.share * self.lr)) if math.isfinite(norm) else self
 
     def batches(self, examples: int) -> list[int]:
@@ -62,35 +62,35 @@ class LocalSteps:
         return batch_sizes(examples, self.batch_size or max(1, examples), self.last_batch)
 
     def batch(self, examples: int) -> int:
-        """The examples of one step, at most."""
+        """The largest number of examples of one step."""
         return max(self.batches(examples), default=0)
 
     def count(self, examples: int) -> int:
-        """The steps of a client with so many examples."""
+        """The number of steps of a client with so many examples."""
         return self.epochs * len(self.batches(examples)) if self.steps is None else self.steps
 
     def is_one_gradient(self, examples: int) -> bool:
-        """Whether the model moved by nothing but the gradient of all examples."""
+        """Whether the model's change is a single gradient of all examples."""
         return self.count(examples) == 1 and self.batch(examples) == examples and self.weight_decay == 0
 
     def passes(self, examples: int) -> int:
-        """How often it begins to walk through its examples, each time in another order."""
+        """The number of passes over the examples, each in another order."""
         return ceil(self.count(examples) / max(1, len(self.batches(examples))))
 
     def gradients(self, examples: int) -> float:
-        """How many gradients the change of the model sums up to: one for each step, which momentum repeats."""
+        """The number of gradients that the model's change sums: one per step, more with momentum."""
         steps = self.count(examples)
         return sum((1 - self.momentum ** (steps - s)) / (1 - self.momentum) for s in range(steps))
 
 
 @dataclass(frozen=True)
 class Adaptation:
-    """What the attacker knows of the defence and makes use of.
+    """How the attacker adapts to a defence.
 
-    mask   coordinates that were zeroed say nothing and are left out of the comparison
+    mask   coordinates that were zeroed are left out of the comparison
     sign   only signs were sent: candidates are compared by soft signs
-    noise  layers that drown in noise of standard deviation `noise` count less than the one that stands out most;
-           where all drown, all count alike
+    noise  layers dominated by noise of standard deviation `noise` have less weight than the layer with the largest
+           signal; if noise dominates all layers, they have equal weights
     small  only coordinates of at most `limit` are compared: larger ones were noised, these were not
 
     Args:
@@ -105,17 +105,17 @@ class Adaptation:
 
     @classmethod
     def to_noise(cls, std: float) -> Adaptation:
-        """To noise of this standard deviation in each entry; to nothing where it is zero."""
+        """Adapt to noise of this standard deviation in each entry; no adaptation if it is zero."""
         return cls("noise", std) if std > 0 else cls()
 
 
 @dataclass(frozen=True)
 class TrainingStart:
-    """Where K clients began to train.
+    """The start of K clients' local training.
 
     Args:
         params: Leaves `[1 or K, ...]`.
-        drift: What was added to each of their gradients; None for nothing.
+        drift: The term added to each of their gradients; None for none.
     """
 
     params: Params
@@ -124,13 +124,13 @@ class TrainingStart:
 
 @dataclass(frozen=True)
 class UploadReading:
-    """What the uploads of K clients amount to, leaves `[K, ...]`.
+    """The uploads of K clients as models and gradients, leaves `[K, ...]`.
 
     Args:
         start: The models that they were sent.
-        models: Those that their uploads lead to.
-        gradient: The upload as a gradient at `start`, zero in coordinates that were not sent; None where nothing says
-            how long a step was.
+        models: The models that result from their uploads.
+        gradient: The upload as a gradient at `start`, zero in coordinates that were not sent; None where the step size
+            is unknown.
     """
 
     start: Params
@@ -139,19 +139,19 @@ class UploadReading:
 
     @classmethod
     def of_gradient(cls, sent: Params, gradient: Params, lr: float) -> UploadReading:
-        """A gradient `[K, ...]`, which leads to a step of `lr` against it."""
+        """From a gradient `[K, ...]`, followed by a step of size `lr`."""
         start = expand(sent, _rows(gradient))
         return cls(start, add(start, gradient, scale=-lr), gradient)
 
     @classmethod
     def of_change(cls, sent: Params, change: Params, local: LocalSteps | None) -> UploadReading:
-        """A change `[K, ...]` of the model that was sent."""
+        """From a change `[K, ...]` of the model that was sent."""
         start = expand(sent, _rows(change))
         return cls(start, add(start, change), _as_gradient(change, local))
 
     @classmethod
     def of_model(cls, sent: Params, models: Params, local: LocalSteps | None) -> UploadReading:
-        """Models `[K, ...]`."""
+        """From models `[K, ...]`."""
         start = expand(sent, _rows(models))
         return cls(start, models, _as_gradient(sub(models, start), local))
 
@@ -167,13 +167,13 @@ def _as_gradient(change: Params, local: LocalSteps | None) -> Params | None:
 def read_fields(
     sent: Params, up: Message, local: LocalSteps | None, steps: LocalSteps | None
 ) -> UploadReading | None:
-    """The reading of uploads whose fields say what they hold: `gradient`, `update` (a change of the model) or `params`.
+    """The reading of uploads by their field names: `gradient`, `update` (a change of the model) or `params`.
 
     Args:
         sent: The models that the clients were sent.
         up: Their answers.
         local: The local training behind a model or its change.
-        steps: The training that gives a gradient its step size.
+        steps: The training that determines the step size of a gradient.
 
     Returns:
         None where the uploads have none of these fields.
@@ -188,7 +188,7 @@ def read_fields(
 
 
 def noise_against_server(releases: Sequence[Release], round: int) -> float:
-    """The noise multiplier of the first Gaussian release of a client that the server sees in this round; 0 if none."""
+    """The multiplier of the first Gaussian client-level release visible to the server in this round; 0 if none."""
     seen = (r for r in releases if r.unit == "client" and "server" in r.visible_to and r.happens_in(round))
     return next((found for r in seen if (found := _multiplier(r.protection)) > 0), 0.0)
 
@@ -203,22 +203,22 @@ def _multiplier(protection: Protection) -> float:
 
 
 _TAIL = 1e-12
-"""The probability with which the noise of an honest upload may be longer than its bound."""
+"""The probability that the noise of an honest upload exceeds its bound."""
 _GRID = 2.0**-9
 """Rounding to the grid of the noise, whose step is at most 2^-10 of the standard deviation, relative to the bound."""
 _FLOAT = 2.0**-21
-"""Rounding of float32 when an update is added to a model and taken off again, relative to both."""
+"""Relative rounding error of float32 when an update is added to a model and subtracted again."""
 
 
 @dataclass(frozen=True)
 class BoundedUpload:
-    """What K clients clipped and perturbed before they sent it.
+    """The value that K clients clipped and perturbed before they sent it.
 
     Attributes:
-        value: As far as it can be read from what was sent, `[K, ...]` in float64.
-        mechanism: What clipped and perturbed it.
-        error: How far `value` may be off by rounding, `[K]`.
-        terms: Of how many vectors, each clipped, the value is the sum before noise.
+        value: The value as recovered from the upload, `[K, ...]` in float64.
+        mechanism: The mechanism that clipped and perturbed it.
+        error: A bound on the rounding error of `value`, `[K]`.
+        terms: The number of clipped vectors that the value sums before noise.
     """
 
     value: Params
@@ -228,7 +228,7 @@ class BoundedUpload:
 
     @classmethod
     def of_values(cls, sent: Params, mechanism: SumMechanism) -> BoundedUpload:
-        """Values that were sent as they are."""
+        """From values that were sent directly."""
         value = {name: leaf.double() for name, leaf in sent.items()}
         return cls(value, mechanism, norms(value) * _FLOAT)
 
@@ -236,9 +236,9 @@ class BoundedUpload:
     def of_batch(
         cls, sent: Params, mechanism: SumMechanism, divisor: float, rate: float, records: int
     ) -> BoundedUpload:
-        """Sums of a Poisson batch's clipped gradients that were sent divided by `divisor`.
+        """From sums of a Poisson batch's clipped gradients that were sent divided by `divisor`.
 
-        By Bernstein's inequality a batch exceeds the bound with the probability that `longest` allows.
+        The bound on the batch size is by Bernstein's inequality, with the failure probability of `longest`.
         """
         value = {name: leaf.double() * divisor for name, leaf in sent.items()}
         mean, surprise = rate * records, math.log(1 / _TAIL)
@@ -249,21 +249,21 @@ class BoundedUpload:
     def of_models(
         cls, sent: Params, start: Params, mechanism: SumMechanism, lr: float = 1.0
     ) -> BoundedUpload:
-        """Updates that were sent as models `start + lr * update`."""
+        """From updates that were sent as models `start + lr * update`."""
         ours = {name: leaf.double() for name, leaf in sent.items()}
         theirs = {name: leaf.double() for name, leaf in expand(start, len(next(iter(ours.values())))).items()}
         value = {name: (leaf - theirs[name]) / lr for name, leaf in ours.items()}
         return cls(value, mechanism, (norms(ours) + norms(theirs)) * (_FLOAT / lr))
 
     def lengths(self) -> Tensor:
-        """The L2 norm of what each client sent, `[K]`."""
+        """The L2 norm of each client's value, `[K]`."""
         return norms(self.value)
 
     def longest(self) -> Tensor:
-        """The length that an honest upload exceeds with probability at most 1e-12 (of a batch: 2e-12), `[K]`.
+        """The norm that an honest upload exceeds with probability at most 1e-12 (for a batch 2e-12), `[K]`.
 
-        n C + s (sqrt(d) + sqrt(2 ln(1 / beta))) for a sum of n terms, by the concentration of the norm of d normal
-        numbers, and rounding.
+        n C + s (sqrt(d) + sqrt(2 ln(1 / beta))) for a sum of n terms, by concentration of the norm of d normal
+        variables, plus the rounding error.
 
         **Guarantees** `tests/unit/methods/test_bounded_uploads.py::test_honest_uploads_are_within_the_bound`.
         """

@@ -7,19 +7,19 @@ Symbols: g' clipped gradient, C `clip`, dS `sensitivity`, q `selections`, E `epo
 t and T round and rounds of the plan, |W| number of parameters, eps `epsilon` = eps1 + eps2 + eps3 where
 eps1 + eps2 = `selection_share` * eps and eps1 : eps2 = q^(2/3) : 1, sigma `printed_sigma`, zeta = e^-eps.
 
-Privacy: the paper claims eps. Nothing can be proven: what is not selected leaves as it is, and so do the loss
-and the size; the threshold depends on the data. `dp-fedags-proven` keeps the idea and has a guarantee.
+Privacy: the paper claims eps. Nothing can be proven: unselected coordinates, the loss and the size are sent without
+noise, and the threshold depends on the data. `dp-fedags-proven` keeps the idea and has a guarantee.
 
 Deviations and readings:
 - The listing adds Gaussian noise, the proof Laplace noise: `noise_kind`.
 - Eq. 35 sorts in ascending order, so the threshold is lowest in early rounds; the text says highest. The
   equation is followed. Signed values are compared, as printed; `compare = "magnitude"` compares |g'|.
 - Eq. 37 gives more weight to a higher loss, the text argues the opposite: `loss_weight = "inverse"`.
-- Left open by the paper and fixed here: q = 1, eps1 + eps2 = eps / 10, alpha and beta per coordinate; and dS, for which
-  there are two readings. A number, dS = C = 1 by default, is what a client can move. `sensitivity = "record"` is
-  2C / n_k, what one of n_k records can move in a mean. It is no proven sensitivity: the update is clipped as a whole,
-  not the gradient of each record.
-- With no loss anywhere the weights are n_k / n.
+- Not specified by the paper and chosen here: q = 1, eps1 + eps2 = eps / 10, alpha and beta per coordinate; and dS,
+  which has two interpretations. A number, dS = C = 1 by default, is a client's sensitivity. `sensitivity = "record"` is
+  2C / n_k, the change that one of n_k records makes in a mean. It is not a proven sensitivity: the update is clipped as
+  a whole, not the gradient of each record.
+- If no client has a loss, the weights are n_k / n.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ LossWeight = Literal["proportional", "inverse", "none"]
 PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Sensitivity = PositiveFinite | Literal["record"]
 Share = Annotated[float, Field(gt=0, lt=1)]
-UNTOUCHED = 0.02  # of the clip: larger coordinates of a gradient are likely noised, the rest is left as it is
+UNTOUCHED = 0.02  # share of the clip: coordinates above it are likely noised, smaller ones are not
 
 
 @record(frozen=True)
@@ -82,13 +82,13 @@ def sensitivities(sensitivity: float | Literal["record"], clip: float, sizes: Te
 def threshold_place(round: int, rounds: int, parameters: int) -> int:
     """The place (from 1) of Eq. 35's threshold among the sorted values: of two places, the lower one."""
     if rounds < 1 or parameters < 1:
-        raise InputError("run.rounds", rounds, "there is no round to place", "Use at least 1 round.")
+        raise InputError("run.rounds", rounds, "is not a number of rounds", "Use at least 1 round.")
     by_round, by_share = -(-round * parameters // rounds), -(-9 * parameters // 10)
     return min(max(1, min(by_round, by_share)), parameters)
 
 
 def accumulated_gradient(start: Params, trained: Params, lr: float) -> Params:
-    """(w0 - w) / eta: with plain SGD, the sum of the local gradients."""
+    """(w0 - w) / eta: for plain SGD the sum of the local gradients."""
     return scale(sub(start, trained), 1 / lr)
 
 
@@ -98,7 +98,7 @@ def significant(
     scales: tuple[float, float],
     streams: Sequence[Stream],
 ) -> Tensor:
-    """Line 25: which coordinates of `value` `[K, d]` pass the noisy comparison; scales (0, 0) compare exactly."""
+    """Line 25: the coordinates of `value` `[K, d]` that pass the noisy comparison; scales (0, 0) compare exactly."""
     threshold = value.kthvalue(place, dim=1, keepdim=True).values  # lambda_t
     return NoisyComparison(scales)(value, threshold, streams)
 
@@ -106,7 +106,7 @@ def significant(
 def aggregation_weights(sizes: Tensor, losses: Tensor, loss_weight: LossWeight) -> Tensor:
     """Eq. 37: (n_k L + n L_k) / (2 n L), which sums to 1; n_k / n where no client has a loss.
 
-    "inverse" puts (L - L_k) / ((K - 1) L) in the place of L_k / L, over the K clients that have examples.
+    "inverse" replaces L_k / L by (L - L_k) / ((K - 1) L), over the K clients that have examples.
     """
     by_size = averaging_weights(sizes, "size" if bool((sizes > 0).any()) else "uniform")
     losses = losses.double()
@@ -137,9 +137,9 @@ class DPFedAGS(LocalTraining, AggregatedModel[Gradient]):
     sensitivity: Sensitivity = 1.0
     """Sensitivity in the printed noise: a number, or "record" for 2 clip / records of the client."""
     selections: PositiveFinite = 1.0
-    """How many coordinates the selection is calibrated for (q in the paper)."""
+    """Number of coordinates that the selection is calibrated for (q in the paper)."""
     selection_share: Share = 0.1
-    """Share of `epsilon` that the selection of coordinates gets."""
+    """Share of `epsilon` that is spent on the selection of coordinates."""
     selection_noise: bool = True
     """Whether the comparison with the threshold is noisy, as printed."""
     noise_kind: NoiseKind = "gaussian"
@@ -147,7 +147,7 @@ class DPFedAGS(LocalTraining, AggregatedModel[Gradient]):
     compare: Compare = "signed"
     """Whether signed values or magnitudes are compared with the threshold."""
     loss_weight: LossWeight = "proportional"
-    """How the loss of a client enters its weight: as printed, inverted as the text argues, or not at all."""
+    """How a client's loss affects its weight: as printed, inverted as the text argues, or not at all."""
 
     @property
     def budgets(self) -> tuple[float, float, float]:
@@ -191,7 +191,7 @@ class DPFedAGS(LocalTraining, AggregatedModel[Gradient]):
         return Gradient(unflatten(noisy, gradient), trained.loss, data.sizes), state
 
     def perturb(self, clipped: Tensor, at: At, rng: ClientStreams, sizes: Tensor) -> Tensor:
-        """Lines 23-29 on clipped gradients `[K, d]`; coordinates that are not significant stay bit by bit."""
+        """Lines 23-29 on clipped gradients `[K, d]`; coordinates that are not significant are unchanged."""
         scales = sensitivities(self.sensitivity, self.clip, sizes)
         if len(set(scales)) <= 1:
             return self._perturb(clipped, at, rng, scales[0]) if scales else clipped

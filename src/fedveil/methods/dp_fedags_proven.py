@@ -1,28 +1,28 @@
-"""DP-FedAGS with a proof: only some coordinates are sent, all of what is sent carries noise.
+"""DP-FedAGS with a proof: only some coordinates are sent, and all of them carry noise.
 
-The idea of DP-FedAGS (see `dp_fedags.py`) under a guarantee that holds against every adversary. The update is
-g = (w0 - w) / eta; `variant` decides which coordinates of it leave a client:
+The idea of DP-FedAGS (see `dp_fedags.py`) with a guarantee against every adversary. The update is
+g = (w0 - w) / eta; `variant` decides which of its coordinates a client sends:
 
 - "everywhere" (V0): all of them, clipped to C, noise sigma C on each.
 - "public-mask" (V1): those of a mask that the server derives from the noisy aggregates it has published; g is
-  clipped on the mask and noised there. The mask costs nothing, so epsilon is that of V0, and since everybody
-  knows the mask no index is sent back.
+  clipped on the mask and noised there. The mask is post-processing, so epsilon is that of V0, and since it is
+  public no index is sent.
 - "top-k" (V2): each client's own largest, chosen by one-shot Gumbel noise, then clipped and noised.
   rho = k eps0^2 / 8 + 1 / (2 sigma'^2).
 - "sparse-vector" (V3): at most c coordinates whose magnitude passes a public threshold, by the sparse vector
   technique with Laplace noise: pure epsilon `upload_epsilon`.
 
-Everything else is sent as zero, that is, not at all: an upload has k values (V2, V3: and k places).
+Other coordinates are not sent and count as zero: an upload has k values (V2, V3: and k positions).
 
 `unit = "record"` (V0, V1) protects single records instead: g is the mean of the records' gradients at w0, each clipped
-to C, one step on all n_k records per round; `batch_size` is not used. n_k is public. One record moves the sum by at
-most C if it is zeroed out and by 2C if it is replaced, the mean by C / n_k and 2C / n_k; the sum gets noise sigma C.
+to C, one step on all n_k records per round; `batch_size` is not used. n_k is public. One record changes the sum by at
+most C under zero-out and by 2C under replace-one, the mean by C / n_k and 2C / n_k; the sum gets noise sigma C.
 
 Symbols: C `clip`, sigma `noise_multiplier`, k = ceil(`selected` |W|), eta `lr`. V2 spends the share
-`selection_share` of rho = 1 / (2 sigma^2) on the choice: its upload costs the zCDP of V0's, whatever k is.
+`selection_share` of rho = 1 / (2 sigma^2) on the choice: its upload has the zCDP of V0's, for any k.
 
 Deviations from DP-FedAGS: losses are not sent, the weights are 1 / K. V1 fills the share `explore` of its mask
-with coordinates drawn at random, or it would never look beyond its first mask.
+with coordinates drawn at random, since it would otherwise never leave its first mask.
 """
 
 from __future__ import annotations
@@ -63,43 +63,45 @@ _PUBLIC = ("everywhere", "public-mask")
 class Server(Record):
     params: Params
     seen: Tensor
-    """The last noisy mean of each coordinate, `[|W|]`: published with the model, hence free to use."""
+    """The last noisy mean of each coordinate, `[|W|]`; published with the model, so its use is post-processing."""
 
 
 @record(frozen=True)
 class ModelAndMask(Message):
     params: Params
     mask: dict[str, Tensor]
-    """`places` `[1, k]` of the coordinates that everybody sends; empty where all or private ones are sent."""
+    """`places` `[1, k]`: the coordinates that all clients send; empty where all or private ones are sent."""
     cohort: int = 0
-    """How many were asked to take part in this round, where the server completes the noise of their sum."""
+    """The number of invited clients, where the server completes the noise of their sum."""
 
 
 @record(frozen=True)
 class Selected(Message):
     values: Tensor
     own: dict[str, Tensor]
-    """`places` `[K, k]` where each client chose its own; empty where the mask is public."""
+    """`places` `[K, k]` where each client chose its own coordinates; empty where the mask is public."""
     cohort: int = 0
     """The size of the cohort, if that was announced to the client."""
 
 
-def public_mask(seen: Tensor, count: int, explore: float, round: int) -> Tensor:
-    """`count` places in ascending order: the largest |seen|, and a share drawn at random in each round.
+def public_mask(published: Tensor, count: int, explore: float, round: int) -> Tensor:
+    """`count` positions in ascending order: the largest |published|, and a share drawn at random in each round.
 
     Computed from published values and a public seed only.
     """
-    order = torch.from_numpy(named_stream(0, "public mask", round).permutation(len(seen))).to(seen.device)
+    order = torch.from_numpy(named_stream(0, "public mask", round).permutation(len(published))).to(
+        published.device
+    )
     largest = count - min(count, math.ceil(explore * count))
-    best = order[seen[order].abs().argsort(descending=True, stable=True)][:largest]
-    taken = torch.zeros(len(seen), dtype=torch.bool, device=seen.device)
+    best = order[published[order].abs().argsort(descending=True, stable=True)][:largest]
+    taken = torch.zeros(len(published), dtype=torch.bool, device=published.device)
     taken[best] = True
     others = order[~taken[order]][: count - largest]
     return torch.cat([best, others]).sort().values
 
 
 def scattered(values: Tensor, places: Tensor, size: int) -> Tensor:
-    """Rows of `size` with `values` `[K, k]` at `places` `[1 or K, k]` and zero elsewhere; equal places add up."""
+    """Rows of `size` with `values` `[K, k]` at `places` `[1 or K, k]` and zero elsewhere; equal places are summed."""
     dense = values.new_zeros(values.shape[0], size)
     return dense.scatter_add_(1, places.long().expand(values.shape), values)
 
@@ -114,7 +116,7 @@ def scattered(values: Tensor, places: Tensor, size: int) -> Tensor:
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
     variant: Variant = "public-mask"
-    """Which coordinates leave a client: all, those of a public mask, its largest by a private choice, or those that
+    """Which coordinates a client sends: all, those of a public mask, its largest by a private choice, or those that
     pass a noisy threshold."""
     unit: Literal["client", "record"] = "client"
     """Who is protected: a whole client, or each record (one step on all records per round)."""
@@ -125,7 +127,7 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
     explore: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Share of a public mask that is drawn at random."""
     selection_share: Share = 0.1
-    """Share of the privacy cost of "top-k" that the choice of coordinates gets."""
+    """Share of the zCDP budget of "top-k" that is spent on the choice of coordinates."""
     upload_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Epsilon of one upload of "sparse-vector"; needed there."""
     threshold: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.05
@@ -169,7 +171,7 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
         return {"batch_size": "Leave it out: records are protected in one step on all of them."}
 
     def _require_one_step(self) -> None:
-        """Refuse what the record's sensitivity is not proven for."""
+        """Refuse configurations for which the sensitivity of a record is not proven."""
         if self.variant not in _PUBLIC:
             raise InputError(
                 "method.variant",
@@ -225,7 +227,7 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
     def _gradient(
         self, task: Task, at: At, down: ModelAndMask, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[Params, State]:
-        """The gradients `[K, k]` on the public mask, if there is one."""
+        """The gradients `[K, k]`, restricted to the public mask if there is one."""
         trained = self.train(task, at, down.params, data, rng)
         gradient = flatten(accumulated_gradient(down.params, trained.params, self.lr_at(at)))
         if down.mask:
@@ -245,7 +247,7 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
             raise InputError(
                 "method.variant",
                 self.variant,
-                "each client sends places of its own, so the server needs single uploads",
+                "each client sends its own positions, so the server needs single uploads",
                 f'Use {" or ".join(_PUBLIC)}, or aggregation.kind = "plain".',
             )
         mechanism = gaussian(self.clip, self.noise_multiplier)
@@ -258,7 +260,7 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
         return ClientSum(mechanism, self._gradient, self._along, what, shapes=shapes)
 
     def _along(self, at: At, server: Server, total: NoisySum) -> Server:
-        """The server after the mean of the coordinates that everybody sent."""
+        """The server after the mean of the coordinates that all clients sent."""
         everywhere = torch.arange(len(server.seen), device=server.seen.device).unsqueeze(0)
         places = self.broadcast(at, server, ()).mask.get("places", everywhere)
         mean = total.mean()["values"]
@@ -267,7 +269,7 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
         return self._moved(at, server, scattered(mean.unsqueeze(0), places, len(server.seen))[0], seen)
 
     def record_mechanism(self) -> SumMechanism:
-        """What protects the sum of the records' gradients, and what `releases` charges, `unit = "record"`."""
+        """Protects the sum of the records' gradients; `releases` accounts for it, `unit = "record"`."""
         return gaussian(self.clip, self.noise_multiplier)
 
     def _of_records(self, task: Task, down: ModelAndMask, data: ClientData, rng: ClientStreams) -> Tensor:
@@ -304,11 +306,11 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
         return None if total is None else Selected(total["values"], {}, up.cohort)
 
     def _noise(self, plan: Plan) -> CohortNoise:
-        """V0's and V1's noise: what clients and server add, and what `releases` charges."""
+        """V0's and V1's noise of clients and server; `releases` accounts for it."""
         return CohortNoise(self.clip, self.noise_multiplier, "local", plan)
 
     def _top_k(self, count: int) -> TopKGaussian:
-        """V2's mechanism: both parts together cost 1 / (2 sigma^2) zCDP."""
+        """V2's mechanism: both parts together are 1 / (2 sigma^2)-zCDP."""
         rho = 0.5 / self.noise_multiplier**2
         choice = math.sqrt(8 * self.selection_share * rho / count)
         return TopKGaussian(
@@ -321,7 +323,7 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
         return Selected(values, {"places": places.to(torch.int32)})
 
     def _sparse_vector(self, count: int) -> SparseVector:
-        """V3's mechanism; threshold and questions share half of the budget as 1 : (2c)^(2/3), answers get the rest."""
+        """V3's mechanism; threshold and queries share half of the budget as 1 : (2c)^(2/3), answers get the rest."""
         assert self.upload_epsilon is not None
         half = self.upload_epsilon / 2
         ratio = (2 * count) ** (2 / 3)

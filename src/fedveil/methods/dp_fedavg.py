@@ -7,14 +7,14 @@ Truex et al.: A Hybrid Approach to Privacy-Preserving Federated Learning. AISec 
 Symbols: C `clip`, z `noise_multiplier`, K `plan.cohort`, E `epochs`, B `batch_size`, eta `lr`, q `record_rate`.
 
 `unit = "client"`:
-- `noise_scope = "central"`: clients send clipped updates as they are; the server, which sees them and is trusted,
-  adds noise z C to their sum.
-- `noise_scope = "local"`: each client adds noise z C itself; the server is not trusted. The cohort is told its size, so
-  that the server knows whose noise is missing from the sum.
+- `noise_scope = "central"`: clients send clipped updates without noise; the server, which observes them and is
+  trusted, adds noise z C to their sum.
+- `noise_scope = "local"`: each client adds noise z C itself; the server is not trusted. The cohort's size is announced
+  to it, so that the server knows which noise is missing from the sum.
 - `normalise`: every update is scaled to a norm of exactly C, as in `user_level`.
 `unit = "record"`: E / q steps of DP-SGD in each participation, each on a fresh Poisson batch of rate q: every
 example's gradient is clipped to C, noise z C is added to their sum, which is divided by q n_k. The sizes n_k
-and the rate count as public. All adversaries see only models that are protected already.
+and the rate count as public. Adversaries observe only protected models.
 
 Deviations: momentum and weight decay do not exist for records. Without noise and clip it is FedAvg with equal
 weights.
@@ -80,7 +80,7 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
     noise_scope: Literal["central", "local"] = "central"
     """Who adds the noise to clients' updates: the server, which is trusted ("central"), or each client ("local")."""
     record_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Chance of a record to be in a batch, where unit = "record"."""
+    """Probability that a record is in a batch, where unit = "record"."""
     normalise: Normalise = False
 
     @model_validator(mode="after")
@@ -117,11 +117,11 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
         return max(1, round(self.epochs / self.record_rate))
 
     def noise(self, plan: Plan) -> CohortNoise:
-        """What clients and server add, and what `releases` charges, `unit = "client"`."""
+        """The noise of clients and server; `releases` accounts for it, `unit = "client"`."""
         return CohortNoise(self.clip, self.noise_multiplier, self.noise_scope, plan)
 
     def step_mechanism(self) -> SumMechanism:
-        """What perturbs every private step, and what `releases` charges, `unit = "record"`."""
+        """Perturbs every private step; `releases` accounts for it, `unit = "record"`."""
         return gaussian(self.clip, self.noise_multiplier)
 
     def init_server(self, params: Params, plan: Plan) -> Server:
@@ -146,7 +146,7 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
     def _update(
         self, task: Task, at: At, down: CohortModel, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[Params, State]:
-        """What each client contributes before it is clipped, `unit = "client"`."""
+        """Each client's contribution before clipping, `unit = "client"`."""
         update = sub(self.train(task, at, down.params, data, rng).params, down.params)
         return bounded(update, self.clip, self.normalise), state
 
@@ -178,12 +178,12 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
             task,
             expand(start, data.count),
             data,
-            # Who is in a batch must stay secret for sampling to amplify privacy: it is drawn like noise.
+            # Amplification by sampling requires secret batches, so they are drawn from the noise streams.
             StepStreams(rng.noise("sampling"), rng.noise(), dropout_streams(rng)),
             PoissonBatches.of_rate(data.sizes.tolist(), self.record_rate, self.steps()),
             self.step_mechanism(),
             lr=self.lr_at(at),
-            closed_form=not task.has_dropout,  # every network draws its masks alike
+            closed_form=not task.has_dropout,  # all networks draw dropout masks in the same way
         )
 
     def server_update(
@@ -208,7 +208,7 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
         return Server(summed.added_to(server.params))
 
     def _top_up(self, plan: Plan, present: int, cohort: int) -> SumMechanism:
-        """The noise that the server owes to the sum."""
+        """The noise that the server adds to the sum."""
         return Unnoised() if self.unit == "record" else self.noise(plan).top_up(present, cohort)
 
     def releases(self, plan: Plan) -> Sequence[Release]:

@@ -1,4 +1,4 @@
-"""DP-FedProx: FedProx whose clients train by DP-SGD, so that every record is protected before anything leaves.
+"""DP-FedProx: FedProx whose clients train by DP-SGD, so that records are protected before anything is sent.
 
 Record-level local DP as in Truex et al.: A Hybrid Approach to Privacy-Preserving Federated Learning. AISec 2019,
 with the objective of Li et al.: Federated Optimization in Heterogeneous Networks. MLSys 2020. A baseline of FedLAP-DP.
@@ -7,9 +7,9 @@ Symbols: mu `proximal`, C `clip`, sigma `noise_multiplier`, B `batch_size`, E `e
 
 Deviations:
 - Batches are Poisson samples of rate 1 / ceil(n_k / B), E * ceil(n_k / B) of them in each participation. The proximal
-  term does not look at data, so it is neither clipped nor noised.
-- Dropout layers do nothing. mu = 0 is Truex et al.'s DP-FedAvg, the paper's other private baseline.
-- The average has equal weights, and n_k counts as public: batch rate and number of steps follow from it.
+  term does not depend on the data, so it is neither clipped nor noised.
+- Dropout is not applied. mu = 0 is Truex et al.'s DP-FedAvg, the paper's other private baseline.
+- The average has equal weights, and n_k counts as public: batch rate and number of steps depend on it.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class DPFedProx(AggregatedModel[NoisyModel]):
     epochs: Epochs = 5
     batch_size: BatchSize = 256
     proximal: NonNegative = 0.1
-    """Weight of the pull towards the model that was sent."""
+    """Weight of the proximal term, the squared distance to the model that was sent."""
     clip: Clip = 0.2
     noise_multiplier: NoiseMultiplier = 1.0
 
     def records(self) -> RecordLevel:
-        """What trains the clients, and what `releases` charges."""
+        """Trains the clients; `releases` accounts for it."""
         return RecordLevel(
             gaussian(self.clip, self.noise_multiplier),
             self.batch_size,

@@ -2,20 +2,20 @@
 
 Abadi et al.: Deep Learning with Differential Privacy. CCS 2016, Algorithm 1, with the batch spread over silos;
 McMahan et al.: Learning Differentially Private Recurrent Language Models. ICLR 2018 (DP-FedSGD, nominal denominators).
-On features that need no data a linear model learns well from few large batches: Tramer, Boneh: Differentially
+On data-independent features a linear model learns well from few large batches: Tramer, Boneh: Differentially
 Private Learning Needs Better Features (or Much More Data). ICLR 2021.
 
 Symbols: q `record_rate`, C `clip`, sigma `noise_multiplier`, beta `momentum`, eta `lr`, K the cohort, n_0 the nominal
-number of records of a client: `records`, or the smallest client's where it is not given.
+number of records of a client: `records`, by default that of the smallest client.
 
 Each client draws a Poisson batch of rate q, clips every record's gradient to C, adds noise sigma C to their sum and
 sends it divided by q n_0. The server averages over the cohort, adds the mean to its velocity (beta) and takes a step.
-Every client adds the full noise, so the server need not be trusted. Under secure aggregation the clients share one
-noise: sigma C on the sum of all of them. Every number that a sum is divided by is part of
-the plan: none depends on how many records or clients a batch holds.
+Every client adds the full noise, so the server need not be trusted. Under secure aggregation the clients share the
+noise sigma C of the sum. All divisors are part of the plan: none depends on the number of records in a batch or of
+clients that answer.
 
-Deviations: momentum is the server's, over noisy sums only, and so costs nothing. Clients of more records than n_0 count
-for more, as in the sum over all records.
+Deviations: momentum is the server's, over noisy sums only, so it is post-processing. Clients with more than n_0 records
+have more weight, as in the sum over all records.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ class DPFedSGD(Method[MomentumServer, Model, NoisyGradient]):
     momentum: Fraction = 0.9
     """Momentum of the server's steps."""
     record_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Chance of a record to be in the batch of a round."""
+    """Probability that a record is in the batch of a round."""
     clip: Clip = 1.0
     noise_multiplier: NoiseMultiplier = 1.0
     records: Annotated[int, Field(ge=1)] | None = None
-    """Nominal number of records of a client, which sums are divided by; the smallest client's if not given."""
+    """Nominal number of records of a client, the divisor of sums; by default that of the smallest client."""
 
     @model_validator(mode="after")
     def _possible(self) -> DPFedSGD:
@@ -89,17 +89,17 @@ class DPFedSGD(Method[MomentumServer, Model, NoisyGradient]):
             raise InputError(
                 "method.records",
                 self.records,
-                f"batches of rate {self.record_rate:g} would hold less than one record",
-                "Raise method.record_rate, or leave method.records out.",
+                f"batches of rate {self.record_rate:g} would have less than one record on average",
+                "Increase method.record_rate, or leave method.records out.",
             )
         return self
 
     def step_mechanism(self) -> SumMechanism:
-        """What perturbs every client's sum, and what `releases` charges."""
+        """Perturbs every client's sum; `releases` accounts for it."""
         return gaussian(self.clip, self.noise_multiplier)
 
     def nominal_batch(self, plan: Plan) -> float:
-        """q n_0, what every client's sum is divided by."""
+        """q n_0, the divisor of every client's sum."""
         return max(1.0, self.record_rate * (self.records or plan.records_per_client))
 
     def lr_at(self, at: At) -> float:
@@ -125,13 +125,13 @@ class DPFedSGD(Method[MomentumServer, Model, NoisyGradient]):
             self.step_mechanism(),
             rng.noise(),
             dropout_streams(rng),
-            closed_form=not task.has_dropout,  # every network draws its masks alike
+            closed_form=not task.has_dropout,  # all networks draw dropout masks in the same way
         )
         return NoisyGradient(gradient), state
 
     def _batch(self, data: ClientData, rng: ClientStreams) -> Batch:
         require_batch(self.record_rate * data.largest, self.step_mechanism())
-        # Who is in a batch must stay secret for sampling to amplify privacy: it is drawn like noise.
+        # Amplification by sampling requires secret batches, so they are drawn from the noise streams.
         return poisson_batch(data, [self.record_rate] * data.count, rng.noise("sampling"))
 
     def client_sum(self) -> ClientSum[MomentumServer, Model]:
@@ -147,7 +147,7 @@ class DPFedSGD(Method[MomentumServer, Model, NoisyGradient]):
     def _clipped_sum(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[Params, State]:
-        """What each client contributes to a secure sum, of which a record changes one clipped gradient."""
+        """Each client's contribution to a secure sum; a record affects one clipped gradient in it."""
         total = clipped_sum(
             task,
             expand(down.params, data.count),
@@ -159,7 +159,7 @@ class DPFedSGD(Method[MomentumServer, Model, NoisyGradient]):
         return total, state
 
     def _stepped(self, at: At, server: MomentumServer, total: NoisySum) -> MomentumServer:
-        """The server after a sum that is not divided by the size of a batch yet."""
+        """The server after a sum that is not yet divided by the batch size."""
         return self._moved(at, server, total, self.nominal_batch(at.plan))
 
     def _reading(self, at: At, sent: Params, mean: Params) -> UploadReading:
@@ -202,7 +202,7 @@ class DPFedSGD(Method[MomentumServer, Model, NoisyGradient]):
         )
 
     def round_training(self, at: At) -> LocalSteps:
-        return LocalSteps(self.lr_at(at), None)  # on average a batch looks like all records
+        return LocalSteps(self.lr_at(at), None)  # in expectation a batch has the gradient of all records
 
     def adaptation(self, at: At, dimension: int, examples: int) -> Adaptation:
         return Adaptation.to_noise(self.step_mechanism().std / self.nominal_batch(at.plan))

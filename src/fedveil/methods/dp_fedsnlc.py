@@ -1,13 +1,13 @@
-"""DP-FedSNLC: noise only where the change of the local loss marks a coordinate as significant.
+"""DP-FedSNLC: noise only on coordinates that are significant by the change of the local loss.
 
 A baseline of DP-FedAGS (see `dp_fedags.py`), which describes it in one sentence: it "evaluates the significance
 of gradients by assessing changes in the loss function and applies noise perturbation to the significant
-gradients". The work it cites for it has no such algorithm, and no code is public, so this is our reading.
+gradients". The cited work has no such algorithm, and no code is public, so this is fedveil's interpretation.
 
 Symbols: g accumulated gradient (w0 - w) / eta, clipped to C `clip`; h gradient of the local loss at w0;
-c_i = |h_i (w0 - w)_i| is the change of the loss that moving coordinate i brings about, to first order. The
-smallest set of coordinates that explains the share `explained` of sum c_i is significant and gets Gaussian
-noise of DP-FedAGS's printed sigma; the others are sent as they are. Weights n_k / n.
+c_i = |h_i (w0 - w)_i| is the first-order change of the loss due to coordinate i. The smallest set of coordinates
+that explains the share `explained` of sum c_i is significant and gets Gaussian noise of DP-FedAGS's printed sigma;
+the others are sent without noise. Weights n_k / n.
 
 Privacy: as with DP-FedAGS, nothing can be proven.
 """
@@ -55,7 +55,7 @@ class SizedGradient(Message):
 
 
 def explaining(change: Tensor, share: float) -> Tensor:
-    """The smallest set of coordinates of each row that sums to `share` of the row; none where all is zero."""
+    """The smallest set of coordinates of each row that sums to `share` of the row; none if the row is zero."""
     ordered, places = change.sort(dim=1, descending=True, stable=True)
     before = ordered.cumsum(1) - ordered
     needed = (before < share * ordered.sum(1, keepdim=True)) & (ordered > 0)
@@ -90,7 +90,7 @@ class DPFedSNLC(LocalTraining, AggregatedModel[SizedGradient]):
         return SizedGradient(unflatten(noisy, gradient), data.sizes), state
 
     def perturb(self, clipped: Tensor, slope: Tensor, rng: ClientStreams, sizes: Tensor) -> Tensor:
-        """Noise where the product of `clipped` and `slope` says that the loss changes."""
+        """Add noise to coordinates that are significant by the product of `clipped` and `slope`."""
         chosen = explaining((clipped * slope).abs(), self.explained)
         noisy = clipped.clone()
         for k, sensitivity in enumerate(sensitivities(self.sensitivity, self.clip, sizes)):

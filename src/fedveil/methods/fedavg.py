@@ -46,7 +46,7 @@ class TrainedModel(Message):
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class FedAvg(LocalTraining, AggregatedModel[TrainedModel]):
     weighting: Literal["size", "uniform"] = "size"
-    """How clients are weighted in the mean: by their numbers of examples, or all alike."""
+    """How clients are weighted in the mean: by their numbers of examples, or equally."""
 
     def client_update(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams

@@ -9,14 +9,14 @@ w' `Server.params`, w_hat_k `Server.personal`, W_N the stack of uploads, t the r
 Deviations:
 - As UDP-FedAvg (Algorithm 1): `server_lr` in place of line 10's second eta, `noise_scope`, Poisson cohorts.
 - `lam = "auto"`, `layers`, `biases`: see smoothing.py.
-- A personal model belongs to a slot of the cohort, for its client is rarely drawn twice in a row. A slot without
-  predecessor starts from w'. After smoothing, the mean moves from w' by the clients' updates, which is line 17
-  where cohorts are whole and of one size.
+- A personal model belongs to a slot of the cohort, since its client is rarely drawn twice in a row. A slot without
+  predecessor starts from w'. After smoothing, the clients' mean update is added to w', which equals line 17 for
+  cohorts without dropouts and of constant size.
 - `restart = "slot"` is the above. `"mean"`: every client continues from the mean of the smoothed models. That mean is
-  the shrunken mean of the uploads, so no single upload leaves the server, and others see no more than of UDP-FedAvg.
-  `"own"`: each client continues from its own last noisy upload, however old; see fedceo_own.py.
+  the shrunken mean of the uploads, so no single upload is released, and the releases are those of UDP-FedAvg.
+  `"own"`: each client continues from its own last noisy upload, from whatever round; see fedceo_own.py.
 - `smooth_last = false`: the final round is averaged and not smoothed.
-- `unit = "record"`: DP-SGD inside each client and no noise on its update, as the authors' code does; see
+- `unit = "record"`: DP-SGD inside each client and no noise on its update, as in the authors' code; see
   fedceo_record.py.
 """
 
@@ -76,16 +76,16 @@ if TYPE_CHECKING:
 class Server(Record):
     params: Params
     personal: Params
-    """One model per slot after a smoothing round; empty after any other."""
+    """One model per slot after a smoothing round; empty after other rounds."""
 
 
 @record(frozen=True)
 class Start(Message):
     params: Params
     slot: Tensor
-    """Whose smoothed model this is: 0 for the shared one, j + 1 for slot j."""
+    """The origin of this model: 0 for the shared one, j + 1 for the smoothed model of slot j."""
     cohort: int = 0
-    """How many were asked to take part in this round."""
+    """The number of clients invited to this round."""
 
 
 @record(frozen=True)
@@ -93,7 +93,7 @@ class NoisyModel(Message):
     params: Params
     slot: Tensor
     cohort: int = 0
-    """Among how many the client shared the noise, if that was announced to it."""
+    """The number of clients that share the noise, if it was announced."""
 
 
 @register(
@@ -108,14 +108,14 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
     clip: Clip = 1.0
     noise_multiplier: NoiseMultiplier = 1.0
     noise_scope: NoiseScope = "shared"
-    """Whether the noises of all clients together protect the sum ("shared"), or each client adds all of it, which
-    protects against the server too ("local")."""
+    """Whether each client adds a share of the noise of the sum ("shared"), or all of it, which also protects against
+    the server ("local")."""
     unit: Literal["client", "record"] = "client"
     """Who is protected: a whole client, or each record, by DP-SGD inside the client."""
     server_lr: Annotated[float, Field(gt=0)] = 1.0
     """Factor of the mean update at the server."""
     restart: Literal["slot", "mean", "own"] = "slot"
-    """Where clients go on after smoothing: from the model of their slot, from the mean of the smoothed models, or
+    """Where clients start after smoothing: from the model of their slot, from the mean of the smoothed models, or
     from their own last upload."""
     smooth_last: bool = True
     """Whether the final round is smoothed too."""
@@ -128,7 +128,7 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
             raise InputError(
                 "restart",
                 self.restart,
-                "would carry weights without noise into later rounds",
+                "would reuse weights without noise in later rounds",
                 'Use noise and a finite clip, or restart = "slot".',
             )
         return self
@@ -145,13 +145,13 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
         return fedceo_own.nothing_sent(task.init(0), data.count) if self.restart == "own" else {}
 
     def protection(self) -> ClientUnit | RecordUnit:
-        """What protects the updates, and what `releases` charges."""
+        """Protects the updates; `releases` accounts for it."""
         if self.unit == "record":
             return RecordUnit(self, gaussian(self.clip, self.noise_multiplier), self.server_lr)
         return ClientUnit(self)
 
     def init_server(self, params: Params, plan: Plan) -> Server:
-        self.smoothed_layers(params)  # refuses unknown names before anything starts
+        self.smoothed_layers(params)  # refuses unknown names before training starts
         return Server(params, {})
 
     def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> Start:
@@ -194,7 +194,7 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
             assert up is not None
             smooth = self.smooth(up.params, at.round, self.noise_std(at, up.cohort))  # lines 12-14
             return Server(mean(smooth), smooth)
-        if up is not None and self._restarts(at):  # line 17: everything in it is charged as released
+        if up is not None and self._restarts(at):  # line 17; the result is charged as released
             return Server(self._smoothed(at, mean(up.params)), {})
         summed = private_sum(
             None if up is None else up.params,
@@ -236,7 +236,7 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
     def _update(
         self, task: Task, at: At, down: Start, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[Params, State]:
-        """What each client contributes before it is clipped, where all start from one model."""
+        """Each client's contribution before clipping, where all start from the same model."""
         return sub(self.train(task, at, down.params, data, rng).params, down.params), state
 
     def noise_std(self, at: At, cohort: int = 0) -> float:
@@ -269,8 +269,9 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
             every=self.interval,
         )
         averaged = replace(averaged, except_every=self.interval, following=False)
-        # Slots follow the clients' order, so who takes part after smoothing moves those behind it to other models, and
-        # with them their updates: the sum hides nobody's presence, and a member's own slot tells of those before it.
+        # Slots follow the clients' order, so a participant after smoothing shifts those behind it to other models,
+        # which changes their updates: the sum does not hide participation, and a participant's own slot discloses
+        # information about those before it.
         moved = replace(
             averaged,
             what="the averaged model of a round that starts from personal models",
@@ -296,7 +297,7 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
         reading = super().read_upload(at, down, up)
         if reading is None or not self._restarts(at):
             return reading
-        return replace(reading, gradient=None)  # the change is one from a model that was not sent
+        return replace(reading, gradient=None)  # the change is relative to a model that was not sent
 
     def training_start(self, at: At, down: Start, earlier: Earlier) -> TrainingStart:
         if self._restarts(at):
@@ -340,16 +341,16 @@ class ClientUnit:
     def models(
         self, task: Task, at: At, start: Params, data: ClientData, rng: ClientStreams, cohort: int
     ) -> Params:
-        """What each client sends: its model `[K, ...]` with a clipped and noisy update."""
+        """The uploads: models `[K, ...]` with a clipped and noisy update."""
         delta = sub(self.method.train(task, at, start, data, rng).params, start)
         return noisy_models(self.upload(at.plan, cohort), start, delta, rng.noise(), self.method.server_lr)
 
     def upload(self, plan: Plan, cohort: int) -> SumMechanism:
-        """What protects one update."""
+        """The mechanism that protects one update."""
         return self.noise(plan).upload(cohort)
 
     def top_up(self, plan: Plan, present: int, cohort: int) -> SumMechanism:
-        """The noise that the server owes to the sum of `present` updates."""
+        """The noise that the server adds to the sum of `present` updates."""
         return self.noise(plan).top_up(present, cohort)
 
     def std(self, at: At, cohort: int) -> float:

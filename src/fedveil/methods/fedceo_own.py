@@ -1,9 +1,9 @@
 """FedCEO's `restart = "own"`: after smoothing, a client starts from its own last noisy upload, as in the authors' code.
 
-The authors' clients keep their weights; here they keep what they sent, which carries noise. In the round after
-smoothing the mean of the uploads holds that earlier upload once more, so for everybody but the server both count as
-released by themselves: two uploads, each with the noise of one. Who took part shows in the starts, so participation is
-seen.
+The authors' clients keep their weights; here they keep their upload, which carries noise. In the round after
+smoothing the mean of the uploads contains that earlier upload again, so against everybody but the server both are
+accounted for as separate releases: two uploads, each with the noise of one. The starts disclose who participated, so
+participation is visible.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def is_restart(round: int, interval: int) -> bool:
 
 
 def nothing_sent(like: Params, count: int) -> State:
-    """What clients remember before they first take part."""
+    """The clients' state before their first participation."""
     last = {_LAST + name: leaf.new_zeros(count, *leaf.shape) for name, leaf in like.items()}
     return last | {_KNOWN: torch.zeros(count, dtype=torch.bool)}
 
 
 def sent(upload: Params) -> State:
-    """What clients remember of the noisy models `[K, ...]` that they send."""
+    """The clients' state after sending the noisy models `[K, ...]`."""
     count = next(iter(upload.values())).shape[0]
     return {_LAST + name: leaf for name, leaf in upload.items()} | {
         _KNOWN: torch.ones(count, dtype=torch.bool)
@@ -44,7 +44,7 @@ def sent(upload: Params) -> State:
 
 
 def own_start(state: State, shared: Params) -> Params:
-    """The last upload of each client `[K, ...]`, the shared model for those that never took part."""
+    """The last upload of each client `[K, ...]`; the shared model for those that have not participated before."""
     known: Tensor = state[_KNOWN]
     return {
         name: torch.where(per_row(known, leaf).bool(), state[_LAST + name].to(leaf), leaf)
@@ -53,7 +53,7 @@ def own_start(state: State, shared: Params) -> Params:
 
 
 def earlier_start(earlier: Earlier, shared: Params) -> Params:
-    """The same as the server knows it, from what it was sent before."""
+    """The same, as the server knows it from earlier uploads."""
     rounds = earlier()
     every = expand(shared, len(rounds))
     rows = [
@@ -64,7 +64,7 @@ def earlier_start(earlier: Earlier, shared: Params) -> Params:
 
 
 def releases(upload: Release, averaged: Release, interval: int) -> Sequence[Release]:
-    """What a run discloses, from what each upload and each mean disclose."""
+    """The releases of a run, given those of an upload and of a mean."""
     twice = replace(
         upload,
         what="the last upload of each client, from which it restarts, and the upload after it",

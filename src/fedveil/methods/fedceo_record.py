@@ -1,4 +1,4 @@
-"""FedCEO's `unit = "record"`: DP-SGD inside each client and no noise on its update, as the authors' code does."""
+"""FedCEO's `unit = "record"`: DP-SGD inside each client and no noise on its update, as in the authors' code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedveil.tree import Params, add, sub
 
 @dataclass(frozen=True)
 class RecordUnit:
-    """What takes the place of `ClientUnit` where records are protected."""
+    """The counterpart of `ClientUnit` where records are protected."""
 
     training: LocalTraining
     mechanism: SumMechanism
@@ -33,15 +33,15 @@ class RecordUnit:
     def models(
         self, task: Task, at: At, start: Params, data: ClientData, rng: ClientStreams, cohort: int
     ) -> Params:
-        """What each client sends `[K, ...]`: every step behind it is private."""
+        """The uploads `[K, ...]`: models trained by private steps."""
         update = sub(self.level.train(task, start, data, rng, self.training.lr_at(at)), start)
         return add(start, update, scale=self.server_lr)
 
     def upload(self, plan: Plan, cohort: int) -> None:
-        """The sum needs no noise of its own."""
+        """None: the sum needs no additional noise."""
 
     def top_up(self, plan: Plan, present: int, cohort: int) -> SumMechanism:
-        """The server owes nothing: each update is protected by itself."""
+        """The server adds no noise: each update is already protected."""
         return Unnoised()
 
     def std(self, at: At, cohort: int) -> float:

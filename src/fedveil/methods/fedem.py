@@ -36,10 +36,12 @@ from fedveil.methods.fedsgd import Gradient, batch_in_step, batches_per_round
 from fedveil.methods.fields import STRICT, BatchSize, LearningRate, NonNegative
 from fedveil.methods.method import At, Demand, register, unprotected
 from fedveil.methods.shared_model import AggregatedModel, Model, Server, averaging_weights
+from fedveil.numerics import NUMERICS
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, normal
 from fedveil.task import Batch, Task
 from fedveil.training.local_sgd import Schedule, scheduled_lr
+from fedveil.training.small_batches import differentiator, is_known
 from fedveil.tree import Params, State, add, expand, weighted_sum
 
 if TYPE_CHECKING:
@@ -93,6 +95,7 @@ def _per_example(values: Tensor, like: Tensor) -> Tensor:
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class FedEM(AggregatedModel[Gradient]):
+    numerics = NUMERICS + 1  # 1: small batches of images are differentiated for all clients at once
     lr: LearningRate = 0.1
     batch_size: BatchSize = 8
     lr_schedule: Schedule = "constant"
@@ -122,6 +125,9 @@ class FedEM(AggregatedModel[Gradient]):
 
     def exchanges(self, plan: Plan) -> int:
         return math.ceil(batches_per_round(plan, self.batch_size) / self.block)
+
+    def computes_together(self, task: Task) -> bool:
+        return is_known(task, self.batch_size)
 
     def demand(self, plan: Plan, records: int, classes: int) -> Demand:
         return Demand(self.block * (1 + self.perturbation_steps), examples=self.batch_size)
@@ -156,15 +162,17 @@ class FedEM(AggregatedModel[Gradient]):
         rng = replace(rng, exchange=index)
         batch = batch_in_step(data, self.batch_size, index, rng)  # line 8
         sizes = torch.full_like(data.sizes, batch.y.shape[1]) if batch.mask is None else batch.mask.sum(1)
+        dropout = rng.of_exchange("dropout") if task.has_dropout else None
         if self.rho_max == 0:  # x + 0 is x: the rest is FedSGD
-            return Gradient(task.grad(theta, batch, rng.of_exchange("dropout")), sizes), state
+            gradient = differentiator(task, batch).grad(theta, batch, dropout)
+            return Gradient(gradient, sizes), state
         delta = self._first_delta(state["delta"], rng) if index == 0 else state["delta"]  # line 4
         width = batch.y.shape[1]
         learnt = self._perturb(task, at, theta, batch, delta[:, :width], rng)
         if batch.mask is not None:  # padding keeps its perturbation, whoever shares the stack
             learnt = torch.where(_per_example(batch.mask, learnt), learnt, delta[:, :width])
         seen = task.perturbed(batch, learnt)
-        gradient = task.grad(theta, seen, rng.of_exchange("dropout"))  # line 14
+        gradient = differentiator(task, seen).grad(theta, seen, dropout)  # line 14
         return Gradient(gradient, sizes), {"delta": torch.cat([learnt, delta[:, width:]], dim=1)}
 
     def _first_delta(self, like: Tensor, rng: ClientStreams) -> Tensor:
@@ -182,14 +190,15 @@ class FedEM(AggregatedModel[Gradient]):
         def inside(moved: Tensor) -> Tensor:
             return self._project(task.within(batch, moved), rng, lambda drawn: task.within(batch, drawn))
 
+        gradients = differentiator(task, batch)
         theta_u = theta  # line 8; never edited in place, so theta stays what it is
         delta = inside(delta)  # the texts of this batch have other lengths than the last one's
         for step in range(self.perturbation_steps):
-            ascent = task.input_grad(theta_u, task.perturbed(batch, delta))
+            ascent = gradients.input_grad(theta_u, task.perturbed(batch, delta))
             delta = inside(delta - self.perturbation_lr * ascent.sign())  # lines 10, 11
             if step + 1 < self.perturbation_steps:
                 seen = task.perturbed(batch, delta)
-                theta_u = add(theta_u, task.grad(theta_u, seen), scale=-self._lr(at))  # line 12
+                theta_u = add(theta_u, gradients.grad(theta_u, seen), scale=-self._lr(at))  # line 12
         return delta
 
     def _project(

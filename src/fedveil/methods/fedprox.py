@@ -1,11 +1,11 @@
-"""FedProx: FedAvg whose clients are held near the global model.
+"""FedProx: FedAvg with a proximal term that keeps clients near the global model.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks. MLSys 2020,
 Algorithm 2: client k minimises F_k(w) + mu/2 ||w - w_t||^2.
 
 Symbols: mu `proximal`.
 
-Deviations: all clients do the same number of epochs (gamma-inexactness is not varied between clients).
+Deviations: all clients train for the same number of epochs (gamma-inexactness does not vary between clients).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from fedveil.tree import Params, State, weighted_sum
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class FedProx(LocalTraining, AggregatedModel[TrainedModel]):
     proximal: NonNegative = 0.1
-    """Weight of the pull towards the model that was sent."""
+    """Weight of the proximal term, the squared distance to the model that was sent."""
     weighting: Literal["size", "uniform"] = "size"
-    """How clients are weighted in the mean: by their numbers of examples, or all alike."""
+    """How clients are weighted in the mean: by their numbers of examples, or equally."""
 
     def client_update(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams

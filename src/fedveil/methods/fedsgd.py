@@ -25,20 +25,51 @@ from fedveil.methods.disclosure import LocalSteps
 from fedveil.methods.fields import STRICT, LearningRate
 from fedveil.methods.method import At, register, unprotected
 from fedveil.methods.shared_model import AggregatedModel, Model, Server, averaging_weights
+from fedveil.numerics import NUMERICS
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams
 from fedveil.task import Batch, Task
 from fedveil.training.local_sgd import Schedule, scheduled_lr
+from fedveil.training.small_batches import differentiator, is_known
 from fedveil.tree import Params, State, add, expand, weighted_sum
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+_MOST_POSITIONS = 1 << 22  # 32 MB
+
+
 @record(frozen=True)
 class Gradient(Message):
     gradient: Params
     size: Tensor
+
+
+class _Orders:
+    """In which order clients go through their examples in one round, kept for its exchanges: shuffling takes longer."""
+
+    def __init__(self) -> None:
+        self._round = (-1, -1)
+        self._kept: dict[tuple[int, int], Tensor] = {}
+        self._room = 0
+
+    def of(self, rng: ClientStreams, sizes: Sequence[int]) -> list[Tensor]:
+        if self._round != (rng.seed, rng.round):
+            self._round, self._kept, self._room = (rng.seed, rng.round), {}, _MOST_POSITIONS
+        return [self._one(rng, row, n) for row, n in enumerate(sizes)]
+
+    def _one(self, rng: ClientStreams, row: int, n: int) -> Tensor:
+        key = (rng.clients[row], n)
+        if (order := self._kept.get(key)) is None:
+            order = torch.from_numpy(rng.rows([row]).of_round("batches")[0].permutation(n))
+            if n <= self._room:
+                self._kept[key] = order
+                self._room -= n
+        return order
+
+
+_ORDERS = _Orders()
 
 
 def batch_in_step(data: ClientData, batch_size: int | None, exchange: int, rng: ClientStreams) -> Batch:
@@ -49,9 +80,9 @@ def batch_in_step(data: ClientData, batch_size: int | None, exchange: int, rng: 
     counts = (data.sizes.cpu() - start).clamp(min=0, max=batch_size)
     width = max(1, int(counts.max()))
     positions = torch.zeros(data.count, width, dtype=torch.long)
-    rows = zip(positions, counts.tolist(), data.sizes.tolist(), rng.of_round("batches"), strict=True)
-    for row, count, n, stream in rows:
-        row[:count] = torch.from_numpy(stream.permutation(n)[start : start + count])
+    orders = _ORDERS.of(rng, data.sizes.tolist())
+    for row, count, order in zip(positions, counts.tolist(), orders, strict=True):
+        row[:count] = order[start : start + count]
     mask = torch.arange(width) < counts[:, None]
     device = data.x.device
     return data.take(positions.to(device), None if bool(mask.all()) else mask.to(device))
@@ -66,6 +97,7 @@ def batches_per_round(plan: Plan, batch_size: int | None) -> int:
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class FedSGD(AggregatedModel[Gradient]):
+    numerics = NUMERICS + 1  # 1: small batches of images are differentiated for all clients at once
     lr: LearningRate = 0.1
     batch_size: Annotated[int, Field(ge=1)] | None = None
     """Examples per exchange; all at once if not given."""
@@ -77,11 +109,15 @@ class FedSGD(AggregatedModel[Gradient]):
     def exchanges(self, plan: Plan) -> int:
         return batches_per_round(plan, self.batch_size)
 
+    def computes_together(self, task: Task) -> bool:
+        return self.batch_size is not None and is_known(task, self.batch_size)
+
     def client_update(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[Gradient, State]:
         batch = batch_in_step(data, self.batch_size, at.exchange, rng)
-        gradient = task.grad(expand(down.params, data.count), batch, rng.of_exchange("dropout"))
+        dropout = rng.of_exchange("dropout") if task.has_dropout else None
+        gradient = differentiator(task, batch).grad(expand(down.params, data.count), batch, dropout)
         sizes = torch.full_like(data.sizes, batch.y.shape[1]) if batch.mask is None else batch.mask.sum(1)
         return Gradient(gradient, sizes), state
 

@@ -1,4 +1,4 @@
-"""Fields that methods share: one word, one meaning, one check."""
+"""Configuration fields that several methods share, with their meaning and validation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LARGEST_MULTIPLIER = 2.0**30
 
 
 def _in_range(multiplier: float) -> float:
-    """Noise that floating point can add: outside this range it drowns the update or is drowned by it."""
+    """Refuse noise levels so large or small that floating point cannot represent update and noise together."""
     if multiplier != 0 and not 1 / LARGEST_MULTIPLIER <= multiplier <= LARGEST_MULTIPLIER:
         raise ValueError("use a number from 2^-30 to 2^30 (about 1e-9 to 1e9), or 0 for no noise")
     return multiplier
@@ -52,7 +52,7 @@ Normalise = Annotated[
 
 
 def bounded(update: Params, clip: float, normalise: bool) -> Params:
-    """Clients' updates before clipping: scaled to the clip if they are to be normalised."""
+    """Clients' updates before clipping; scaled to the clip if `normalise`."""
     return normalise_rows(update, clip) if normalise else update
 
 
@@ -76,19 +76,19 @@ class LocalTraining:
     """How `lr` changes over the rounds."""
     local_steps: LocalStepCount | None = None
     last_batch: LastBatch = "merge"
-    """A remainder of an epoch that is less than a batch: "keep" trains on it alone, "drop" leaves it out, "merge"
-    adds it to the batch before if it is less than half of one."""
+    """The remainder of an epoch that is smaller than a batch: "keep" trains on it as a batch, "drop" leaves it out,
+    "merge" adds it to the previous batch if it is less than half of one."""
 
     def lr_at(self, at: At) -> float:
         return scheduled_lr(self.lr, self.lr_schedule, at.round, at.plan.rounds)
 
     def refuse_local_steps(self) -> None:
-        """For units whose accounting counts epochs."""
+        """Refuse `local_steps` for units whose accounting is by epochs."""
         if self.local_steps is not None:
             raise InputError(
                 "method.local_steps",
                 self.local_steps,
-                "record-level noise is accounted for by epochs",
+                "record-level privacy is accounted for by epochs",
                 "Use epochs.",
             )
 
@@ -105,7 +105,7 @@ class LocalTraining:
         epochs: int | None = None,
         trainable: Collection[str] | None = None,
     ) -> Trained:
-        """Local SGD from `w` with these fields; `epochs` in place of their epochs or steps, if given."""
+        """Local SGD from `w` with these fields; `epochs`, if given, replaces their epochs or steps."""
         return local_sgd(
             task,
             w,
@@ -124,7 +124,7 @@ class LocalTraining:
         )
 
     def local_training(self, at: At) -> LocalSteps:
-        """The training of these fields; what is sent is not clipped."""
+        """The local training of these fields, without clipping."""
         return LocalSteps(
             self.lr_at(at),
             self.batch_size,
@@ -137,7 +137,7 @@ class LocalTraining:
 
 
 def without_local_noise(scope: str, instead: str) -> None:
-    """Refuse `noise_scope = "local"`: a secure sum divides one noise among the clients."""
+    """Refuse `noise_scope = "local"`: a secure sum divides the noise among the clients."""
     if scope == "local":
         raise InputError(
             "method.noise_scope",

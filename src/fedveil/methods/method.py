@@ -139,6 +139,10 @@ class Method(ABC, Generic[S, Down, Up]):
         steps = local.count(records)
         return Demand(steps, indices=0 if local.batch_size is None else steps * local.batch(records))
 
+    def computes_together(self, task: Task) -> bool:
+        """Whether the gradients of several clients are one computation even where convolutions go client by client."""
+        return False
+
     @abstractmethod
     def init_server(self, params: Params, plan: Plan) -> S:
         """The server before the first round."""

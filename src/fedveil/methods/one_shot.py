@@ -36,13 +36,13 @@ class Nothing(Message):
 def train_on_sets(
     task: Task, start: Params, images: Tensor, labels: Tensor, shares: Tensor, lr: float, steps: int
 ) -> Params:
-    """The model trained from `start` on all sets, client k's counting `shares[k]`."""
+    """The model trained from `start` on all sets, where client k's set has weight `shares[k]`."""
     params, _ = descend(task, start, images, labels, shares, lr=lr, radius=math.inf, max_steps=steps)
     return params
 
 
 class OneShot(Method[Server, Nothing, Up]):
-    """In every round the sets are made anew, and the model is trained on them from its first parameters."""
+    """Each round makes new sets and trains the model on them from its initial parameters."""
 
     def init_server(self, params: Params, plan: Plan) -> Server:
         return Server(params, params)

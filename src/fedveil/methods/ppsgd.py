@@ -1,4 +1,4 @@
-"""PPSGD: each client's model is a shared part plus a personal part that never leaves it.
+"""PPSGD: each client's model is a shared part plus a personal part that is never sent.
 
 Bietti, Wei, Dudik, Langford, Wu: Personalization Improves Privacy-Accuracy Tradeoffs in Federated Learning.
 ICML 2022, Algorithm 1 for additive models.
@@ -7,11 +7,11 @@ Symbols: w `Server.params`, theta_i the client's state, alpha `personal_lr` / `l
 sigma `noise_multiplier`, K `plan.cohort`.
 
 Deviations:
-- The paper's step is one stochastic gradient; here a participation is `epochs` of local SGD on both parts and what
-  is clipped and sent is the change of the shared part. One epoch of one batch is the paper's step.
-- The model depends on w + theta_i only, so both parts have the same gradient: SGD on the sum with the two step
-  sizes added moves the parts in the ratio of the step sizes. Weight decay acts on the sum.
-- Noise is added by the clients as in UDP-FedAvg, which the trusted server completes.
+- The paper's step is one stochastic gradient; here a participation is `epochs` of local SGD on both parts, and the
+  change of the shared part is clipped and sent. One epoch of one batch is the paper's step.
+- The model depends only on w + theta_i, so both parts have the same gradient: SGD on the sum with the sum of the step
+  sizes changes the parts in the ratio of the step sizes. Weight decay acts on the sum.
+- Noise is added by the clients as in UDP-FedAvg and completed by the trusted server.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class PPSGD(UserLevelAveraging):
         return replace(local, lr=local.lr * both, share=local.share / both)
 
     def training_start(self, at: At, down: CohortModel, earlier: Earlier) -> TrainingStart:
-        """theta_i is in proportion to the sum of what a client sent, less the noise that is expected in it."""
+        """Estimates theta_i, which is proportional to the sum of a client's uploads without their noise."""
         local = self.local_training(at)
         std = self.adaptation(at, 1, 1).noise * local.lr * local.share
         zero = {name: leaf[:1] for name, leaf in down.params.items()}
@@ -79,7 +79,7 @@ class PPSGD(UserLevelAveraging):
 
 
 def _denoised(moves: Sequence[Params], like: Params, std: float, part: float) -> Params:
-    """`part` of the sum of noisy `moves`, shrunk to the share of its energy that is not their noise."""
+    """`part` of the sum of noisy `moves`, shrunk by the expected share of noise in its energy."""
     found = total(moves, like)
     noise = len(moves) * std**2 * sum(leaf.numel() for leaf in found.values())
     energy = float(norms(found).square())

@@ -26,7 +26,7 @@ from fedveil.tree import Params
 
 @dataclass(frozen=True)
 class RecordLevel:
-    """DP-SGD inside each client. One object trains, states the releases and says how much noise a model carries."""
+    """DP-SGD inside each client: training, its releases and the noise in the trained model."""
 
     mechanism: SumMechanism
     batch_size: int
@@ -52,7 +52,7 @@ class RecordLevel:
         )
 
     def release(self, what: str, plan: Plan) -> Release:
-        """The releases of what is computed from a participation's private steps, against everybody."""
+        """The release of anything computed from a participation's private steps, against every adversary."""
         sizes = (plan.records_per_client, plan.largest_client)
         steps, rate = private_steps(*sizes, self.batch_size, self.epochs)
         return Release(what, "record", ADVERSARIES, self.mechanism.protection(), accesses=steps, rate=rate)
@@ -63,5 +63,5 @@ class RecordLevel:
         return noise * self.mechanism.std
 
     def adaptation(self, lr: float, examples: int) -> Adaptation:
-        """How an attacker who reads a model's change as a gradient adapts to the noise in it."""
+        """How an attacker who interprets a model's change as a gradient adapts to the noise in it."""
         return Adaptation.to_noise(self.std(lr, examples) / lr)

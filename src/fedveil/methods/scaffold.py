@@ -1,11 +1,11 @@
-"""SCAFFOLD: control variates take out the drift between clients.
+"""SCAFFOLD: control variates correct the drift between clients.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for Federated Learning.
 ICML 2020, Algorithm 1 with option II for c_i.
 
 Symbols: x model, c and c_i `control`, eta_l `lr`, eta_g `server_lr`, K local steps.
 
-Deviations: none. With momentum the divisor K * eta_l of option II no longer fits, so momentum is not offered.
+Deviations: none. With momentum the divisor K * eta_l of option II would be wrong, so momentum is not offered.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Scaffold(Method[Server, ModelAndControl, Changes]):
     """How `lr` changes over the rounds."""
     local_steps: LocalStepCount | None = None
     last_batch: LastBatch = "merge"
-    """A remainder of an epoch that is less than a batch: "keep" trains on it alone, "drop" leaves it out, "merge"
-    adds it to the batch before if it is less than half of one."""
+    """The remainder of an epoch that is smaller than a batch: "keep" trains on it as a batch, "drop" leaves it out,
+    "merge" adds it to the previous batch if it is less than half of one."""
     server_lr: Annotated[float, Field(gt=0)] = 1.0
     """Factor of the mean update at the server."""
 
@@ -136,7 +136,7 @@ class Scaffold(Method[Server, ModelAndControl, Changes]):
         return UploadReading.of_change(down.params, up.params, self.local_training(at))
 
     def training_start(self, at: At, down: ModelAndControl, earlier: Earlier) -> TrainingStart:
-        """c_i is the sum of the changes that a client has sent, so the server knows c - c_i."""
+        """The drift c - c_i, which the server knows, since c_i is the sum of the changes that a client has sent."""
         own = [total([up.control for _, up in rounds], down.control) for rounds in earlier()]
         drift = sub(down.control, concatenate(own))
         return TrainingStart(down.params, drift if any(bool(leaf.any()) for leaf in drift.values()) else None)

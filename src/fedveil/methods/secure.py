@@ -1,9 +1,8 @@
 """Secure aggregation around a method whose server needs only a sum: `[aggregation] kind = "secure"`.
 
-Clients send integers instead of numbers, with a share of the noise each (`privacy/secure_noise.py`). In a deployment
-they are masked (`secure_sum/`); masks cancel in the sum, so a simulation leaves them out and ends with the same bits.
-The server learns the sum of those who answered, and if they are fewer than the threshold nothing: the model stays as
-it was.
+Clients send integers, each with a share of the noise (`privacy/secure_noise.py`). In a deployment they are masked
+(`secure_sum/`); masks cancel in the sum, so a simulation omits them and gets the same bits. The server learns the sum
+of the uploads of those who answered; if they are fewer than the threshold, it learns nothing and keeps the model.
 """
 
 from __future__ import annotations
@@ -41,16 +40,16 @@ class IntegerUpload(Message):
     values: Params
     """Integers modulo 2^32, as int32."""
     summed: int = 1
-    """How many uploads a row is the sum of."""
+    """The number of uploads that a row sums."""
 
     def words(self) -> Words:
-        """The one row as numbers modulo 2^32, leaf by leaf in the order of their names."""
+        """The single row as numbers modulo 2^32, leaf by leaf in the order of their names."""
         leaves = [self.values[name].reshape(-1).cpu() for name in sorted(self.values)]
         return torch.cat(leaves).contiguous().numpy().view(np.uint32)
 
     @classmethod
     def of_words(cls, words: Words, shapes: Mapping[str, torch.Size], summed: int) -> IntegerUpload:
-        """The sum that these numbers are."""
+        """The inverse of `words`, for a sum of `summed` uploads."""
         flat = torch.from_numpy(words.view(np.int32).copy())
         sizes = [shapes[name].numel() for name in sorted(shapes)]
         parts = zip(sorted(shapes), flat.split(sizes), strict=True)
@@ -58,12 +57,12 @@ class IntegerUpload(Message):
 
 
 def sums_securely(method: type[AnyMethod]) -> bool:
-    """Whether a method of this kind can run under secure aggregation, at least with some of its fields."""
+    """Whether a method of this kind can run under secure aggregation in at least one configuration."""
     return method.client_sum is not Method.client_sum
 
 
 def secure_part(method: AnyMethod) -> SecurelyAggregated | None:
-    """The secure aggregation in a method that may be wrapped; None in one whose server sees single uploads."""
+    """The secure aggregation of a method, inside its wrappers; None if the server observes single uploads."""
     while isinstance(method, Around):
         if isinstance(method, SecurelyAggregated):
             return method
@@ -72,7 +71,7 @@ def secure_part(method: AnyMethod) -> SecurelyAggregated | None:
 
 
 def securely_aggregated(method: AnyMethod, settings: SecureSum | None) -> AnyMethod:
-    """The method under secure aggregation; as it is where there are no settings.
+    """The method under secure aggregation; the method itself if there are no settings.
 
     Raises:
         InputError: Its server needs more than a sum.
@@ -82,7 +81,7 @@ def securely_aggregated(method: AnyMethod, settings: SecureSum | None) -> AnyMet
 
 @dataclass(frozen=True)
 class SecurelyAggregated(Around[Record]):
-    """A method whose server learns the sum of integer uploads and nothing else of them."""
+    """A method whose server learns the sum of integer uploads and nothing else about them."""
 
     settings: SecureSum
 
@@ -106,7 +105,7 @@ class SecurelyAggregated(Around[Record]):
         return parts
 
     def noise(self, plan: Plan) -> SecureNoise:
-        """What clients add, and what `releases` charges; a plan that does not fit is refused."""
+        """The noise that clients add; `releases` accounts for it. Refuses a plan that rules out a secure sum."""
         parts = self._parts()
         records = None
         if parts.record_rate is not None:
@@ -114,7 +113,7 @@ class SecurelyAggregated(Around[Record]):
         return SecureNoise(parts.mechanism, group_of(self.settings, plan), records)
 
     def shapes(self, down: Message) -> dict[str, torch.Size]:
-        """Of what one client contributes to this broadcast."""
+        """The shapes of one client's contribution to this broadcast."""
         shapes = self._parts().shapes
         if shapes is not None:
             return shapes(down)
@@ -135,9 +134,10 @@ class SecurelyAggregated(Around[Record]):
         return IntegerUpload(modular_sum(up.values), up.summed * up.count)
 
     def single_uploads(self, up: Message, places: Sequence[int]) -> IntegerUpload:
-        """Masked uploads: uniform, and independent of what is under the mask and of the sum.
+        """Masked uploads, represented by masks alone.
 
-        (`test_a_masked_upload_is_uniform_and_independent_of_the_input`) So a mask alone stands for one here.
+        A masked upload is uniform and independent of the input and of the sum
+        (`test_a_masked_upload_is_uniform_and_independent_of_the_input`).
         """
         from fedveil.secure_sum.masks import mask  # the package cryptography takes a while to import
 
@@ -170,7 +170,7 @@ class SecurelyAggregated(Around[Record]):
         return self.noise(plan).releases(self._parts().what, plan)
 
     def least_noise(self, plan: Plan, clients: Sequence[int], up: Message) -> tuple[Sequence[int], Message]:
-        """t clients answer, and the last c of them collude: what they sent is known and taken off."""
+        """t clients answer, and the last c of them collude: their uploads are known and subtracted."""
         group = self.noise(plan).group
         left = up.rows(range(group.threshold))
 
@@ -181,14 +181,14 @@ class SecurelyAggregated(Around[Record]):
 
     def noise_found(self, plan: Plan, answered: int) -> str | None:
         noise = self.noise(plan)
-        # Rounds with fewer answers than the threshold were abandoned.
-        return noise.really_there(max(answered, noise.group.threshold)) if noise.multiplier else None
+        # Completed rounds have at least `threshold` answers.
+        return noise.actual_noise(max(answered, noise.group.threshold)) if noise.multiplier else None
 
     def bounded_upload(self, at: At, down: Message, up: Message) -> BoundedUpload | None:
         return None  # the server has no single upload whose norm it could check
 
     def read_upload(self, at: At, down: Message, up: Message) -> UploadReading | None:
-        """The mean of the updates behind a sum; None where it does not speak of the whole model."""
+        """The mean of the updates in a sum; None where it does not cover the whole model."""
         assert isinstance(up, IntegerUpload)
         sent = self.sent_model(down)
         if sent is None or set(sent) != set(up.values):

@@ -1,4 +1,4 @@
-"""The server half of methods with one model that all clients are sent: what it keeps and sends, and how it moves."""
+"""The server half of methods with one shared model: its state, its broadcast and its update."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @record(frozen=True)
 class Server(Record):
-    """What the server keeps: one model.
+    """The server's state: one model.
 
     Args:
         params: The model.
@@ -35,7 +35,7 @@ class Server(Record):
 
 @record(frozen=True)
 class Model(Message):
-    """A model on its way.
+    """A model as a message.
 
     Args:
         params: Leaves `[K, ...]`.
@@ -73,7 +73,7 @@ class SharedModel(Method[Server, Model, Up]):
 
 
 class AggregatedModel(SharedModel[Up]):
-    """A shared model that becomes `aggregate` of the answers, and stays as it was where nobody took part."""
+    """A shared model that is replaced by `aggregate` of the answers, and kept if nobody answered."""
 
     @abstractmethod
     def aggregate(self, task: Task, at: At, w: Params, up: Up) -> Params:
@@ -85,12 +85,12 @@ class AggregatedModel(SharedModel[Up]):
         return server if up is None else Server(self.aggregate(task, at, server.params, up))
 
 
-_WEIGHT = "weight of the client"  # no parameter has spaces in its name
+_WEIGHT = "weight of the client"  # cannot be a parameter's name, which has no spaces
 Train = Callable[[Task, At, Params, ClientData, ClientStreams], Params]
 
 
 def averaged_securely(weighting: Literal["size", "uniform"], train: Train) -> ClientSum[Server, Model]:
-    """Averaging as a sum without noise: of updates times n_k over the size of the largest client, and of these weights.
+    """Averaging by sums without noise: of weights n_k / (size of the largest client), and of weighted updates.
 
     With uniform weights the sum is divided by the number of clients in it.
     """

@@ -1,7 +1,7 @@
 """FedCEO's smoothing as fields of a method: when, how strongly, and which layers (Eq. 2, Theorem 3.1).
 
-Layers are folded into stacks `[K, d, h]`: a linear weight as it is, a convolution as o x (i kh kw). Vectors have no
-matrix structure: they are averaged, or folded as n x 1. Layers that are not chosen are averaged.
+Layers are reshaped to stacks `[K, d, h]`: a linear weight directly, a convolution as o x (i kh kw). Vectors have no
+matrix structure: they are averaged, or reshaped to n x 1. Layers that are not chosen are averaged.
 
 `lam = "auto"` sets the threshold of each layer to the edge of its noise. With noise of standard deviation s in every
 entry of an upload, the DFT over K slots adds K of them, so that the entries of every frequency slice have variance
@@ -29,7 +29,7 @@ class Smoothing:
     interval: int = 10
     """Rounds between two smoothings, at least 1."""
     lam: float | Literal["auto"] = "auto"
-    """Strength of smoothing: more is less smoothing; "auto" cuts at the edge of the noise."""
+    """Strength of smoothing: a larger value smooths less; "auto" sets the threshold to the edge of the noise."""
     theta: float = 1.0
     """Factor by which the threshold grows from one smoothing to the next, at least 1."""
     layers: str | list[str] = "all"
@@ -39,10 +39,12 @@ class Smoothing:
 
     def __post_init__(self) -> None:
         if self.interval < 1:
-            raise InputError("interval", self.interval, "counts rounds", "Use 1 to smooth in every round.")
+            raise InputError(
+                "interval", self.interval, "must be at least 1", "Use 1 to smooth in every round."
+            )
         if self.lam != "auto" and not (math.isfinite(self.lam) and self.lam > 0):
             raise InputError(
-                "lam", self.lam, "must be positive and finite", 'Use "auto", or more for less smoothing.'
+                "lam", self.lam, "must be positive and finite", 'Use "auto", or a positive number.'
             )
         if not (math.isfinite(self.theta) and self.theta >= 1):
             raise InputError("theta", self.theta, "must be at least 1", "Use 1 for a constant threshold.")
@@ -54,8 +56,8 @@ class Smoothing:
     def smooth(self, stack: Params, round: int, noise_std: float, of: int | None = None) -> Params:
         """The minimiser of Eq. 2 layer by layer: one model per slot of the stack `[K, ...]`.
 
-        A stack of one stands for the mean of `of` uploads and gives the mean of their minimiser: frequency 0, the
-        sum of the stack, is all that this mean depends on.
+        A stack of one is the mean of `of` uploads and gives the mean of their minimiser, which depends only on
+        frequency 0, the sum of the stack.
         """
         chosen = self.smoothed_layers(stack)
         slots = of or len(next(iter(stack.values())))
@@ -71,7 +73,7 @@ class Smoothing:
         return out
 
     def threshold(self, round: int, noise_std: float, slots: int, d: int, h: int) -> float:
-        """`1 / (2 tau)` with `tau = lambda / theta^(t/I)`; the noise's edge stands for `1 / (2 lambda)` in "auto"."""
+        """`1 / (2 tau)` with `tau = lambda / theta^(t/I)`; in "auto" the noise's edge replaces `1 / (2 lambda)`."""
         try:
             growth: float = self.theta ** (round / self.interval)
         except OverflowError:  # beyond any singular value
@@ -87,7 +89,7 @@ class Smoothing:
             unknown = [name for name in self.layers if name not in wanted]
             if unknown or not self.layers:
                 raise InputError(
-                    "layers", self.layers, "the model has other layers", f"Use some of {', '.join(wanted)}."
+                    "layers", self.layers, "are not layers of the model", f"Use some of {', '.join(wanted)}."
                 )
             wanted = self.layers
         elif self.layers != "all":
@@ -96,5 +98,5 @@ class Smoothing:
 
 
 def _layer(name: str) -> str:
-    """The layer a parameter belongs to: `fc1` of `fc1.weight`."""
+    """The layer of a parameter: `fc1` for `fc1.weight`."""
     return name.rpartition(".")[0] or name

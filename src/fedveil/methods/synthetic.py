@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass as record
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -26,6 +26,7 @@ from fedveil.methods.fields import (
     NonNegative,
 )
 from fedveil.methods.method import At, Demand
+from fedveil.numerics import NUMERICS
 from fedveil.privacy.mechanisms import SumMechanism, gaussian
 from fedveil.privacy.releases import ADVERSARIES, Plan, PostProcessing, Release
 from fedveil.streams import ClientStreams
@@ -71,6 +72,9 @@ class SizedSet(Message):
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SyntheticImages:
     """How a client makes its synthetic set."""
+
+    # 1: gradients of convolution blocks in closed form (`training/conv_blocks.py`), which rounds in another order.
+    numerics: ClassVar[int] = NUMERICS + 1
 
     ipc: Count = 10
     """Synthetic images per class."""

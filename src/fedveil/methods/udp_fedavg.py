@@ -7,14 +7,14 @@ Symbols: C `clip`, sigma `noise_multiplier`, K the size of the cohort (of Poisso
 `plan.cohort`), E `epochs`, B `batch_size`, eta `lr`.
 
 Deviations:
-- Line 10 multiplies update and noise by eta once more; here by `server_lr`, 1 by default, since the update is
+- Line 10 multiplies update and noise by eta again; here `server_lr`, 1 by default, is used, since the update is
   already a difference of models.
 - `noise_scope = "local"`: each client adds the full sigma C, so that its upload alone is protected; the paper's
   `"shared"` adds sigma C / sqrt(K), and only the sum of K uploads carries sigma C.
-- Poisson cohorts: the summed updates are divided by the constant p N, never by the number who participated. The cohort
-  is told its size K and each client adds sigma C / sqrt(max(K, p N)); the server, which is trusted for that, adds what
-  is missing because fewer participated (even nobody) or answered. So the sum's noise is sigma C always and does not
-  disclose how many participated. With `"local"` it does, and participation counts as seen.
+- Poisson cohorts: the summed updates are divided by the constant p N, never by the number of participants. The size K
+  is announced to the cohort and each client adds sigma C / sqrt(max(K, p N)); the server, which is trusted for that,
+  adds the missing noise if fewer (or no) clients participated or answered. So the sum's noise is always sigma C and
+  does not disclose how many participated. With `"local"` it does, and participation counts as visible.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class UDPFedAvg(UserLevelAveraging):
     def _update(
         self, task: Task, at: At, down: CohortModel, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[Params, State]:
-        """What each client contributes before it is clipped."""
+        """Each client's contribution before clipping."""
         update = sub(self.train(task, at, down.params, data, rng).params, down.params)
         return bounded(update, self.clip, self.normalise), state
 

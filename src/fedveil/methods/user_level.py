@@ -1,7 +1,7 @@
-"""Averaging under user-level noise that the clients add: both halves of the methods that use it.
+"""Averaging with user-level noise added by the clients: both halves of the methods that use it.
 
 Symbols as in `udp_fedavg`: C `clip`, sigma `noise_multiplier`. `normalise` scales every update to a norm of exactly
-C (zero stays zero), so that short updates drown less in the noise; the sensitivity is that of clipping to C.
+C (zero stays zero), which improves the signal-to-noise ratio of short updates; the sensitivity stays C.
 The noise itself is in `privacy/private_sum.py`.
 """
 
@@ -41,7 +41,7 @@ class CohortModel(Message):
 
     Args:
         params: Leaves `[K, ...]`.
-        cohort: How many clients were asked to participate in this round.
+        cohort: The number of clients invited to this round.
     """
 
     params: Params
@@ -54,7 +54,7 @@ class NoisyModel(Message):
 
     Args:
         params: Leaves `[K, ...]`.
-        cohort: Among how many the client shared the noise, if that was announced to it.
+        cohort: The number of clients that share the noise, if it was announced.
     """
 
     params: Params
@@ -63,7 +63,7 @@ class NoisyModel(Message):
 
 @record(frozen=True)
 class SummedUpdates(Message):
-    """The noisy updates of several clients in one row, in place of their models."""
+    """The sum of the noisy updates of several clients, in place of their models."""
 
     update: Params
     cohort: int
@@ -74,13 +74,13 @@ class UserLevelAveraging(LocalTraining, Method[Server, CohortModel, NoisyModel])
     """Clients send models with a clipped and noisy update, the server averages them and completes the noise."""
 
     remembers: ClassVar[bool] = False
-    """Whether what a client sends depends on the rounds it took part in before."""
+    """Whether a client's upload depends on its earlier participations."""
 
     clip: Clip = 1.0
     noise_multiplier: NoiseMultiplier = 1.0
     noise_scope: NoiseScope = "shared"
-    """Whether the noises of all clients together protect the sum ("shared"), or each client adds all of it, which
-    protects against the server too ("local")."""
+    """Whether each client adds a share of the noise of the sum ("shared"), or all of it, which also protects against
+    the server ("local")."""
     server_lr: Annotated[float, Field(gt=0)] = 1.0
     """Factor of the mean update at the server."""
     normalise: Normalise = False
@@ -91,7 +91,7 @@ class UserLevelAveraging(LocalTraining, Method[Server, CohortModel, NoisyModel])
         return self
 
     def noise(self, plan: Plan) -> CohortNoise:
-        """What clients and server add, and what `releases` charges."""
+        """The noise of clients and server; `releases` accounts for it."""
         return CohortNoise(self.clip, self.noise_multiplier, self.noise_scope, plan)
 
     def init_server(self, params: Params, plan: Plan) -> Server:
@@ -101,7 +101,7 @@ class UserLevelAveraging(LocalTraining, Method[Server, CohortModel, NoisyModel])
         return CohortModel(with_axis(server.params), len(clients))
 
     def noisy_model(self, at: At, down: CohortModel, update: Params, rng: ClientStreams) -> NoisyModel:
-        """What K clients send: the model they were sent plus their clipped and noisy `update [K, ...]`."""
+        """The uploads: the broadcast model plus the clipped and noisy `update [K, ...]`."""
         update = bounded(update, self.clip, self.normalise)
         upload, start = self.noise(at.plan).upload(down.cohort), expand(down.params, len(rng.clients))
         return NoisyModel(noisy_models(upload, start, update, rng.noise(), self.server_lr), down.cohort)
@@ -123,7 +123,7 @@ class UserLevelAveraging(LocalTraining, Method[Server, CohortModel, NoisyModel])
         up: NoisyModel | SummedUpdates | None,
         rng: ServerStreams,
     ) -> Params:
-        """The model after a cohort that was sent `start`."""
+        """The model after the answers of a cohort that was sent `start`."""
         asked = 0 if up is None else up.cohort
         models = up.params if isinstance(up, NoisyModel) else None
         summed = private_sum(
@@ -156,7 +156,7 @@ class UserLevelAveraging(LocalTraining, Method[Server, CohortModel, NoisyModel])
     def releases(self, plan: Plan) -> Sequence[Release]:
         upload, averaged = self.noise(plan).releases()
         if self.remembers and plan.sampler == "fixed":
-            # Later rounds tell of earlier cohorts, and of one of known size the others give the last member away.
+            # Later rounds disclose earlier cohorts; if the cohort size is known, the other members identify the last.
             averaged = replace(averaged, participation="seen")
         return upload, averaged
 

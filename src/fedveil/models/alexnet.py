@@ -1,8 +1,8 @@
 """AlexNet at CIFAR size (FedCEO, ICML 2025, Table 6).
 
 Deviations: the paper prints no layers. These are AlexNet's five convolutions (64, 192, 384, 256, 256
-channels) with 3x3 kernels and a stride of 2 in the first, so that a 32x32 image reaches the classifier as
-256x2x2; the two hidden layers have as many units as that (1024) instead of 4096, which `hidden=` restores.
+channels) with 3x3 kernels and a stride of 2 in the first, so that the classifier's input for a 32x32 image is
+256x2x2. The two hidden layers have the same number of units (1024) instead of 4096, which `hidden=` restores.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ from torch.nn import functional
 from fedveil.models.shapes import check_next_tokens
 from fedveil.models.transformer import Sizes, Transformer
 
-EVALUATED = 1 << 24  # scores that an evaluation of a language model holds at a time
+EVALUATED = 1 << 24  # largest number of scores in memory while a language model is evaluated
 
 
 class CausalLM(Transformer):
-    """Every token sees itself and those before it, and scores the one after it."""
+    """Every token attends to itself and earlier tokens, and predicts the next one."""
 
     def __init__(self, sizes: Sizes, *, tied: bool) -> None:
         super().__init__(sizes)
@@ -46,8 +46,8 @@ def causal_lm(
 ) -> CausalLM:
     """A small language model of texts of up to `input_shape[0]` tokens.
 
-    `tied` scores tokens with their own embeddings, which halves the parameters; every row of the table then has
-    a gradient, also those of tokens that do not occur.
+    `tied` uses the embedding table as output layer, which halves the parameters; every row of the table then has
+    a gradient, including the rows of tokens that do not occur.
     """
     sizes = Sizes.checked(
         "causal-lm",

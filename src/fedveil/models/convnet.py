@@ -19,7 +19,9 @@ from fedveil.models.shapes import check_count, check_image, flat_features
 class ConvNet(nn.Sequential):
     """`blocks` times [Conv3x3, GroupNorm, ReLU, AvgPool2], then one linear layer."""
 
-    channels_last: ClassVar[bool] = False  # group norm with one channel per group is slower in that layout
+    channels_last: ClassVar[bool] = (
+        False  # group norm with one channel per group is slower in the other layout
+    )
 
 
 def convnet(
@@ -51,7 +53,7 @@ def convnet(
         layers[f"pool{block}"] = nn.AvgPool2d(2)
         channels = width
     smallest = 2**blocks
-    if min(shape[1:]) < smallest:  # before the norms, which refuse a single value with a message of their own
+    if min(shape[1:]) < smallest:  # checked here: the norms' own error for a single value names no field
         raise InputError(
             "input_shape",
             shape,

@@ -1,4 +1,4 @@
-"""Parts of a model that are not trained: constants, so they are neither sent, nor noised, nor differentiated."""
+"""Frozen parts of a model: buffers, which are neither sent, nor noised, nor differentiated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def freeze(model: nn.Module, frozen: Callable[[str], bool]) -> None:
-    """Make constants (buffers) of the parameters whose names `frozen` picks, in place; their names stay."""
+    """Turn the parameters whose names `frozen` accepts into buffers of the same names, in place."""
     for prefix, layer in model.named_modules():
         for short, leaf in list(layer.named_parameters(recurse=False)):
             if frozen(f"{prefix}.{short}" if prefix else short):

@@ -1,8 +1,8 @@
 """LeNet-5 of FedCEO (ICML 2025, appendix C.1) and the sigmoid LeNet of gradient-leakage work (DLG, 2019).
 
-Deviations: the appendix prints no activation between LeNet-5's convolutions; two convolutions without one
-would be a single linear map around a max, so ReLU is there by default (`conv_relu=False` removes it). It
-comes after the max-pool, where it is equal to a ReLU before it and touches a quarter of the values.
+Deviations: the appendix prints no activation between LeNet-5's convolutions; without one, two convolutions
+would be linear up to the max-pool, so ReLU is used by default (`conv_relu=False` removes it). It is applied
+after the max-pool, which gives the same result as before it at a quarter of the cost.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 from fedveil.errors import InputError
 from fedveil.models.shapes import check_count, check_image, flat_features
 
-_SMALLEST_UNPADDED = 16  # below it, two 5x5 convolutions and two max-pools leave nothing
+_SMALLEST_UNPADDED = 16  # smaller images have no pixels left after two 5x5 convolutions and two max-pools
 
 
 class LeNet5(nn.Sequential):
@@ -75,7 +75,7 @@ class LeNetZhu(nn.Sequential):
 
 
 def lenet_zhu(input_shape: Sequence[int], classes: int, *, width: int = 12) -> LeNetZhu:
-    """The network that gradient-leakage attacks are usually shown on: smooth, and wide in its weights.
+    """The smooth network with large initial weights on which gradient-leakage attacks are usually demonstrated.
 
     Weights and biases are drawn from U(-0.5, 0.5). 588 features at 28x28, 768 at 32x32.
     """

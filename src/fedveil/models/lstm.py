@@ -1,9 +1,9 @@
 """An LSTM that classifies texts (FedCEO's Table 6, on Sentiment140).
 
-Deviations: FedCEO prints nothing of its LSTM but the name and cites LEAF (Caldas et al. 2018), whose network has two
+Deviations: FedCEO gives only the name of its LSTM and cites LEAF (Caldas et al. 2018), whose network has two
 layers of 100 units on 25 tokens with fixed word vectors. Sizes are options here; `frozen_embedding` keeps the
-vectors fixed, `embedding_path` takes them from a transformers folder, and `pooling = "mean"` reads all states in
-place of the last, which learns much faster by plain SGD.
+vectors fixed, `embedding_path` loads them from a transformers folder, and `pooling = "mean"` uses the mean of all
+states instead of the last, which learns much faster with plain SGD.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from fedveil.text_model import TextModel
 
 
 class LSTMLayer(nn.Module):
-    """One layer in plain operations, since torch's own LSTM cannot be mapped over clients.
+    """One layer in plain operations, since `torch.nn.LSTM` cannot be mapped over clients.
 
-    Gates in torch's order (input, forget, cell, output) and with its initialisation.
+    Gates are in torch's order (input, forget, cell, output) and have torch's initialisation.
     """
 
     def __init__(self, inputs: int, hidden: int) -> None:
@@ -38,7 +38,7 @@ class LSTMLayer(nn.Module):
         self.bias = nn.Parameter(torch.empty(4 * hidden).uniform_(-bound, bound))
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """The states `[B, L, H]` after each token; padding leaves the state as it was."""
+        """The states `[B, L, H]` after each token; padding does not change the state."""
         given = functional.linear(x, self.weight_ih, self.bias)
         h = c = torch.zeros_like(given[:, 0, : given.shape[-1] // 4])
         states = []
@@ -53,7 +53,7 @@ class LSTMLayer(nn.Module):
 
 
 class LSTMClassifier(TextModel):
-    """Embedding, LSTM layers, dropout, one linear layer on the state after the last token, or on all states' mean."""
+    """Embedding, LSTM layers, dropout, and one linear layer on the last state or on the mean of all states."""
 
     table = "embedding.weight"
 
@@ -106,15 +106,15 @@ def lstm(
 ) -> LSTMClassifier:
     """An LSTM classifier of texts of `input_shape[0]` tokens.
 
-    `frozen_embedding` keeps the embeddings at their start, a constant that nobody trains or sends. `embedding_path`
-    takes them, frozen and scaled to a mean square of 1, from a transformers folder whose tokenizer made the tokens
+    `frozen_embedding` keeps the initial embeddings as constants that are neither trained nor sent. `embedding_path`
+    loads them, frozen and scaled to a mean square of 1, from the transformers folder whose tokenizer made the tokens
     ("default" for the MiniLM package).
     """
     check_text("lstm", input_shape, vocabulary, pad)
     for field, value in (("embedding", embedding), ("hidden", hidden), ("layers", layers)):
         check_count(field, value)
     if pooling not in ("last", "mean"):
-        raise InputError("pooling", pooling, "no such summary of the states", 'Use "last" or "mean".')
+        raise InputError("pooling", pooling, "is not a pooling", 'Use "last" or "mean".')
     table = None if embedding_path is None else token_embeddings(embedding_path, vocabulary)
     width = embedding if table is None else int(table.shape[1])
     model = LSTMClassifier(

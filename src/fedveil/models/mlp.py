@@ -1,4 +1,4 @@
-"""Networks of linear layers, as plain `nn.Sequential`: the stacked kernel recognises their layers.
+"""Linear networks as plain `nn.Sequential`, whose layers the stacked kernel recognises.
 
 MLP-2 is the two-layer network of FedCEO (ICML 2025, appendix C.1); its softmax is part of the loss.
 """
@@ -33,7 +33,7 @@ def mlp_2(
 def logistic_regression(
     input_shape: Sequence[int], classes: int, *, bias: bool = True, zero: bool = False
 ) -> nn.Sequential:
-    """Flatten, Linear(d, classes). `zero` starts at zero: noisy steps need not undo a random start first."""
+    """Flatten, Linear(d, classes). `zero` initialises with zeros, so noisy steps need not undo a random start."""
     inputs = prod(check_shape(input_shape))
     output = nn.Linear(inputs, classes, bias=bias)
     if zero:

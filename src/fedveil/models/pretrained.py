@@ -1,9 +1,9 @@
 """Pretrained encoders and language models from any local transformers folder.
 
-The default is the MiniLM package. Dropout is off unless asked for, and attention is the plain one, so that outputs
-repeat exactly and gradients can be differentiated once more. Parts that are not trained are constants: neither sent
-nor noised. A folder is refused if its weights are not all there, or if its model, read from embeddings and with our
-masks, does not compute what the library's own does.
+The default is the MiniLM package. Dropout is off by default, and attention is the plain implementation, so that outputs
+are reproducible and gradients can be differentiated again. Parts that are not trained are buffers: neither sent nor
+noised. A folder is refused if weights are missing, or if its model, given embeddings and fedveil's masks, does not
+give the same outputs as the library's model given tokens.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _LAYER = re.compile(r"\.(?:layer|layers|h|blocks)\.(\d+)\.")
 
 
 class PretrainedClassifier(TextModel):
-    """An encoder, a summary of its states, one linear layer."""
+    """An encoder, a pooling of its states, one linear layer."""
 
-    stacks: ClassVar[bool] = False  # the library's own code is not made for vmap
+    stacks: ClassVar[bool] = False  # the library's code does not support vmap
 
     def __init__(
         self, encoder: Any, table: str, pad: int, classes: int, pooling: str, dropout: float
@@ -75,16 +75,16 @@ class PretrainedLM(TextModel):
         self.model = model
 
     def from_embeddings(self, embedded: Tensor, ids: Tensor) -> Tensor:
-        # No token sees a later one, so padding on the right needs no mask.
+        # No token attends to a later one, so padding on the right needs no mask.
         scores: Tensor = self.model(inputs_embeds=embedded, use_cache=False).logits
         return scores
 
 
-def _additive(seen: Tensor, like: Tensor) -> Tensor:
-    """`seen [B, L]` as what is added to attention scores, `[B, 1, L, L]`."""
+def _additive(attended: Tensor, like: Tensor) -> Tensor:
+    """The mask `attended [B, L]` as a term that is added to attention scores, `[B, 1, L, L]`."""
     lowest = torch.finfo(like.dtype).min
-    added = torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill(~seen, lowest)
-    return added.unsqueeze(1).expand(-1, seen.shape[-1], -1).unsqueeze(1)
+    added = torch.zeros(attended.shape, dtype=like.dtype, device=like.device).masked_fill(~attended, lowest)
+    return added.unsqueeze(1).expand(-1, attended.shape[-1], -1).unsqueeze(1)
 
 
 def bert(
@@ -101,18 +101,18 @@ def bert(
 ) -> PretrainedClassifier:
     """The encoder in the folder `path` with a new linear layer on the mean (or first) state.
 
-    `trained_layers` trains the last so many layers and the new one only, 0 the new one alone; None trains all.
-    `frozen_embedding` keeps the token embeddings as they are.
+    `trained_layers` is the number of last layers that are trained besides the new one; None trains all.
+    `frozen_embedding` keeps the token embeddings constant.
     """
     length = check_text("bert", input_shape, vocabulary, pad)
     check_rate("dropout", dropout)
     if pooling not in ("mean", "first"):
-        raise InputError("pooling", pooling, "no such summary of the states", 'Use "mean" or "first".')
+        raise InputError("pooling", pooling, "is not a pooling", 'Use "mean" or "first".')
     folder = find_folder(path, "weights")
     _check_limits(folder, path, length, vocabulary)
     encoder, table = _load(folder, "AutoModel", dropout)
     if getattr(encoder, "pooler", None) is not None:
-        encoder.pooler = None  # its output is not read
+        encoder.pooler = None  # its output is not used
     model = PretrainedClassifier(encoder, table, pad, classes, pooling, dropout)
     _check_reading(
         model, model.states, lambda ids: encoder(input_ids=ids).last_hidden_state, path, length, vocabulary
@@ -180,7 +180,7 @@ def _check_reading(
     length: int,
     vocabulary: int,
 ) -> None:
-    """Refuse a model that reads a long and a padded short text otherwise than the library reads each alone."""
+    """Refuse a model whose outputs for a batch of a long and a padded text differ from the library's for each alone."""
     ids = torch.arange(2 * length).remainder(max(1, vocabulary - 1)).reshape(2, length)
     ids += ids >= model.pad  # no token is padding
     ids[1, (length + 1) // 2 :] = model.pad
@@ -196,14 +196,14 @@ def _check_reading(
         raise InputError(
             "path",
             path,
-            f"its model cannot read {length} tokens given as embeddings ({_reason(error)})",
+            f"its model fails on {length} tokens given as embeddings ({_reason(error)})",
             "Use a folder like BERT's or GPT-2's, or a smaller task.text.length.",
         ) from error
     if not float((found - wanted).abs().max()) <= 1e-4 * float(wanted.abs().max()):
         raise InputError(
             "path",
             path,
-            f"given {length} tokens as embeddings, its model does not answer as the library's own does",
+            f"given {length} tokens as embeddings, its outputs differ from those of the library's model",
             "Use an encoder for model bert, a causal language model for gpt, or a smaller task.text.length.",
         )
 
@@ -213,7 +213,7 @@ def _reason(error: Exception) -> str:
 
 
 def _load(folder: Path, kind: str, dropout: float) -> tuple[Any, str]:
-    """The library's model in float32, and the name of its table of token embeddings."""
+    """The library's model in float32, and the name of its token embedding table."""
     library = transformers()
     try:
         model, told = getattr(library, kind).from_pretrained(
@@ -238,16 +238,16 @@ def _load(folder: Path, kind: str, dropout: float) -> tuple[Any, str]:
         raise InputError(
             "path",
             str(folder),
-            f"its weights do not fit its config.json: {name} is {list(held)} in the file, the configuration "
-            f"makes it {list(wanted)}",
+            f"its weights do not match its config.json: {name} is {list(held)} in the file, {list(wanted)} in the "
+            "configuration",
             "Save the model again with save_pretrained, which writes both.",
         )
     missing = sorted(name for name in told["missing_keys"] if "pooler." not in name)
-    if missing:  # the library would draw them at random
+    if missing:  # the library would initialise them at random
         raise InputError(
             "path",
             str(folder),
-            f"lacks {len(missing)} of its model's weights, among them {missing[0]}",
+            f"{len(missing)} of the model's weights are missing, among them {missing[0]}",
             "Save the whole model with save_pretrained; gpt needs a language model with its output layer.",
         )
     model.requires_grad_(True).eval()
@@ -288,5 +288,5 @@ def _freeze_below(
     freeze(model, frozen)
     if not any(True for _ in model.parameters()):
         raise InputError(
-            "trained_layers", trained_layers, "nothing is left to train", "Train at least one layer."
+            "trained_layers", trained_layers, "leaves nothing to train", "Train at least one layer."
         )

@@ -19,15 +19,16 @@ BuildModel = TypeVar("BuildModel", bound=Callable[..., "nn.Module"])
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A model that can be asked for by name.
+    """A registered model.
 
-    It reads numbers (images, tables), texts with a label each, or texts without, whose next tokens it learns.
+    Its inputs are numbers (images, tables), texts with a label each, or texts without labels, whose next tokens it
+    predicts.
     """
 
     name: str
     summary: str
     place: Callable[..., nn.Module] | str
-    """The function that builds it, or where it is below `fedveil.models`: loaded when the model is built."""
+    """The function that builds it, or its place below `fedveil.models`, imported when the model is built."""
     reads: Reads = "numbers"
 
     @property
@@ -92,7 +93,7 @@ def model_entry(name: str) -> ModelEntry:
 
 
 def model_options(name: str) -> dict[str, object]:
-    """The options of this model with what they are if not given, without those that follow from the vocabulary."""
+    """The options of this model with their defaults, without those that follow from the vocabulary."""
     entry = model_entry(name)
     given = inspect.signature(entry.build).parameters
     return {
@@ -111,10 +112,10 @@ def make_model(
         name: One of `fedveil list models`.
         input_shape: The shape of one input, without the batch axis.
         classes: Number of outputs.
-        seed: The weights are those of this seed, and torch's global generator is left as it was. None: they are drawn
-            from the global generator.
-        options: Those of the model. Models of texts need `vocabulary` and `pad`, the number of tokens and the id of
-            padding.
+        seed: The seed of the weights; torch's global generator is not changed. None: weights are drawn from the
+            global generator.
+        options: Options of the model. Models of texts need `vocabulary` and `pad`, the number of tokens and the id
+            of padding.
 
     Returns:
         The module.
@@ -136,14 +137,14 @@ def make_model(
 def register_model(
     name: str, summary: str, *, reads: Reads = "numbers"
 ) -> Callable[[BuildModel], BuildModel]:
-    """Make a function `(input_shape, classes, *, options...) -> nn.Module` known as a model by this name.
+    """Register a function `(input_shape, classes, *, options...) -> nn.Module` as a model under this name.
 
-    One that reads texts is a `TextModel` and takes the options `vocabulary` and `pad`.
+    A model that reads texts is a `TextModel` and takes the options `vocabulary` and `pad`.
 
     Args:
         name: The name in configurations and on the command line.
-        summary: One line about it.
-        reads: What its inputs are.
+        summary: A description of one line.
+        reads: The kind of its inputs.
 
     Returns:
         A decorator that returns the function unchanged.

@@ -1,4 +1,4 @@
-"""Checks that every model makes of its input shape and sizes before it is built."""
+"""Checks of input shapes and sizes that every model makes before it is built."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_shape(input_shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def check_image(model: str, input_shape: Sequence[int]) -> tuple[int, int, int]:
-    """`(channels, height, width)`, or an error that says what this model wants."""
+    """`(channels, height, width)`; refuses any other shape."""
     shape = check_shape(input_shape)
     if len(shape) != 3:
         raise InputError(
@@ -52,7 +52,7 @@ def check_rate(field: str, value: float) -> float:
 
 
 def flat_features(model: str, layers: nn.Module, shape: tuple[int, int, int], remedy: str) -> int:
-    """How many numbers `layers` make of one image, or an error if nothing of the image is left."""
+    """The number of features that `layers` compute from one image; refuses images that are too small."""
     was_training = layers.training
     layers.eval()
     try:
@@ -65,7 +65,7 @@ def flat_features(model: str, layers: nn.Module, shape: tuple[int, int, int], re
 
 
 def check_text(model: str, input_shape: Sequence[int], vocabulary: int, pad: int) -> int:
-    """The number of tokens of one text, with a vocabulary that holds its padding."""
+    """The number of tokens of one text; refuses a padding id outside the vocabulary."""
     shape = check_shape(input_shape)
     if len(shape) != 1:
         raise InputError(
@@ -73,12 +73,14 @@ def check_text(model: str, input_shape: Sequence[int], vocabulary: int, pad: int
         )
     check_count("vocabulary", vocabulary)
     if isinstance(pad, bool) or not isinstance(pad, int) or not 0 <= pad < vocabulary:
-        raise InputError("pad", pad, f"is not one of {vocabulary} tokens", f"Use 0 to {vocabulary - 1}.")
+        raise InputError(
+            "pad", pad, f"is not one of the {vocabulary} token ids", f"Use 0 to {vocabulary - 1}."
+        )
     return shape[0]
 
 
 def check_next_tokens(classes: int, vocabulary: int) -> None:
-    """A language model scores every token of its vocabulary."""
+    """Refuse a number of outputs other than the size of the vocabulary."""
     if classes != vocabulary:
         raise InputError(
             "classes", classes, "a language model has one output for each token", f"Use {vocabulary}."

@@ -1,7 +1,7 @@
-"""A small transformer trained from scratch: its blocks, and a classifier made of them.
+"""A small transformer trained from scratch: its blocks, and a classifier.
 
-Attention is written in plain operations, so that clients can be stacked and gradients differentiated once more, as
-gradient inversion needs; torch's fused attention allows neither on a CPU.
+Attention is written in plain operations, so that clients can be stacked and gradients differentiated again, as
+gradient inversion needs; torch's fused attention supports neither on a CPU.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.query_key_value = nn.Linear(width, 3 * width, bias=False)  # a bias of the keys would do nothing
+        self.query_key_value = nn.Linear(
+            width, 3 * width, bias=False
+        )  # a bias of the keys cancels in the softmax
         self.output = nn.Linear(width, width)
 
     def forward(self, h: Tensor, hidden: Tensor) -> Tensor:
-        """`hidden [B, L, L]` is True where a token must not look."""
+        """`hidden [B, L, L]` is True where attention is masked out."""
         b, length, width = h.shape
         parts = self.query_key_value(h).reshape(b, length, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
@@ -78,7 +80,7 @@ class Sizes:
         layers: int,
         dropout: float,
     ) -> Sizes:
-        """Sizes that make a transformer; anything else is refused."""
+        """Validated sizes of a transformer."""
         length = check_text(model, input_shape, vocabulary, pad)
         for field, value in (("width", width), ("heads", heads), ("layers", layers)):
             check_count(field, value)
@@ -90,7 +92,7 @@ class Sizes:
 
 
 class Transformer(TextModel):
-    """Embedding, learnt positions, blocks with the norm in front, a last norm."""
+    """Embedding, learnt positions, pre-norm blocks, a final norm."""
 
     table = "embedding.weight"
 
@@ -113,7 +115,7 @@ class Transformer(TextModel):
 
 
 class TransformerClassifier(Transformer):
-    """Every token sees every other; one linear layer on the mean over the tokens."""
+    """Every token attends to every other; one linear layer on the mean over the tokens."""
 
     def __init__(self, sizes: Sizes, classes: int) -> None:
         super().__init__(sizes)

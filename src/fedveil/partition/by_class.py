@@ -46,9 +46,9 @@ def class_groups(y: Tensor, groups: Sequence[Sequence[int]], *, allow_empty: boo
 def classes_per_client(
     y: Tensor, clients: int, n: int, rng: np.random.Generator, *, allow_empty: bool = False
 ) -> Partition:
-    """Every client is dealt `n` different classes, and a class is shared equally by those who hold it.
+    """Every client gets `n` different classes; the examples of a class are split equally among its clients.
 
-    Classes are dealt at random such that the numbers of clients that hold two classes differ by one at most;
+    Classes are assigned at random such that the numbers of clients of any two classes differ by at most one;
     when `clients * n` is the number of classes, no class is shared.
     """
     labels = labels_array(y)
@@ -62,13 +62,14 @@ def classes_per_client(
         raise InputError(
             "classes_per_client",
             n,
-            f"{clients} clients with {n} each leave some of the {len(classes)} classes to nobody",
+            f"{clients} clients with {n} each leave some of the {len(classes)} classes unassigned",
             f"Use at least {-(-len(classes) // clients)}.",
         )
     holders: list[list[int]] = [[] for _ in classes]
     for client in range(clients):
         held = np.array([len(holder) for holder in holders])
-        for which in np.lexsort((rng.random(len(classes)), held))[:n]:  # the least held, ties at random
+        # The classes with the fewest clients, ties at random.
+        for which in np.lexsort((rng.random(len(classes)), held))[:n]:
             holders[int(which)].append(client)
     parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
     for label, holder in zip(classes, holders, strict=True):
@@ -85,9 +86,9 @@ def classes_per_client(
 def shards(
     y: Tensor, clients: int, shards_per_client: int, rng: np.random.Generator, *, allow_empty: bool = False
 ) -> Partition:
-    """Sort by label, cut into `clients * shards_per_client` equal shards, deal them out at random.
+    """Sort by label, cut into `clients * shards_per_client` equal shards, assign them to clients at random.
 
-    Shards' sizes differ by one at most, and a shard spans neighbouring labels only (McMahan et al., 2017;
+    Shard sizes differ by at most one, and a shard spans neighbouring labels only (McMahan et al., 2017;
     FedCEO uses 2 shards per client).
     """
     labels = labels_array(y)

@@ -1,4 +1,4 @@
-"""Clients that are the people the data comes from."""
+"""One client per person whose data it is, or groups of persons."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def by_user(users: Tensor, clients: int | None = None) -> Partition:
-    """One client per user, in the order of their ids; or whole users gathered into `clients` clients.
+    """One client per user, in the order of their ids; or whole users grouped into `clients` clients.
 
-    Gathering gives the user with the most examples first, each time to the client with the fewest so far;
-    no user is ever split over two clients.
+    Grouping assigns users in descending order of size, each to the client with the fewest examples so far;
+    no user is split over two clients.
     """
     ids = labels_array(users)
     order = np.argsort(ids, kind="stable")

@@ -25,22 +25,22 @@ def dirichlet(
     *,
     allow_empty: bool = False,
 ) -> Partition:
-    """Share out each class by proportions from Dirichlet(alpha, ..., alpha) over the clients.
+    """Split each class by proportions from Dirichlet(alpha, ..., alpha) over the clients.
 
     Every example is used once; a client's count of a class is within one of its proportion times the class's
     size. The proportions are drawn again, up to 1000 times, until every client holds `min_size` examples
-    (none, with `allow_empty`); when no draw does, an error says what would.
+    (0 with `allow_empty`); if no draw succeeds, the error suggests other settings.
     """
     labels = labels_array(y)
     check_clients(clients, len(labels), allow_empty=allow_empty)
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 < alpha < math.inf:
         raise InputError(
-            "alpha", alpha, "not a concentration", "Use a number above 0; smaller is more uneven."
+            "alpha", alpha, "is not a concentration", "Use a number above 0; smaller is more uneven."
         )
     if isinstance(min_size, bool) or not isinstance(min_size, int) or min_size < 0:
-        raise InputError("min_size", min_size, "not a size", "Use a whole number from 0 on.")
+        raise InputError("min_size", min_size, "is not a size", "Use a whole number from 0 on.")
     if min_size < 1 and not allow_empty:
-        raise InputError("min_size", min_size, "would let clients be empty", "Use 1 or set allow_empty.")
+        raise InputError("min_size", min_size, "would allow empty clients", "Use 1 or set allow_empty.")
     needed = 0 if allow_empty else min_size
     if needed * clients > len(labels):
         raise InputError(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def iid(y: Tensor, clients: int, rng: np.random.Generator, *, allow_empty: bool = False) -> Partition:
-    """Shuffle and cut: sizes differ by one at most, and every example is used once."""
+    """Shuffle and cut: sizes differ by at most one, and every example is used once."""
     n = len(labels_array(y))
     check_clients(clients, n, allow_empty=allow_empty)
     return partition_of(np.array_split(rng.permutation(n), clients))

@@ -1,4 +1,4 @@
-"""Who holds which example."""
+"""A partition: which client holds which examples."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Partition:
-    """`parts[k]` lists the examples of client k in rising order; no example is listed twice."""
+    """`parts[k]` lists the examples of client k in ascending order; no example is listed twice."""
 
     parts: tuple[Tensor, ...]
 
     def __post_init__(self) -> None:
         if not self.parts:
-            raise InputError("clients", 0, "there is no client", "Use at least one client.")
+            raise InputError("clients", 0, "the partition has no client", "Use at least one client.")
         together = torch.cat(self.parts)
         if len(together) != len(torch.unique(together)):
             raise InputError("parts", len(self.parts), "an example is listed twice", "List each once.")
@@ -41,23 +41,25 @@ class Partition:
 
 
 def partition_of(parts: Sequence[np.ndarray]) -> Partition:
-    """A partition from arrays of positions, sorted on the way."""
+    """A partition from arrays of positions, which are sorted here."""
     return Partition(tuple(torch.from_numpy(np.sort(part).astype(np.int64)) for part in parts))
 
 
 def labels_array(y: Tensor) -> np.ndarray:
-    """The labels as an array; no examples, or labels that are not whole numbers, are refused."""
+    """The labels as an array; refuses empty labels and labels that are not whole numbers."""
     if y.dim() != 1 or y.is_floating_point() or y.dtype == torch.bool:
-        raise InputError("y", [str(y.dtype), list(y.shape)], "not a line of labels", "Give int64 labels [n].")
+        raise InputError(
+            "y", [str(y.dtype), list(y.shape)], "are not integer labels", "Give int64 labels [n]."
+        )
     if len(y) == 0:
-        raise InputError("y", [], "there are no examples to share out", "Give at least one example.")
+        raise InputError("y", [], "there are no examples to split", "Give at least one example.")
     return y.numpy()
 
 
 def check_clients(clients: object, examples: int, *, allow_empty: bool = False) -> int:
-    """A number of clients that so many examples can serve."""
+    """The number of clients, checked: with so many examples none need be empty."""
     if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
-        raise InputError("clients", clients, "not a number of clients", "Use a whole number from 1 on.")
+        raise InputError("clients", clients, "is not a number of clients", "Use a whole number from 1 on.")
     if clients > examples and not allow_empty:
         raise InputError(
             "clients",
@@ -70,12 +72,12 @@ def check_clients(clients: object, examples: int, *, allow_empty: bool = False) 
 
 def check_positive_int(field: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(field, value, "not a usable number", "Use a whole number from 1 on.")
+        raise InputError(field, value, "is not a positive whole number", "Use a whole number from 1 on.")
     return value
 
 
 def refuse_empty(partition: Partition, *, allow_empty: bool, remedy: str) -> Partition:
-    """The partition itself, unless a client is empty and that was not allowed."""
+    """The partition; refuses one with an empty client unless `allow_empty`."""
     if not allow_empty and 0 in partition.sizes:
         raise InputError(
             "clients",

@@ -1,4 +1,4 @@
-"""Who holds what, to look at: a table for the terminal and a figure for a paper."""
+"""A partition as a table for the terminal and as a figure for a paper."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedveil.errors import InputError
 
-_BUBBLES_UP_TO = 30  # more clients than this are easier to read as a heat map
+_BUBBLES_UP_TO = 30  # a heat map is easier to read for more clients
 _COLUMNS_UP_TO = 12
 _TERMINAL = 80
 _LONGEST_NAME = 20
@@ -35,8 +35,8 @@ def counts_table(
 ) -> Table:
     """A table with a row per client, at most 40 of them, and a sum over all.
 
-    Up to twelve classes have a column each if that fits 80 characters, where a count above half the largest
-    is bold and zero is a dot; otherwise it tells how many classes a client holds and which is its largest.
+    Up to twelve classes have a column each if that fits 80 characters: a count above half the largest
+    is bold and zero is a dot. Otherwise columns show how many classes a client holds and its largest class.
     """
     names = _class_names(counts, classes)
     least = len(str(int(counts.sum(0).max())))
@@ -54,7 +54,7 @@ def counts_table(
     )
     room = (
         (_TERMINAL - first - 4 - total_width) // len(heads) - 1 - gap
-    )  # long names give way, numbers never do
+    )  # long names are shortened, numbers never
     for head in heads:
         table.add_column(
             head,
@@ -83,7 +83,7 @@ def counts_table(
 def counts_figure(counts: Tensor, classes: Sequence[str] | None = None) -> Figure:
     """Classes by clients as bubbles whose area is the count, or as a heat map for more than 30 clients.
 
-    Above it are the clients' sizes. One ink from light to dark: it reads the same in grey.
+    Above it are the clients' sizes. A single hue from light to dark, readable in greyscale.
     """
     names = _class_names(counts, classes)
     grid = counts.numpy().T.astype(np.float64)  # [classes, clients]
@@ -120,10 +120,10 @@ def counts_figure(counts: Tensor, classes: Sequence[str] | None = None) -> Figur
 
 
 def save_picture(counts: Tensor, path: str | Path, classes: Sequence[str] | None = None) -> Path:
-    """Write the figure as PNG, PDF or SVG, as the path's ending says."""
+    """Write the figure as PNG, PDF or SVG, depending on the suffix of the path."""
     target = Path(path)
     if target.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise InputError("path", str(path), "no such kind of picture", "Use .png, .pdf or .svg.")
+        raise InputError("path", str(path), "is not a supported image format", "Use .png, .pdf or .svg.")
     figure = counts_figure(counts, classes)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -162,7 +162,10 @@ def _summary(row: Sequence[int], names: Sequence[str]) -> list[Text]:
 def _class_names(counts: Tensor, classes: Sequence[str] | None) -> list[str]:
     if counts.dim() != 2 or not counts.numel():
         raise InputError(
-            "counts", list(counts.shape), "not clients by classes", "Give Partition.counts(...)."
+            "counts",
+            list(counts.shape),
+            "does not have the shape [clients, classes]",
+            "Give Partition.counts(...).",
         )
     if classes is None:
         return [str(label) for label in range(counts.shape[1])]

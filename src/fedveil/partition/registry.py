@@ -45,26 +45,26 @@ def make_partition(
     min_size: int | None = None,
     allow_empty: bool = False,
 ) -> Partition:
-    """Decide who holds which examples.
+    """Split examples among clients.
 
     Args:
-        kind: How they are shared out: a value of `Kind`.
+        kind: The kind of partition: a value of `Kind`.
         y: The labels.
         clients: Number of clients; None for "user" (one per user) and for "classes" with groups (one per group).
-        rng: The draws.
-        alpha: Of "dirichlet": small values give clients few classes.
-        classes_per_client: Of kinds by class: number of classes of each client.
-        shards_per_client: Of "shards": number of shards of each client.
-        groups: Of "classes": the classes of each group.
+        rng: The random generator.
+        alpha: For "dirichlet": small values give clients few classes.
+        classes_per_client: For kinds by class: number of classes of each client.
+        shards_per_client: For "shards": number of shards of each client.
+        groups: For "classes": the classes of each group.
         users: The user of each example; may accompany any kind, since it describes the data.
-        min_size: Of "dirichlet": draw again until every client has so many examples.
+        min_size: For "dirichlet": draw again until every client has so many examples.
         allow_empty: Accept clients without examples.
 
     Returns:
         The rows of each client.
 
     Raises:
-        InputError: The kind lacks a setting that it needs, or has one that it cannot use.
+        InputError: The kind lacks a setting that it needs, or a setting does not apply to it.
     """
     if kind not in KINDS:
         raise InputError("kind", kind, "no such partition", f"Use one of: {', '.join(KINDS)}.")
@@ -78,18 +78,18 @@ def make_partition(
     for field, value in given.items():
         if value is not None and _USED_BY[field] != kind:
             raise InputError(
-                field, value, f"a {kind} partition has no use for it", f'It belongs to "{_USED_BY[field]}".'
+                field, value, f"does not apply to a {kind} partition", f'It belongs to "{_USED_BY[field]}".'
             )
     if kind == "user":
         if users is None:
-            raise InputError("kind", kind, "this data names no users", "Use another kind of partition.")
+            raise InputError("kind", kind, "the data has no user ids", "Use another kind of partition.")
         if len(users) != len(y):
             raise InputError("users", len(users), f"there are {len(y)} labels", "Give one id per example.")
         return by_user(users, clients)
     if kind == "classes" and groups is not None:
         return _grouped(y, clients, groups, classes_per_client, allow_empty)
     if clients is None:
-        raise InputError("clients", None, f"a {kind} partition needs it", "Give the number of clients.")
+        raise InputError("clients", None, f"is required by a {kind} partition", "Give the number of clients.")
     if kind == "iid":
         return iid(y, clients, rng, allow_empty=allow_empty)
     if kind == "dirichlet":
@@ -103,7 +103,7 @@ def make_partition(
 
 def _needed(field: str, value: Number | None, kind: str) -> Number:
     if value is None:
-        raise InputError(field, None, f"a {kind} partition needs it", f"Give {field}.")
+        raise InputError(field, None, f"is required by a {kind} partition", f"Give {field}.")
     return value
 
 
@@ -121,10 +121,13 @@ def _grouped(
     partition = class_groups(y, groups, allow_empty=allow_empty)
     if clients is not None and clients != len(partition):
         raise InputError(
-            "clients", clients, f"there are {len(partition)} groups", "Give one group per client."
+            "clients", clients, f"does not match the {len(partition)} groups", "Give one group per client."
         )
     if number is not None and any(len(group) != number for group in groups):
         raise InputError(
-            "classes_per_client", number, "groups of another size are given", "Give only one of the two."
+            "classes_per_client",
+            number,
+            "does not match the sizes of the groups",
+            "Give only one of the two.",
         )
     return partition

@@ -1,4 +1,4 @@
-"""From a dataset to clients in one call."""
+"""Split a dataset among clients in one call."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def share(
     seed: int = 0,
     **options: Any,
 ) -> ArrayClients:
-    """Share out examples among clients.
+    """Split examples among clients.
 
     Args:
         dataset: A dataset, whose training examples are used, or examples.
-        clients: Number of clients; may be left out where the kind tells it, as "user" does.
-        kind: How they are shared out, as of `make_partition`.
-        seed: Of the draws.
-        options: Those of `make_partition`.
+        clients: Number of clients; may be omitted where the kind determines it, as "user" does.
+        kind: The kind of partition, as in `make_partition`.
+        seed: The seed of the random draws.
+        options: Further arguments of `make_partition`.
 
     Returns:
         The clients.

@@ -1,27 +1,28 @@
 """From releases and a plan to epsilon, for each unit and adversary, with the theorem that proves it.
 
-The unit of composition is a round. What an adversary sees of one round is accounted for as a whole, because all of
-it depends on the same draw of the cohort:
+The unit of composition is a round. All releases of one round that an adversary observes are accounted for together,
+because they depend on the same draw of the cohort:
 
-* participation seen: with probability p the client was in the cohort and the privacy loss is that of all
+* participation visible ("seen"): with probability p the client participates and the privacy loss is that of all
   its releases together, otherwise it is 0. The adversary knows which, so the round's privacy loss
   distribution is the mixture p * PLD + (1 - p) * identity (the cohort does not depend on the data). This is
-  zero-out adjacency: the neighbouring data set has the client take part with an update of zero.
+  zero-out adjacency: in the neighbouring data set the client participates with an update of zero.
 * participation hidden, Poisson cohort, Gaussian noise on the sum: the subsampled Gaussian mechanism
   (add/remove; zero-out has the same dominating pair). All Gaussian releases of a round are one vector query.
-* participation hidden, fixed cohort: leaving one out brings another in, so the sum moves by up to 2C:
+* participation hidden, fixed cohort: removing one client adds another, so the sum changes by up to 2C:
   dp-accounting's bound for the truncated subsampled Gaussian (replace-one). Under zero-out the smaller of
-  that bound and the one with participation seen is used; both are valid.
-* anything else that is hidden is charged as if it were seen: telling the adversary more is never optimistic.
+  that bound and the one for visible participation is used; both are valid.
+* any other hidden participation is charged as if it were visible: an adversary that knows more never has a smaller
+  epsilon, so the bound stays valid.
 * records: a hidden cohort does not amplify their privacy. A record is in the sum with probability p * q (client in the
   cohort, record in the batch), but the client's other records are in it with probability p, and if the adversary
   knows them they show that the client participated. The round is the mixture p * (q-subsampled) + (1 - p) * identity.
-* a `client` knows in which rounds it took part itself, and there it knows its own share of the noise (`insider`).
-  The round is the mixture of those two cases, which it can tell apart. Of a cohort of fixed size it thereby
-  learns that the others were drawn out of N - 1. Of a Poisson cohort it is told the size when it is part of it,
-  which discloses something of who else participated: those rounds are accounted for as if it had seen who did.
+* a `client` knows in which rounds it participated, and there it knows its own share of the noise (`insider`).
+  The round is the mixture of those two cases, which it can distinguish. For a cohort of fixed size it thereby
+  learns that the others were drawn from N - 1. A participant of a Poisson cohort is sent its size, which
+  discloses something about who else participated: those rounds are accounted for as if the cohort were visible.
 
-A round that discloses something seen beside something hidden is seen as a whole.
+If any release of a round makes participation visible, it is visible for the whole round.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Guarantee:
 
 @dataclass(frozen=True)
 class Cohort:
-    """How a round's clients are drawn: the part of a plan that a round's privacy loss depends on."""
+    """How a round's clients are drawn; a round's privacy loss depends on no other part of the plan."""
 
     clients: int
     cohort: int
@@ -105,7 +106,7 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Round:
-    """What one round discloses, and how its cohort was drawn."""
+    """The releases of one round, and how its cohort was drawn."""
 
     releases: tuple[Release, ...]
     cohort: Cohort
@@ -115,10 +116,10 @@ Rounds = Counter[Round]
 
 
 def rounds_of(releases: Sequence[Release], plan: Plan, last: int | None = None, first: int = 0) -> Rounds:
-    """The rounds `first`..`last` (default: all, with what comes before round 1) of the plan, equal ones counted."""
+    """Rounds `first`..`last` of the plan (default: all, with round 0 before training), equal ones counted."""
     cohort = Cohort.of(plan)
     end = plan.rounds if last is None else last
-    # From round 2 on, what happens repeats with this period.
+    # From round 2 on, releases repeat with this period.
     period = math.lcm(*(release.except_every or release.every for release in releases))
     counts: Counter[tuple[int, ...]] = Counter()
     for t in range(first, min(end, max(first, 2) + period - 1) + 1):
@@ -135,7 +136,7 @@ def account(
     Args:
         releases: Everything that a round discloses.
         plan: The outline of the run.
-        delta: Of every guarantee.
+        delta: The delta of every guarantee.
         accountant: "best" uses privacy loss distributions wherever they are valid and Renyi divergences otherwise;
             "rdp" forces the latter (published numbers are often Renyi numbers).
 
@@ -150,9 +151,9 @@ def account(
 
 
 def account_participation(releases: Sequence[Release], plan: Plan, delta: float) -> tuple[Guarantee, ...]:
-    """What one participation costs a client who knows it took part: the "one upload" row.
+    """The guarantee for one round, given that the client participated and the adversary knows it ("one upload").
 
-    Where rounds differ in what they disclose, it is the dearest of them.
+    Where rounds have different releases, it is the largest epsilon of them.
     """
     kinds = list(rounds_of([replace(r, participation="charged") for r in releases], plan))
 
@@ -171,7 +172,7 @@ def account_rounds(
     accountant: Accountant = "best",
     pairs: Sequence[tuple[Unit, Adversary]] | None = None,
 ) -> tuple[Guarantee, ...]:
-    """The guarantees of any collection of rounds, also of different runs on the same data."""
+    """The guarantees of any collection of rounds, including rounds of several runs on the same data."""
     if not 0 < delta < 1:
         raise InputError("delta", delta, "is not a probability", "Use a number in (0, 1), such as 1e-5.")
     if pairs is None:
@@ -187,9 +188,9 @@ def epsilon_of(
     Args:
         releases: Everything that a round discloses.
         plan: The outline of the run.
-        delta: Of the guarantee.
-        adversary: Against whom.
-        unit: For whom.
+        delta: The delta of the guarantee.
+        adversary: The adversary of the guarantee.
+        unit: The unit that is protected.
 
     Returns:
         Epsilon over all rounds.
@@ -216,7 +217,7 @@ def epsilon_by_round(
 
 
 def last_that_fits(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """The largest number up to `high` that fits, where `low` does and none fits after one that does not."""
+    """The largest number from `low` to `high` for which `fits` is true, by bisection; `fits` is monotone."""
     if fits(high):
         return high
     while high - low > 1:
@@ -228,7 +229,7 @@ def last_that_fits(fits: Callable[[int], bool], low: int, high: int) -> int:
 def _pairs(releases: Iterable[Release]) -> list[tuple[Unit, Adversary]]:
     """The (unit, adversary) rows: the units that releases name, and every adversary.
 
-    What is only unprotected or computed from other releases names no unit of its own where another does.
+    Unprotected and post-processed releases define a unit only if no other release does.
     """
     listed = list(releases)
     priced = {r.unit for r in listed if not isinstance(r.protection, (Unprotected, PostProcessing))}
@@ -244,7 +245,7 @@ def _sampler_words(rounds: Iterable[Round], releases: Sequence[Release], unit: U
 
 
 def _visible(rounds: Rounds, adversary: Adversary) -> Rounds:
-    """What this adversary observes of the rounds."""
+    """The rounds restricted to releases visible to this adversary."""
     visible: Rounds = Counter()
     for round_, count in rounds.items():
         kept = tuple(r for r in round_.releases if adversary in r.visible_to)
@@ -254,10 +255,10 @@ def _visible(rounds: Rounds, adversary: Adversary) -> Rounds:
 
 
 def renyi_curve(rounds: Rounds, unit: Unit, adversary: Adversary) -> RenyiCurve:
-    """The Renyi divergences of these rounds, for theorems that speak of them.
+    """The Renyi divergences of these rounds, for theorems that are stated in terms of them.
 
     Raises:
-        InputError: Nothing is proven for this unit and adversary, or only up to a failure of the mechanisms.
+        InputError: Nothing is proven for this unit and adversary, or only up to a failure probability.
     """
     row = _guarantee(rounds, 0.5, unit, adversary, "rdp")
     visible, split = _visible(rounds, adversary), adversary == "client"
@@ -285,7 +286,7 @@ def renyi_curve(rounds: Rounds, unit: Unit, adversary: Adversary) -> RenyiCurve:
 def _guarantee(
     rounds: Rounds, delta: float, unit: Unit, adversary: Adversary, accountant: Accountant
 ) -> Guarantee:
-    """One row, with all that the releases it is about rely on."""
+    """One row, with the assumptions of its releases."""
     row = _priced(rounds, delta, unit, adversary, accountant)
     visible = [r for round_ in _visible(rounds, adversary) for r in round_.releases]
     return replace(row, assumptions=tuple(dict.fromkeys(text for r in visible for text in r.assumptions)))
@@ -311,7 +312,9 @@ def _priced(
         return none("; ".join(dict.fromkeys(reasons)))
     foreign = [r.what for r in costly if r.unit != unit]
     if foreign:
-        return none(f"protected for another unit, which says nothing of this one: {', '.join(foreign)}")
+        return none(
+            f"protected for another unit, which gives no guarantee for this one: {', '.join(foreign)}"
+        )
     if not costly:
         return Guarantee(unit, adversary, adjacency, sampler, 0.0, delta, "post-processing")
 
@@ -327,14 +330,14 @@ def _priced(
     how = "Renyi divergence, converted by Balle et al. 2020" if renyi else "privacy loss distribution"
     if not math.isfinite(epsilon):
         return none(
-            f"no finite epsilon holds at delta {delta:g}: there is next to no noise, or the mechanisms themselves "
-            "may fail with a larger probability"
+            f"no finite epsilon holds at delta {delta:g}: the noise is too small, or the mechanisms' failure "
+            "probability is larger than delta"
         )
     return Guarantee(unit, adversary, adjacency, sampler, epsilon, delta, f"{how}: {'; '.join(theorems)}")
 
 
 def _protections(release: Release, adversary: Adversary) -> tuple[Protection, ...]:
-    """All that protects a release from this adversary, inside the cohort or outside."""
+    """Every protection of a release against this adversary, as a participant or not."""
     if adversary != "client" or release.insider is None:
         return (release.protection,)
     return release.protection, release.insider
@@ -349,7 +352,7 @@ def _composed(
     split: bool,
     fixed_is_seen: bool,
 ) -> tuple[float, tuple[str, ...]]:
-    """Epsilon of the rounds, and the theorems used; `split`: against a client, which is in some cohorts itself."""
+    """Epsilon of the rounds, and the theorems used; `split`: the adversary is a client that participates in some."""
     price = _price_to_a_client if split else _price
     steps: Counter[Step] = Counter()
     theorems: dict[str, None] = {}
@@ -370,7 +373,7 @@ def _adjacency(rounds: Iterable[Round], unit: Unit, renyi: bool, split: bool) ->
     if unit == "record":
         return next(iter(stated), None) or "add-remove"
     natural = {_amplification(round_, renyi) for round_ in costly}
-    if split and any(_told_its_size(round_) for round_ in costly):
+    if split and any(_discloses_size(round_) for round_ in costly):
         natural.add(None)
     if natural == {"add-remove"}:
         possible: tuple[Adjacency, ...] = ("add-remove", "zero-out", "replace-one")
@@ -383,14 +386,14 @@ def _adjacency(rounds: Iterable[Round], unit: Unit, renyi: bool, split: bool) ->
         raise InputError(
             "adjacency",
             chosen,
-            "cannot be proven: who took part is visible, or the cohort has a fixed size",
+            "cannot be proven: participation is visible, or the cohort has a fixed size",
             f"Use {' or '.join(possible)}, or leave it out.",
         )
     return chosen
 
 
 def _amplification(round_: Round, renyi: bool) -> Adjacency | None:
-    """The adjacency under which the hidden cohort of a round amplifies privacy, None where it does not."""
+    """The adjacency under which sampling of the hidden cohort amplifies privacy; None where no theorem applies."""
     costly = [r for r in round_.releases if r.costs]
     sampler = round_.cohort.sampler
     if round_.cohort.rate == 1 or any(r.participation != "hidden" for r in costly):
@@ -405,15 +408,15 @@ def _amplification(round_: Round, renyi: bool) -> Adjacency | None:
     return None
 
 
-def _told_its_size(round_: Round) -> bool:
-    """Whether a member of the cohort learns the size of a Poisson cohort, which one client more would change."""
+def _discloses_size(round_: Round) -> bool:
+    """Whether participants learn the size of a Poisson cohort, which depends on every client's participation."""
     return round_.cohort.sampler == "poisson" and any(r.insider is not None for r in round_.releases)
 
 
 def _price_to_a_client(
     round_: Round, unit: Unit, adjacency: Adjacency, renyi: bool, fixed_is_seen: bool
 ) -> tuple[Step, str]:
-    """The round to a client, which knows whether it was in the cohort: a mixture of the two cases."""
+    """The round against a client, which knows whether it participated: a mixture of the two cases."""
     releases, cohort = round_.releases, round_.cohort
     knows = any(r.insider is not None for r in releases)
     hidden = unit == "client" and any(r.participation == "hidden" for r in releases if r.costs)
@@ -427,7 +430,7 @@ def _price_to_a_client(
     if cohort.sampler == "fixed":
         others = replace(cohort, clients=cohort.clients - 1)
         step, theorem = _price(Round(outside, others), *how)
-        if cohort.cohort == 1:  # in its own rounds nobody else took part
+        if cohort.cohort == 1:  # it is the only participant of its rounds
             return replace(step, weight=1 - cohort.rate), theorem
         inside_step, _ = _price(Round(inside, replace(others, cohort=cohort.cohort - 1)), *how)
         return replace(inside_step, weight=cohort.rate, otherwise=step), theorem
@@ -447,7 +450,7 @@ def _price(
     amplification = _amplification(round_, renyi) if unit == "client" else None
     if amplification == "add-remove":
         bundle = Bundle.of([part for r in costly for part in _parts(r)], adjacency)
-        ((protection, _, _),) = bundle.parts  # all Gaussians of a round are one vector query
+        ((protection, _, _),) = bundle.parts  # all Gaussian releases of a round are one vector query
         step = Step(Bundle.of([(protection, cohort.rate, 1)], adjacency))
         kind = "Gaussian" if isinstance(protection, GaussianNoise) else "Laplace"
         return step, f"Poisson-subsampled {kind} mechanism"

@@ -21,10 +21,10 @@ def calibrate(
     unit: Unit,
     tolerance: float = 2e-3,
 ) -> float:
-    """The noise multiplier with which `adversary` gets epsilon in [(1 - `tolerance`) target, target].
+    """The noise multiplier for which epsilon against `adversary` is in [(1 - `tolerance`) target, target].
 
-    Epsilon falls as the multiplier grows, so the search brackets and then halves in the logarithm. Accounting
-    the result never gives more than the target. Raises `InputError` where no multiplier can meet it.
+    Epsilon decreases in the multiplier, so the search brackets and then bisects on a logarithmic scale. Epsilon of
+    the result never exceeds the target. Raises `InputError` where no multiplier meets it.
     """
     if not (math.isfinite(target) and target > 0):
         raise InputError("target_epsilon", target, "is not a positive number", "Use an epsilon above 0.")
@@ -36,7 +36,7 @@ def calibrate(
                 "target_epsilon",
                 target,
                 f"nothing can be proven for the {unit} against the {adversary}, whatever the noise",
-                "Choose another adversary, or a method that protects what this one sees.",
+                "Choose another adversary, or a method that protects the releases visible to this one.",
             )
         return value
 
@@ -62,14 +62,14 @@ def calibrate(
 
 
 def _unreachable(target: float, reachable: float, adversary: Adversary, unit: Unit) -> InputError:
-    """What the most noise reaches, so that the user knows what to ask for."""
+    """The error for an unreachable target, with the smallest epsilon that can be reached."""
     who = f"for the {unit} against the {adversary}"
     if math.isinf(reachable):
-        problem = f"cannot be reached {who}: something it sees is not protected, so epsilon is infinite"
+        problem = f"cannot be reached {who}: a release visible to it is not protected, so epsilon is infinite"
         return InputError("target_epsilon", target, problem, "Choose another adversary or another method.")
     return InputError(
         "target_epsilon",
         target,
-        f"cannot be reached {who}: the most noise reaches epsilon {reachable:.4g}",
-        f"Ask for {reachable:.4g} or more, or for fewer rounds.",
+        f"cannot be reached {who}: the largest noise gives epsilon {reachable:.4g}",
+        f"Use {reachable:.4g} or more, or fewer rounds.",
     )

@@ -1,4 +1,4 @@
-"""Bounds on what one client or one example can contribute: the sensitivity that all noise derives from."""
+"""Clipping: bounds on the contribution of one client or example, from which the sensitivity follows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fedveil.tree import Params, flat_rows
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Rounding the factor and the scaled row may lengthen it by less than this share, which is taken off before. What is
-# left in float32 and float64 covers the rounding errors of a float64 sum of up to 2^15 rows.
+# Rounding of the factor and of the scaled row may increase the norm by less than this share, so it is subtracted in
+# advance. The margin also covers the rounding errors of a float64 sum of up to 2^15 rows.
 _MARGIN = {
     "torch.float64": 2.0**-21,
     "torch.float32": 2.0**-21,
@@ -26,17 +26,18 @@ _MARGIN = {
 }
 _UNIT = 2.0**-52
 _SMALLEST_FACTOR = 1e-30
-_SMALLEST_CLIP = 1e-30  # of shorter rows float32 keeps too few digits
-_SMALLEST_UPDATE = 1e-150  # shorter ones have no direction that survives scaling: they count as zero
+_SMALLEST_CLIP = 1e-30  # float32 has too few digits for shorter rows
+_SMALLEST_UPDATE = 1e-150  # shorter updates lose their direction when scaled: they count as zero
+_NOT_FINITE = "a client's update is not finite: it cannot be clipped, so it is not released"
 _HIDDEN: ContextVar[list[int] | None] = ContextVar("hidden divergence", default=None)
 
 
 @contextmanager
 def hidden_divergence() -> Iterator[list[int]]:
-    """Within, a contribution that is not finite counts as zero instead of raising `DivergedError`.
+    """In this context a contribution that is not finite counts as zero instead of raising `DivergedError`.
 
-    Whoever asked would learn from the error something of the data that no noise hides, and a server can choose a model
-    that makes it happen. Zero is within every clip. The list tells the owner of the data how often it happened.
+    The error would disclose something about the data without noise, and a server could choose a model that provokes
+    it. Zero satisfies every clip. The yielded list informs the owner of the data how often this happened.
     """
     happened: list[int] = []
     token = _HIDDEN.set(happened)
@@ -47,7 +48,7 @@ def hidden_divergence() -> Iterator[list[int]]:
 
 
 def hide(not_finite: int) -> bool:
-    """Whether so many contributions that are not finite shall count as zero; false: they are an error."""
+    """Whether this number of contributions that are not finite counts as zero; if false, they are an error."""
     happened = _HIDDEN.get()
     if happened is None:
         return False
@@ -56,7 +57,7 @@ def hide(not_finite: int) -> bool:
 
 
 def _finite(params: Params) -> Params:
-    """`params`, its rows (of all leaves together) zero where they must count as zero."""
+    """`params` with rows that are not finite (over all leaves) set to zero, where `hidden_divergence` is active."""
     if _HIDDEN.get() is None:
         return params
     whole = torch.stack([flat_rows(leaf).isfinite().all(-1) for leaf in params.values()]).all(0)
@@ -88,7 +89,7 @@ def check_streams(value: Params, streams: Sequence[Stream]) -> None:
 def row_norms(leaves: Sequence[Tensor]) -> Tensor:
     """The L2 norm of each row of all leaves together, in float64.
 
-    Neither huge nor denormal values overflow or vanish: rows are scaled by their largest value where needed.
+    Huge values do not overflow and denormal values do not underflow: rows are scaled by their largest value if needed.
     """
     flat = [flat_rows(leaf.detach()) for leaf in leaves]
     norm = torch.stack([part.double().square().sum(-1) for part in flat]).sum(0).sqrt()
@@ -96,14 +97,14 @@ def row_norms(leaves: Sequence[Tensor]) -> Tensor:
         return norm
     largest = torch.stack([part.abs().amax(-1).double() for part in flat]).amax(0)
     if not bool(torch.isfinite(largest).all()):
-        raise DivergedError("a client's update is not finite: it cannot be clipped, so it is not released")
+        raise DivergedError(_NOT_FINITE, field="update")
     unit = torch.where(largest > 0, largest, torch.ones_like(largest))
     squares = [(part.double() / unit.unsqueeze(-1)).square().sum(-1) for part in flat]
     return torch.stack(squares).sum(0).sqrt() * largest
 
 
 def _shrink(leaf: Tensor, norm: Tensor, clip: float, entries: int) -> Tensor:
-    """`leaf` scaled so that its rows come to at most `clip`; `norm` is that of rows of so many entries, in float64.
+    """`leaf` scaled so that row norms are at most `clip`; `norm` is the norm of rows with `entries` values, in float64.
 
     The error of a sum of n squares or magnitudes in float64 is below n units in the last place.
     """
@@ -120,7 +121,7 @@ def _shrink(leaf: Tensor, norm: Tensor, clip: float, entries: int) -> Tensor:
 def clip_rows(params: Params, clip: float) -> Params:
     """Clip each client's parameters, taken as one vector, to an L2 norm of at most `clip`.
 
-    Rows clearly within the bound are returned bit by bit; the others end within a millionth below it.
+    Rows clearly within the bound are returned unchanged; the others end within a millionth below it.
 
     Args:
         params: Leaves `[K, ...]`.
@@ -147,9 +148,9 @@ def clip_rows_l1(params: Params, clip: float) -> Params:
     """Each client's parameters, taken as one vector, to an L1 norm of at most `clip`."""
     params = _finite(params)
     norm = torch.stack([flat_rows(leaf.detach()).double().abs().sum(1) for leaf in params.values()]).sum(0)
-    overflows = not bool(torch.isfinite(norm).all())  # of finite rows: they are scaled to zero
+    overflows = not bool(torch.isfinite(norm).all())  # finite rows whose norm overflows are scaled to zero
     if overflows and not all(bool(leaf.isfinite().all()) for leaf in params.values()):
-        raise DivergedError("a client's update is not finite: it cannot be clipped, so it is not released")
+        raise DivergedError(_NOT_FINITE, field="update")
     entries = _entries(params)
     return {name: _shrink(leaf, norm, clip, entries) for name, leaf in params.items()}
 
@@ -157,10 +158,10 @@ def clip_rows_l1(params: Params, clip: float) -> Params:
 def normalise_rows(params: Params, norm: float) -> Params:
     """Each client's parameters `[K, ...]`, taken as one vector, to an L2 norm of `norm`; zero stays zero.
 
-    Every client then contributes alike, however long its update was.
+    Every client then contributes equally, whatever the norm of its update.
 
     Guarantees: no row is longer than `norm` in exact arithmetic, so that the sensitivity is that of a clip to `norm`
-    (`test_no_normalised_row_is_longer_than_the_clip_in_exact_arithmetic`), and clipping leaves it as it is.
+    (`test_no_normalised_row_is_longer_than_the_clip_in_exact_arithmetic`), and clipping does not change it.
     """
     params, norm = _finite(params), check_clip(norm)
     length, entries = row_norms(list(params.values())), _entries(params)

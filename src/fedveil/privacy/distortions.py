@@ -1,7 +1,7 @@
-"""Noise that proves nothing: what is perturbed is not bounded, or not everything that leaves is perturbed.
+"""Noise without a privacy guarantee: the perturbed value is not bounded, or not everything that is sent is perturbed.
 
-Defences and methods of this kind declare what they send as unprotected; attacks measure them. Their noise is drawn
-where all privacy noise is drawn.
+Defences and methods of this kind declare their releases as unprotected; attacks measure them. Their noise is drawn
+by the same package as privacy noise.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NoiseKind = Literal["laplace", "gaussian"]
 
 @dataclass(frozen=True)
 class Additive:
-    """Noise on every coordinate of values `[K, ...]` that nothing bounds.
+    """Noise on every coordinate of unbounded values `[K, ...]`.
 
     `scale` is the standard deviation of Gaussian noise and the scale of Laplace noise.
     """
@@ -38,13 +38,13 @@ class Additive:
         return draw(value, self.scale, streams)
 
     def where(self, chosen: Tensor, value: Tensor, streams: Sequence[Stream]) -> Tensor:
-        """`value` `[K, d]` with noise on the `chosen` coordinates; the others stay bit by bit."""
+        """`value` `[K, d]` with noise on the `chosen` coordinates; the others are unchanged."""
         return torch.where(chosen, self({"value": value}, streams)["value"], value)
 
 
 @dataclass(frozen=True)
 class NoisyComparison:
-    """Which coordinates reach a threshold, Laplace noise of the two `scales` on each coordinate and on the threshold.
+    """Coordinates that reach a threshold, with Laplace noise of the two `scales` on each coordinate and the threshold.
 
     Scales (0, 0) compare exactly.
     """

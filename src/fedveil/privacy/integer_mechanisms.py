@@ -1,4 +1,4 @@
-"""Mechanisms whose noise is whole numbers, drawn exactly: nothing is lost to floating point."""
+"""Mechanisms with integer noise, drawn exactly, so that floating-point rounding does not weaken the guarantee."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 class Grid:
     """Unbiased rounding of clipped vectors to multiples of `spacing`, with a bound on the rounded norm.
 
-    Rounding up or down at random can lengthen a vector. Draws longer than `l2` are drawn again (conditional
-    rounding, Kairouz, Liu, Steinke 2021), so `l2`, `l1` and `linf` hold always; they count grid steps, and
-    zero rounds to zero, so they are the sensitivities under zero-out.
+    Random rounding can increase the norm. Draws longer than `l2` are rejected (conditional rounding, Kairouz, Liu,
+    Steinke 2021), so the bounds `l2`, `l1` and `linf`, in grid steps, always hold. Zero rounds to zero, so they
+    are the sensitivities under zero-out.
     """
 
     clip: float
@@ -42,7 +42,9 @@ class Grid:
         check_clip(self.clip)
         check_clip(self.spacing)
         if self.dimension < 1:
-            raise InputError("dimension", self.dimension, "is not a length", "Use the number of parameters.")
+            raise InputError(
+                "dimension", self.dimension, "is not a positive number", "Use the number of parameters."
+            )
 
     @property
     def l2(self) -> float:
@@ -59,21 +61,23 @@ class Grid:
         return float(math.ceil(self.clip / self.spacing))
 
     def round(self, row: Floats, stream: Stream) -> Ints:
-        """`row` (float64, clipped) in grid steps, rounded at random without bias but for the rejections."""
+        """`row` (float64, clipped) in grid steps, rounded at random; unbiased except for the rejections."""
         steps = row / self.spacing
         low = np.floor(steps)
         for _ in range(1000):
             rounded = (low + (stream.random(len(row)) < steps - low)).astype(np.int64)
             if float(np.square(rounded, dtype=np.float64).sum()) <= self.l2**2:
                 return rounded
-        return np.trunc(steps).astype(np.int64)  # towards zero: never longer than the clip
+        return np.trunc(steps).astype(np.int64)  # towards zero, so never longer than the clip
 
 
 def _to_grid(value: Params, grid: Grid, streams: Sequence[Stream]) -> list[Ints]:
     check_streams(value, streams)
     flat = flatten(clip_rows(value, grid.clip)).double().cpu().numpy()
     if flat.shape[1] != grid.dimension:
-        raise InputError("dimension", grid.dimension, f"the update has {flat.shape[1]} values", "Use that.")
+        raise InputError(
+            "dimension", grid.dimension, f"the update has {flat.shape[1]} values", f"Use {flat.shape[1]}."
+        )
     return [grid.round(row, stream) for row, stream in zip(flat, streams, strict=True)]
 
 
@@ -84,10 +88,10 @@ def _from_grid(levels: Tensor, spacing: float, like: Params) -> Params:
 
 @dataclass(frozen=True)
 class DiscreteGaussian:
-    """Clip, round to a grid, add exact discrete Gaussian noise: integers times `spacing` leave the client.
+    """Clip, round to a grid, add exact discrete Gaussian noise: clients send integers times `spacing`.
 
-    Noise has `multiplier` times the L2 sensitivity after rounding. Per client it is 1/(2 multiplier^2)-zCDP
-    (Canonne, Kamath, Steinke 2020, Theorem 14), with nothing lost to floating point.
+    The noise has `multiplier` times the L2 sensitivity after rounding. Per client it is 1/(2 multiplier^2)-zCDP
+    (Canonne, Kamath, Steinke 2020, Theorem 14), without floating-point error.
 
     Args:
         clip: The largest L2 norm before rounding.
@@ -131,9 +135,9 @@ class DiscreteGaussian:
 
 @dataclass(frozen=True)
 class BinomialShare:
-    """A part of the trials behind a sum: clip, round to a grid, add Binomial(`trials`, 1/2) - `trials`/2.
+    """One client's share of the trials of a sum: clip, round to a grid, add Binomial(`trials`, 1/2) - `trials`/2.
 
-    A share proves nothing by itself; the sum of all of them is a `Binomial`.
+    A single share gives no guarantee; the sum of all shares is a `Binomial`.
     """
 
     grid: Grid
@@ -141,7 +145,7 @@ class BinomialShare:
 
     @property
     def largest(self) -> float:
-        """No coordinate of what leaves a client is larger, in grid steps."""
+        """The largest magnitude of a coordinate of an upload, in grid steps."""
         return self.trials / 2 + self.grid.linf
 
     def levels(self, value: Params, streams: Sequence[Stream]) -> Tensor:
@@ -153,7 +157,7 @@ class BinomialShare:
         return torch.from_numpy(np.stack(noisy))
 
     def perturb(self, total: Params, streams: Sequence[Stream]) -> Params:
-        """Noise on a sum of rounded contributions `[K, ...]`, in grid steps; none where there are no trials."""
+        """Add noise to a sum of rounded contributions `[K, ...]`, in grid steps; no noise if there are no trials."""
         if self.trials == 0:
             return total
         return {name: self._noisy(leaf, streams) for name, leaf in total.items()}
@@ -169,7 +173,7 @@ class BinomialShare:
 
 
 def least_trials(grid: Grid, delta: float) -> int:
-    """The fewest trials, a multiple of 8, that meet the condition of cpSGD's Theorem 1 at p = 1/2."""
+    """The smallest number of trials, a multiple of 8, that meets the condition of cpSGD's Theorem 1 at p = 1/2."""
     return 8 * math.ceil(max(23 * math.log(10 * grid.dimension / delta), 2 * grid.linf) / 2)
 
 
@@ -182,10 +186,10 @@ class Binomial:
 
     Args:
         clip: The largest L2 norm before rounding.
-        trials: Number of coins of each coordinate.
+        trials: Number of trials of each coordinate.
         spacing: The step of the grid.
         dimension: Number of coordinates.
-        delta: Of one release.
+        delta: The delta of one release.
 
     Guarantees:
         The stated epsilon bounds the exact divergence
@@ -205,7 +209,7 @@ class Binomial:
             raise InputError("delta", self.delta, "is not a probability", "Use a number in (0, 1).")
         if self.trials < self.least_trials:
             raise InputError(
-                "trials", self.trials, "too few for the theorem", f"Use at least {self.least_trials}."
+                "trials", self.trials, "are too few for the theorem", f"Use at least {self.least_trials}."
             )
 
     @property
@@ -232,7 +236,7 @@ class Binomial:
         return first + second + grid.linf * tails / variance
 
     def share(self, trials: int) -> BinomialShare:
-        """The part of this noise that has so many of its trials."""
+        """The share of this noise with this number of trials."""
         return BinomialShare(self.grid, trials)
 
     def __call__(self, value: Params, streams: Sequence[Stream]) -> Params:
@@ -244,7 +248,7 @@ class Binomial:
 
 @lru_cache(maxsize=64)
 def least_binomial(clip: float, spacing: float, dimension: int, epsilon: float, delta: float) -> Binomial:
-    """The mechanism of fewest trials, in multiples of 8, whose proven epsilon does not exceed `epsilon`."""
+    """The mechanism with the fewest trials, in multiples of 8, whose proven epsilon does not exceed `epsilon`."""
 
     def made(eighths: int) -> Binomial:
         return Binomial(clip, 8 * eighths, spacing, dimension, delta)
@@ -263,7 +267,7 @@ def least_binomial(clip: float, spacing: float, dimension: int, epsilon: float, 
 
 @dataclass(frozen=True)
 class CalibratedBinomial:
-    """Binomial noise of a stated guarantee on vectors of any dimension: the grid and the trials follow from it.
+    """Binomial noise with a stated guarantee for vectors of any dimension, which determines the grid and the trials.
 
     After a random rotation the coordinates of a vector of norm `clip` are below clip * sqrt(2 ln(4 d) / d) with high
     probability; `levels` grid points cover that range.
@@ -279,7 +283,7 @@ class CalibratedBinomial:
         check_level("epsilon", self.epsilon)
 
     def spacing(self, dimension: int) -> float:
-        """The distance of two levels."""
+        """The distance between two levels."""
         reach = self.clip * math.sqrt(2 * math.log(4 * dimension) / dimension)
         return 2 * reach / (self.levels - 1)
 

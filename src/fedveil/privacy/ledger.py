@@ -1,14 +1,14 @@
-"""The privacy ledger: an append-only file of everything that was released, written before it is released.
+"""The privacy ledger: an append-only file with one entry per release, written before the release is made.
 
-`ledger.jsonl` holds one line per release. Each line carries the hash of the line before, so an altered,
-missing or reordered line is found and the ledger refused. `ledger.jsonl.head` beside it holds the number of
-lines and the last hash, so a cut-off end is found too (unless both files are forged together: the ledger
-guards against accidents and careless edits, not against the owner of the disk). The head is written before
+`ledger.jsonl` holds one line per release. Each line contains the hash of the line before, so an altered,
+missing or reordered line is detected and the ledger refused. `ledger.jsonl.head` beside it holds the number of
+lines and the last hash, so truncation is detected too (unless both files are forged together: the ledger
+protects against accidents and careless edits, not against the owner of the disk). The head is written before
 the first line, so a ledger with lines and no head is damaged.
 
-A crash while a line is written leaves a torn last line. The round's uploads had not been released then, since
-`charge` returns only after the disk confirmed; the torn bytes are removed when the ledger is next written,
-and lines that were complete stay spent.
+A crash while a line is written leaves an incomplete last line. The round's uploads had not been released then, since
+`charge` returns only after the disk has confirmed. The incomplete bytes are removed when the ledger is next written;
+complete lines stay charged.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _REMEDY = "Restore the file from a copy, or treat the budget as spent."
 
 @dataclass(frozen=True)
 class Entry:
-    """One release that was charged: in which attempt at which round of which run."""
+    """One charged release, with its run, round and attempt."""
 
     index: int
     run: str
@@ -86,7 +86,8 @@ class Entry:
 
     @classmethod
     def read(cls, line: bytes, index: int, previous: str) -> Entry:
-        """The entry of a line, refused unless it is the one that belongs at `index` after `previous`."""
+        """Parse a line; refuses one that is altered or does not follow `previous` at `index`."""
+        number = index + 1
         try:
             body = json.loads(line)
             stored = body.pop("hash")
@@ -103,16 +104,20 @@ class Entry:
                 stored,
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InputError) as error:
-            raise LedgerError(f"line {index + 1}: not a ledger entry ({error})") from error
+            raise LedgerError(
+                f"line {number}: not a ledger entry ({error})", field="entry", value=number
+            ) from error
         if cls.digest(body) != stored:
-            raise LedgerError(f"line {index + 1}: altered after it was written")
+            raise LedgerError(f"line {number}: altered after it was written", field="hash", value=number)
         if entry.index != index or entry.previous != previous:
-            raise LedgerError(f"line {index + 1}: a line before it is missing or replaced")
+            raise LedgerError(
+                f"line {number}: a line before it is missing or replaced", field="previous", value=number
+            )
         return entry
 
 
 class Ledger:
-    """All releases charged so far, of every run that shares the file. Safe for several writing processes."""
+    """All releases charged so far by every run that shares the file. Safe for concurrent writers."""
 
     def __init__(self, path: Path) -> None:
         """Open the ledger at `path` (made with its folder at the first charge) and verify all of it."""
@@ -133,47 +138,62 @@ class Ledger:
 
     def refresh(self) -> None:
         """Read and verify what other processes have appended."""
-        # The head first: what another process appends meanwhile only adds to what it vouches for.
+        # The head is read first: lines that another process appends meanwhile are additional to its count.
         head = self._head()
         count, last = head or (0, GENESIS)
         try:
             if not self.path.exists():
                 if self._entries or count:
-                    raise LedgerError(f"{self.path}: the privacy ledger has disappeared")
+                    raise LedgerError(
+                        f"{self.path}: the privacy ledger has disappeared. {_REMEDY}", field="ledger"
+                    )
                 return
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 if size < self._offset:
-                    raise LedgerError(f"{self.path}: the privacy ledger has become shorter")
+                    raise LedgerError(
+                        f"{self.path}: the privacy ledger has become shorter. {_REMEDY}",
+                        field="size",
+                        value=size,
+                    )
                 file.seek(self._offset)
                 data = file.read()
         except OSError as error:
             raise LedgerError(
-                f"{self.path}: the privacy ledger cannot be opened: {error.strerror}. Choose another place."
+                f"{self.path}: the privacy ledger cannot be opened: {error.strerror}. Choose another path.",
+                field="file",
+                value=error.strerror,
             ) from error
         if head is None and (data or self._entries):
-            if self._head() is not None:  # another process began the ledger just now
+            if self._head() is not None:  # another process has just created the ledger
                 self.refresh()
                 return
-            raise LedgerError(f"{self.path}: its head is missing, so its end may have been cut. {_REMEDY}")
+            raise LedgerError(
+                f"{self.path}: its head is missing, so lines may be missing at its end. {_REMEDY}",
+                field="head",
+            )
         complete = data.rfind(b"\n") + 1
         for line in data[:complete].splitlines():
             try:
                 self._keep(Entry.read(line, len(self._entries), self._last_hash()))
             except LedgerError as error:
-                raise LedgerError(f"{self.path}: {error}. {_REMEDY}") from error
+                raise LedgerError(
+                    f"{self.path}: {error}. {_REMEDY}", field=error.field, value=error.value
+                ) from error
         self._offset += complete
         if count > len(self._entries) or (count and self._entries[count - 1].hash != last):
             raise LedgerError(
-                f"{self.path}: holds {len(self._entries)} entries where {count} were written. {_REMEDY}"
+                f"{self.path}: holds {len(self._entries)} entries where {count} were written. {_REMEDY}",
+                field="entries",
+                value=len(self._entries),
             )
 
     def charge(
         self, run: str, round_: int, releases: Sequence[Release], plan: Plan, *, replay_safe: bool
     ) -> int:
-        """Write what round `round_` (from 1) of `run` is about to release; return how many lines were new.
+        """Charge the releases of round `round_` (from 1) of `run`; returns the number of new lines.
 
-        Returns only after the disk has confirmed, so whatever is released afterwards is on the ledger.
+        Returns only after the disk has confirmed, so every later release is on the ledger.
         `replay_safe`: the round draws the same noise each time it is run (simulation), so a resumed round is
         charged once. Otherwise (deployment) each attempt draws fresh noise and is charged again.
         """
@@ -198,7 +218,7 @@ class Ledger:
         return self._attempts[run, round_] > 0
 
     def rounds(self, run: str | None = None) -> Rounds:
-        """What was released by all runs, or by this one, grouped by round, equal rounds counted."""
+        """The releases of all runs, or of this one, grouped by round, equal rounds counted."""
         return Counter(
             Round(tuple(entry.release for entry in group), group[0].cohort)
             for (owner, _, _), group in self._groups.items()
@@ -218,20 +238,26 @@ class Ledger:
         return self.path.parent / f"{self.path.name}.head"
 
     def _head(self) -> tuple[int, str] | None:
-        """How many lines were written and the hash of the last; None where there is no head."""
+        """The number of lines written and the hash of the last; None if there is no head."""
         try:
             head = json.loads(self._head_path().read_text())
             return whole_number("entries", head["entries"], 0), str(head["hash"])
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise LedgerError(f"{self._head_path()}: cannot be read: {error.strerror}") from error
+            raise LedgerError(
+                f"{self._head_path()}: cannot be read: {error.strerror}. Make it readable.",
+                field="file",
+                value=error.strerror,
+            ) from error
         except (ValueError, KeyError, TypeError, RecursionError, InputError) as error:
-            raise LedgerError(f"{self._head_path()}: not the head of a privacy ledger. {_REMEDY}") from error
+            raise LedgerError(
+                f"{self._head_path()}: not the head of a privacy ledger. {_REMEDY}", field="head"
+            ) from error
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Nobody else writes meanwhile, so that what the ledger allows is still allowed when it is charged."""
+        """Hold the lock, so that a budget check stays valid until the charge is written."""
         with self._locked() as self._held:
             try:
                 yield
@@ -240,7 +266,7 @@ class Ledger:
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """The file, open for writing, with no other process writing to it."""
+        """The file descriptor, open for writing and locked against other processes."""
         if self._held is not None:
             yield self._held
             return
@@ -248,7 +274,7 @@ class Ledger:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise LedgerError(f"{self.path}: the privacy ledger cannot be written ({error})") from error
+            raise self._unwritable(error) from error
         try:
             deadline = time.monotonic() + LOCK_SECONDS
             while True:
@@ -257,7 +283,10 @@ class Ledger:
                     break
                 except OSError as error:
                     if time.monotonic() > deadline:
-                        raise LedgerError(f"{self.path}: another run keeps the ledger locked") from error
+                        raise LedgerError(
+                            f"{self.path}: another run keeps the ledger locked. Wait for it to end.",
+                            field="lock",
+                        ) from error
                     time.sleep(0.01)
             yield file
         finally:
@@ -268,7 +297,7 @@ class Ledger:
         try:
             if self._offset == 0:
                 self._write_head(0, GENESIS)
-            os.ftruncate(file, self._offset)  # a torn last line of a crash: never released
+            os.ftruncate(file, self._offset)  # an incomplete line of a crash, never released
             os.lseek(file, self._offset, os.SEEK_SET)
             written = 0
             while written < len(data):
@@ -278,13 +307,21 @@ class Ledger:
             if self._offset == 0:
                 self._sync_folder()
         except OSError as error:
-            raise LedgerError(f"{self.path}: the privacy ledger cannot be written ({error})") from error
+            raise self._unwritable(error) from error
         self._offset += len(data)
         for entry in new:
             self._keep(entry)
 
+    def _unwritable(self, error: OSError) -> LedgerError:
+        return LedgerError(
+            f"{self.path}: the privacy ledger cannot be written: {error.strerror}. Fix the disk, or choose "
+            "another path.",
+            field="file",
+            value=error.strerror,
+        )
+
     def _sync_folder(self) -> None:
-        """A new file is on the disk only when its folder is: a power cut could take the whole ledger along."""
+        """Sync the folder: a new file survives a power cut only if its directory entry is on the disk."""
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -302,13 +339,13 @@ class Ledger:
 
 
 def spent(ledger: Ledger, delta: float) -> tuple[Guarantee, ...]:
-    """What all entries of all runs on the ledger together guarantee."""
+    """The guarantees of all entries of all runs on the ledger together."""
     return account_rounds(ledger.rounds(), delta)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The most that `adversary` may learn of a `unit`: (epsilon, delta)."""
+    """The largest (epsilon, delta) allowed for a `unit` against `adversary`."""
 
     epsilon: float
     delta: float
@@ -323,10 +360,10 @@ class Budget:
 
 
 class BudgetKeeper:
-    """Says before each round whether the budget allows it, given all that the ledger holds.
+    """Checks before each round whether the budget allows it, given all entries of the ledger.
 
-    The last round within the budget is found once by bisection; afterwards a round costs a comparison, unless
-    another run has written to the same ledger in between.
+    The last round within the budget is found once by bisection; later checks are a comparison, unless another run
+    has written to the same ledger in between.
     """
 
     def __init__(
@@ -344,16 +381,16 @@ class BudgetKeeper:
         """Whether round `round_` may start: with it, epsilon stays within the budget."""
         self._ledger.refresh()
         if replay_safe and self._ledger.is_charged(self._run, round_):
-            return True  # it was spent when it was started
+            return True  # it was charged when it started
         if self._unplanned(round_) != self._foreign:
             self._foreign = self._unplanned(round_)
             self._last = self._last_round(round_)
         return round_ <= self._last
 
     def charge(self, round_: int, *, replay_safe: bool) -> bool:
-        """Charge round `round_` if the budget allows it, in one step: no two runs may both find room for the last."""
+        """Charge round `round_` if the budget allows it, atomically, so that two runs cannot both spend the rest."""
         if not self.allows(round_, replay_safe=replay_safe):
-            return False  # most of the work is done before anybody has to wait for the ledger
+            return False  # checked before the lock is taken, so that most of the work happens outside it
         with self._ledger.held():
             if not self.allows(round_, replay_safe=replay_safe):
                 return False
@@ -361,14 +398,14 @@ class BudgetKeeper:
         return True
 
     def _unplanned(self, round_: int) -> int:
-        """The number of entries that are not the first attempts of this run's rounds before this one."""
+        """The number of entries other than first attempts of this run's earlier rounds."""
         return sum(
             not (entry.run == self._run and entry.attempt == 0 and entry.round < round_)
             for entry in self._ledger.entries
         )
 
     def _last_round(self, first: int) -> int:
-        """The last round, from `first` on, that stays within the budget; `first` - 1 if none does."""
+        """The last round, from `first` on, within the budget; `first` - 1 if none is."""
         before = self._ledger.rounds()
 
         def fits(last: int) -> bool:

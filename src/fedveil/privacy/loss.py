@@ -1,4 +1,4 @@
-"""Numbers of accounting: privacy loss distributions and Renyi divergences of steps, composed and cached.
+"""Numerical accounting: privacy loss distributions and Renyi divergences of steps, composed and cached.
 
 Privacy loss distributions are those of dp-accounting with the connect-the-dots discretisation, which never
 underestimates delta; a finer grid only tightens the result.
@@ -32,22 +32,22 @@ from fedveil.privacy.releases import (
 Part = tuple[Protection, float, int]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
-# Below this delta the rounding of the Fourier transforms could show; Renyi divergences have no such floor.
+# Below this delta rounding errors of the Fourier transforms may matter; Renyi divergences have no such limit.
 SMALLEST_PLD_DELTA = 1e-10
-_COARSEST = 10.0  # spacing of losses above which distributions are not worth having
-_SPACINGS = ((1e-2, 1.0), (2e-3, 0.09), (1e-3, 0.03), (1e-4, 1e-3))  # spacing, from which size of loss on
+_COARSEST = 10.0  # with a coarser spacing of losses, distributions are not useful
+_SPACINGS = ((1e-2, 1.0), (2e-3, 0.09), (1e-3, 0.03), (1e-4, 1e-3))  # spacing, smallest loss it is used for
 _MOST_POINTS = 2e6
 _MOST_COMPOSED = (
     2_000_000  # distributions; more would add up the grid's own spacing, and Renyi divergences are used
 )
 _TAIL = 2e-22
-_MOST_DEVIATIONS = 1e5  # of the noise, up to the highest order
-_MOST_LOSS = 1e9  # of one access; above it no finite epsilon is stated
+_MOST_DEVIATIONS = 1e5  # standard deviations of the noise, up to the highest order
+_MOST_LOSS = 1e9  # privacy loss of one access; above it no finite epsilon is stated
 _MOST_PURE = (
     500.0  # epsilon of one access above which exponentials overflow, so that Renyi divergences are used
 )
-_ROUNDING = 1e-14  # of a logarithm of moments
-_ORDERS: tuple[float, ...] = (  # the customary ones
+_ROUNDING = 1e-14  # rounding error of a logarithm of moments
+_ORDERS: tuple[float, ...] = (  # the orders commonly used
     *(1 + i / 10 for i in range(1, 100)),
     *map(float, range(11, 64)),
     *map(float, (72, 80, 96, 128, 256, 512, 1024)),
@@ -61,14 +61,14 @@ _RELATION = {  # the names of dp-accounting
 
 @dataclass(frozen=True)
 class Bundle:
-    """Everything one participation discloses: parts of (protection, Poisson rate of a record, how often)."""
+    """All releases of one participation, as parts (protection, Poisson rate of a record, number of accesses)."""
 
     parts: tuple[Part, ...]
     adjacency: Adjacency
 
     @classmethod
     def of(cls, parts: Iterable[Part], adjacency: Adjacency) -> Bundle:
-        """Equal parts are counted, unsampled Gaussians become the one Gaussian that they amount to."""
+        """Count equal parts and merge unsampled Gaussians into one equivalent Gaussian."""
         counts: Counter[tuple[Protection, float]] = Counter()
         precision = 0.0
         drawn: list[tuple[RandomGaussianNoise, int]] = []
@@ -83,13 +83,13 @@ class Bundle:
         if drawn:
             merged.append((_of_one_draw(drawn, precision), 1.0, 1))
         elif precision:
-            # Below the least level there is next to no noise, for which no epsilon is stated.
+            # Below the smallest level the noise is negligible and no epsilon is stated.
             merged.append((GaussianNoise(max(1 / math.sqrt(precision), LEAST_LEVEL)), 1.0, 1))
         return cls(tuple(merged), adjacency)
 
     @property
     def repeats_itself(self) -> bool:
-        """Whether n rounds of it are one round with n times as many parts: not if each round draws its noise."""
+        """Whether n rounds equal one round with n times as many parts; false if each round draws its noise level."""
         return not any(isinstance(protection, RandomGaussianNoise) for protection, _, _ in self.parts)
 
     def times(self, count: int) -> Bundle:
@@ -97,13 +97,13 @@ class Bundle:
 
 
 def _of_one_draw(parts: list[tuple[RandomGaussianNoise, int]], precision: float) -> RandomGaussianNoise:
-    """Several Gaussians of one participation whose multipliers depend on the same draw, and constant ones."""
+    """Merge Gaussians of one participation whose multipliers depend on the same draw, and constant ones."""
     weights = parts[0][0].weights
     if any(part.weights != weights for part, _ in parts):
         raise InputError(
             "weights",
             weights,
-            "the noise of one round depends on one draw",
+            "differ within a round, whose noise depends on one draw",
             "Give all of them the same weights.",
         )
     rows = zip(*(part.multipliers for part, _ in parts), strict=True)
@@ -114,10 +114,10 @@ def _of_one_draw(parts: list[tuple[RandomGaussianNoise, int]], precision: float)
 
 @dataclass(frozen=True)
 class Step:
-    """One round: a bundle that a client is part of always, or with probability `seen_rate`, or as one of a
-    hidden cohort without replacement (`fixed_cohort` = clients, cohort).
+    """One round: a bundle in which a client participates always, or visibly with probability `seen_rate`, or as a
+    member of a hidden cohort drawn without replacement (`fixed_cohort` = clients, cohort).
 
-    With probability 1 - `weight` it is the step `otherwise` (None: nothing), and the adversary knows which.
+    With probability 1 - `weight` it is the step `otherwise` (None: no release), and the adversary knows which.
     """
 
     bundle: Bundle
@@ -127,7 +127,7 @@ class Step:
     otherwise: Step | None = None
 
     def branches(self) -> list[Step]:
-        """This step and all that it may be instead."""
+        """This step and its alternatives."""
         return [self, *(self.otherwise.branches() if self.otherwise else ())]
 
 
@@ -135,7 +135,7 @@ Steps = Counter[Step]
 
 
 def epsilon(steps: Steps, delta: float, renyi: bool) -> float:
-    """Epsilon at `delta` of all steps composed; infinite where delta is too small or there is next to no noise."""
+    """Epsilon at `delta` of all steps composed; infinite where delta is too small or the noise negligible."""
     branches = [branch for step in steps for branch in step.branches()]
     if any(_largest_loss(p) > _MOST_LOSS for branch in branches for p, _, _ in branch.bundle.parts):
         return math.inf
@@ -148,7 +148,7 @@ def epsilon(steps: Steps, delta: float, renyi: bool) -> float:
 @functools.lru_cache(maxsize=4096)
 def _epsilon_by_pld(steps: tuple[tuple[Step, int], ...], delta: float) -> float:
     grid = _grid(steps)
-    if grid > _COARSEST:  # next to no noise: losses of millions, whose exponentials overflow
+    if grid > _COARSEST:  # negligible noise: exponentials of such losses overflow
         return _epsilon_by_renyi(steps, delta)
     total = None
     for step, count in steps:
@@ -158,7 +158,7 @@ def _epsilon_by_pld(steps: tuple[tuple[Step, int], ...], delta: float) -> float:
 
 
 def _grid(steps: tuple[tuple[Step, int], ...]) -> float:
-    """The spacing of losses: fine for small losses, coarse where losses are large and fineness is idle."""
+    """The spacing of losses: fine for small losses, coarse for large ones, where a fine grid has no benefit."""
     smallest, span, reach = math.inf, 0.0, 0.0
     branches = [(branch, count) for step, count in steps for branch in step.branches()]
     for branch, count in branches:
@@ -183,7 +183,7 @@ def _grid(steps: tuple[tuple[Step, int], ...]) -> float:
 
 
 def _loss_scale(protection: Protection, rate: float) -> float:
-    """The rough size of one access's privacy loss."""
+    """The order of magnitude of one access's privacy loss."""
     match protection:
         case GaussianNoise(multiplier=multiplier):
             return rate / multiplier
@@ -195,7 +195,7 @@ def _loss_scale(protection: Protection, rate: float) -> float:
 
 
 def _widest_loss(protection: Protection, rate: float) -> float:
-    """`_loss_scale` of the draw with the least noise, and of a batch that holds the record where epsilon is large."""
+    """`_loss_scale` of the draw with the least noise; for a large epsilon, of a batch that contains the record."""
     match protection:
         case RandomGaussianNoise(multipliers=multipliers):
             return rate / min(multipliers)
@@ -205,7 +205,7 @@ def _widest_loss(protection: Protection, rate: float) -> float:
 
 
 def _largest_loss(protection: Protection) -> float:
-    """The size of one access's privacy loss without sampling, in deviations of the noise where it is Gaussian."""
+    """The magnitude of one access's privacy loss without sampling; for Gaussian noise, in standard deviations."""
     match protection:
         case GaussianNoise(multiplier=multiplier):
             return 1 / multiplier
@@ -247,7 +247,7 @@ def _step_pld(step: Step, grid: float) -> Any:
         ((protection, _, _),) = step.bundle.parts
         assert isinstance(protection, GaussianNoise)
         clients, cohort = step.fixed_cohort
-        # What from_truncated_subsampled_gaussian_mechanism amounts to for cohorts that are always full.
+        # Equals from_truncated_subsampled_gaussian_mechanism for cohorts that are always full.
         return pld.from_gaussian_mechanism(
             protection.multiplier / 2,
             value_discretization_interval=grid,
@@ -303,7 +303,7 @@ def _part_pld(protection: Protection, rate: float, adjacency: Adjacency, grid: f
 
 
 def _gaussian_pld(protection: RandomGaussianNoise, adjacency: Adjacency, grid: float) -> Any:
-    """The Gaussian mechanism whose multiplier is drawn and known: its divergence is the mean over the draws.
+    """The Gaussian mechanism whose multiplier is drawn and visible: its divergence is the mean over the draws.
 
     The divergence of N(m, 1) from N(0, 1) is Phi(m/2 - e/m) - e^e Phi(-m/2 - e/m). The losses left out at either
     end have a probability below `_TAIL`; at the upper end they count as infinite.
@@ -342,13 +342,13 @@ def _epsilon_by_renyi(steps: tuple[tuple[Step, int], ...], delta: float) -> floa
     from fedveil.privacy.dp_library import rdp
 
     orders, total, failure = renyi_curve(steps)
-    if failure >= delta:  # an (eps, delta) mechanism is eps-DP except with probability delta
+    if failure >= delta:  # an (eps, delta) mechanism is eps-DP up to a failure probability of delta
         return math.inf
     return float(rdp.compute_epsilon(orders, total, delta - failure)[0])
 
 
 def renyi_curve(steps: Sequence[tuple[Step, int]]) -> tuple[tuple[float, ...], Floats, float]:
-    """Orders, the divergences of all steps composed, and the probability with which they fail altogether."""
+    """Orders, the divergences of all steps composed, and their total failure probability."""
     curves = {p.orders for step, _ in steps for p, _, _ in step.bundle.parts if isinstance(p, RenyiCurve)}
     if len(curves) > 1:
         raise InputError("orders", sorted(curves), "Renyi curves differ in orders", "Use the same orders.")
@@ -363,11 +363,11 @@ def renyi_curve(steps: Sequence[tuple[Step, int]]) -> tuple[tuple[float, ...], F
 
 
 def _step_renyi(step: Step, orders: tuple[float, ...]) -> tuple[Floats, float]:
-    """The divergence of a step, and the probability with which it fails altogether."""
+    """The divergence of a step, and its failure probability."""
     seen_rate = step.seen_rate
     if step.fixed_cohort is not None:
-        # No Renyi bound for a hidden cohort: who took part counts as seen, which is dearer. A part that is
-        # replaced has sensitivity 2C.
+        # No Renyi bound exists for a hidden cohort: participation counts as visible, which gives a larger
+        # epsilon. Replacing a contribution has sensitivity 2C.
         clients, cohort = step.fixed_cohort
         seen_rate = cohort / clients
     value = np.zeros(len(orders))
@@ -389,7 +389,7 @@ def _step_renyi(step: Step, orders: tuple[float, ...]) -> tuple[Floats, float]:
 
 
 def mixed_renyi(branches: list[tuple[float, Floats]], orders: tuple[float, ...]) -> Floats:
-    """The divergence of a mixture with the branch known: log E e^((a - 1) D) / (a - 1)."""
+    """The divergence of a mixture whose branch is known to the adversary: log E e^((a - 1) D) / (a - 1)."""
     above = np.asarray(orders) - 1
     terms = np.stack([math.log(weight) + above * value for weight, value in branches])
     mixed = np.logaddexp.reduce(terms, axis=0) / above
@@ -397,13 +397,13 @@ def mixed_renyi(branches: list[tuple[float, Floats]], orders: tuple[float, ...])
 
 
 def _not_rounded_away(values: Floats, bound: Any, orders: tuple[float, ...]) -> Floats:
-    """The divergences, where rounding may have lost a tiny one the size of the rounding; `bound` is a cruder bound."""
+    """The divergences; where rounding may have lost a tiny one, the rounding error or `bound`, a cruder bound."""
     kept: Floats = np.maximum(values, np.minimum(bound, _ROUNDING / (np.asarray(orders) - 1)))
     return kept
 
 
 def _seen_renyi(value: Floats, rate: float, orders: tuple[float, ...]) -> Floats:
-    """The divergence of the mixture rate * M + (1 - rate) * nothing, with the branch known."""
+    """The divergence of the mixture rate * M + (1 - rate) * identity whose branch is known to the adversary."""
     return value if rate == 1 else mixed_renyi([(rate, value), (1 - rate, np.zeros(len(orders)))], orders)
 
 
@@ -454,7 +454,7 @@ def _sampled_gaussian_renyi(rate: float, multiplier: float, orders: tuple[float,
 
     At whole orders the finite sum of dp-accounting, between them (where it interpolates) the integral
     E_z[(1 - q + q e^((2z - 1) / 2s^2))^a], z ~ N(0, s^2), by the trapezoid rule, which for such integrands
-    is exact to rounding. Next to no noise would need too many points: there the next whole order bounds it.
+    is exact to rounding. Negligible noise would need too many points: there the next whole order is the bound.
     """
     from fedveil.privacy.dp_library import GaussianDpEvent, PoissonSampledDpEvent, rdp
 

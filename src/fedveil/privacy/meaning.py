@@ -54,6 +54,9 @@ def exposes_one(delta: float, units: int) -> bool:
     return delta * units >= 1
 
 
+NEARLY_CERTAIN = 0.99999  # a bound on a right guess above it excludes nothing
+
+
 def guess_accuracy(epsilon: float, delta: float) -> float:
     """How often the best guess whether a unit took part can be right, if half of them did.
 
@@ -80,9 +83,12 @@ def rounded_up(share: float) -> str:
 
 def plain(theorem: str) -> str:
     """The name of a proof in plain words."""
-    return theorem.replace(
-        "mixture over seen participation", "composition over rounds whose participants are visible"
+    visible = "over rounds whose participants are visible"
+    theorem = theorem.replace(
+        "mixture over seen participation of Poisson-sampled batches",
+        f"composition of Poisson-sampled batches {visible}",
     )
+    return theorem.replace("mixture over seen participation", f"composition {visible}")
 
 
 def sampler_in_words(sampler: str) -> str:

@@ -1,11 +1,11 @@
 """Mechanisms: each bounds a value, perturbs it and states its protection.
 
-The clip states the sensitivity and the noise derives from it; no mechanism takes both numbers. A release is priced
-by the `protection()` of the very object that adds its noise. Noise comes from the streams it is given, one per
-client: `ClientStreams.noise()`, which on a deployed node is the system's entropy.
+The clip is the sensitivity and the noise derives from it; no mechanism takes both numbers. A release is accounted for
+by the `protection()` of the same object that adds its noise. Noise is drawn from the given streams, one per client:
+`ClientStreams.noise()`, which on a deployed node is the system's entropy.
 
-There are two ways in. `mechanism(value, streams)` clips each row and perturbs it. `mechanism.perturb(total, streams)`
-perturbs a sum of contributions that were clipped to `mechanism.clip` one by one.
+There are two entry points. `mechanism(value, streams)` clips each row and perturbs it. `mechanism.perturb(total,
+streams)` perturbs a sum of contributions that were each clipped to `mechanism.clip`.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ __all__ = [
 
 
 class Mechanism(Protocol):
-    """Bounds and perturbs the clients' values and states their protection `[K, ...]`, row k with stream k."""
+    """Bounds and perturbs the clients' values `[K, ...]`, row k with stream k, and states their protection."""
 
     def __call__(self, value: Params, streams: Sequence[Stream]) -> Params: ...
 
     def protection(self) -> Protection:
-        """The protection of one use on one client under zero-out, in the words of a `Release`."""
+        """The protection of one access to one client under zero-out, as used in a `Release`."""
 
 
 class SumMechanism(Mechanism, Protocol):
-    """A mechanism that also perturbs sums `[K, ...]` whose every term was clipped to an L2 norm of `clip`."""
+    """A mechanism that also perturbs sums `[K, ...]` of terms that were each clipped to an L2 norm of `clip`."""
 
     @property
     def clip(self) -> float: ...
@@ -76,10 +76,10 @@ class SumMechanism(Mechanism, Protocol):
 
     @property
     def step(self) -> float:
-        """The grid that results lie on; 0 if they lie on none."""
+        """The step of the grid on which results lie; 0 if there is no grid."""
 
     def perturb(self, total: Params, streams: Sequence[Stream]) -> Params:
-        """Noise on a sum of contributions that were bounded one by one, row k from stream k."""
+        """Add noise to sums of clipped contributions, row k from stream k."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class Unnoised:
-    """Clip to an L2 norm of `clip`, which may be infinite, and add nothing: what a `Gaussian` is without its noise."""
+    """Clip to an L2 norm of `clip`, which may be infinite, without noise."""
 
     clip: float = math.inf
     reason: str = "no noise is added"
@@ -149,12 +149,12 @@ class Unnoised:
 
 
 def gaussian(clip: float, multiplier: float, fineness: int = FINENESS) -> Gaussian | Unnoised:
-    """The mechanism of these two numbers; one without noise, and without protection, where either switches it off.
+    """A `Gaussian`, or an `Unnoised` mechanism without protection where there is no clip or no noise.
 
     Args:
-        clip: As of `Gaussian`; infinite: no clipping.
-        multiplier: As of `Gaussian`; 0: no noise.
-        fineness: As of `Gaussian`.
+        clip: As for `Gaussian`; infinite: no clipping.
+        multiplier: As for `Gaussian`; 0: no noise.
+        fineness: As for `Gaussian`.
 
     Returns:
         The mechanism.
@@ -176,7 +176,7 @@ class Laplace:
 
     Args:
         clip: The largest L1 norm, which is the sensitivity.
-        epsilon: Of one release.
+        epsilon: The epsilon of one release.
 
     Guarantees:
         Pure epsilon-DP; clip and scale of the noise are those of the proof (`test_laplace_moments_and_l1_clip`).
@@ -203,16 +203,16 @@ class Laplace:
 
 @dataclass(frozen=True)
 class SparseVector:
-    """Release at most `releases` coordinates whose noisy magnitude reaches a public threshold; else zero.
+    """Release at most `releases` coordinates whose noisy magnitude reaches a public threshold; the others are zero.
 
-    Coordinates are asked in an order that is public and random in each use. The threshold gets Laplace noise
-    clip/e1, each question 2 c clip/e2, each answer c clip/e3, where c = `releases`: pure (e1 + e2 + e3)-DP
-    (Lyu, Su, Li 2017). A coordinate moves by at most `clip` under zero-out.
+    Coordinates are queried in a public order, random in each use. The threshold gets Laplace noise
+    clip/e1, each query 2 c clip/e2, each answer c clip/e3, where c = `releases`: pure (e1 + e2 + e3)-DP
+    (Lyu, Su, Li 2017). A coordinate changes by at most `clip` under zero-out.
 
     Args:
         clip: The largest magnitude of a coordinate.
         threshold: The public threshold.
-        releases: Number of coordinates that are released at most.
+        releases: Largest number of released coordinates.
         epsilon_threshold: Spent on the threshold.
         epsilon_questions: Spent on the comparisons.
         epsilon_answers: Spent on the values.
@@ -261,16 +261,16 @@ class SparseVector:
 
 @dataclass(frozen=True)
 class GumbelTopK:
-    """The `count` coordinates of largest noisy magnitude, in one shot.
+    """The `count` coordinates with the largest noisy magnitude, selected in one shot.
 
     Gumbel noise of scale 2 clip / `epsilon` makes this equal to `count` rounds of the exponential mechanism
     (Durfee, Rogers 2019), each `epsilon`-bounded in range: count * epsilon^2 / 8 zCDP. Only the choice is
-    private: the chosen values still need noise of their own.
+    private: the chosen values need separate noise.
 
     Args:
         clip: The largest magnitude of a coordinate.
-        count: Number of coordinates that are chosen.
-        epsilon: Of each choice.
+        count: Number of chosen coordinates.
+        epsilon: The epsilon of each choice.
 
     Guarantees:
         The choice has the distribution of the exponential mechanism
@@ -307,7 +307,7 @@ class GumbelTopK:
 
 @dataclass(frozen=True)
 class TopKGaussian:
-    """Choose coordinates by `GumbelTopK`, clip what was chosen, add Gaussian noise there, zero elsewhere."""
+    """Choose coordinates by `GumbelTopK`, clip their values and add Gaussian noise; the others are zero."""
 
     clip: float
     count: int
@@ -329,7 +329,7 @@ class TopKGaussian:
     def select(
         self, flat: Tensor, choosing: Sequence[Stream], streams: Sequence[Stream]
     ) -> tuple[Tensor, Tensor]:
-        """The noisy values and the places, ascending, of the chosen coordinates of `flat` `[K, d]`, both `[K, count]`.
+        """The noisy values and the ascending positions of the chosen coordinates of `flat` `[K, d]`, both `[K, count]`.
 
         The choice is drawn from `choosing`, the noise of the values from `streams`.
         """

@@ -1,4 +1,4 @@
-"""The private sum of a cohort: who adds which part of its noise, what each part is worth, and the sum itself.
+"""The private sum of a cohort: who adds which share of its noise, the protection of each share, and the sum itself.
 
 Symbols: C `clip`, sigma `multiplier`, K the size of the cohort (of Poisson cohorts p N is its expectation,
 `plan.cohort`).
@@ -24,27 +24,27 @@ _MOST_DRAWS = 48
 _SUMMED = 4
 """The grid of uploads is coarse, so that float32 holds them exactly (docs/noise.md, claim 3)."""
 _HELD = 2.0**21
-"""So many multiples of the grid survive float32 beside a model: product, sum and `lr` are each rounded once, which
-moves them by less than 3 / 8 of the step."""
+"""The number of grid steps that float32 can represent beside a model: product, sum and `lr` are each rounded once, an
+error below 3 / 8 of the step."""
 _FAR = 16
-"""No draw is further out than so many standard deviations, but for a chance below 2^-180."""
+"""A draw exceeds so many standard deviations with probability below 2^-180."""
 
 
 class TopUp(Protocol):
-    """What the server adds to a sum of bounded contributions."""
+    """The noise that the server adds to a sum of bounded contributions."""
 
     def perturb(self, total: Params, streams: Sequence[Stream]) -> Params: ...
 
 
 @dataclass(frozen=True)
 class CohortNoise:
-    """Gaussian noise on the sum of a cohort's clipped updates, and who adds which part of it.
+    """Gaussian noise on the sum of a cohort's clipped updates, and who adds which share of it.
 
-    "shared": each of K clients adds sigma C / sqrt(K), so that the sum carries sigma C. "local": each adds sigma C, so
-    that its upload alone is protected. "central": clients add nothing, the server adds sigma C. A part is asked for
-    with the size of the cohort that was announced to the clients, if it was.
+    "shared": each of K clients adds sigma C / sqrt(K), so that the sum has noise sigma C. "local": each adds sigma C,
+    so that its upload alone is protected. "central": clients add nothing, the server adds sigma C. The argument
+    `cohort` is the size that was announced to the clients, 0 if none was.
 
-    Guarantees: uploads and top-up together carry exactly the noise of `total`, however many clients participate and
+    Guarantees: uploads and top-up together have exactly the noise of `total`, however many clients participate and
     answer (`test_uploads_and_top_up_make_the_declared_noise`).
     """
 
@@ -54,11 +54,11 @@ class CohortNoise:
     plan: Plan
 
     def sharers(self, cohort: int = 0) -> int:
-        """Among how many the noise of a sum is divided: the announced cohort, but never fewer than planned."""
+        """The number of clients that share the noise of a sum: the announced cohort, at least the planned size."""
         return max(cohort, self.plan.clients if self.plan.sampler == "all" else self.plan.cohort)
 
     def upload(self, cohort: int = 0) -> SumMechanism:
-        """What each client does to its update."""
+        """The mechanism that each client applies to its update."""
         if self.scope == "central":
             return Unnoised(self.clip, 'the server adds the noise (noise_scope = "central")')
         upload = gaussian(self.clip, self._share(cohort), _SUMMED)
@@ -66,26 +66,26 @@ class CohortNoise:
             raise InputError(
                 "noise_multiplier",
                 self.multiplier,
-                "leaves so little noise in an upload that a float32 number cannot hold update and noise",
+                "gives an upload so little noise that float32 cannot represent update and noise together",
                 "Use more noise, or 0 for none.",
             )
         return upload
 
     def total(self, cohort: int = 0) -> SumMechanism:
-        """What protects the sum: the uploads' noise and what the server adds."""
+        """The mechanism that protects the sum: the noise of the uploads and of the server."""
         if self.scope == "local":
             return gaussian(self.clip, self.multiplier * math.sqrt(self.sharers(cohort)))
         return gaussian(self.clip, self.multiplier)
 
     def top_up(self, present: int, cohort: int = 0) -> SumMechanism:
-        """What the server adds to a sum of `present` uploads, so that it carries the noise of `total`."""
+        """The noise that the server adds to a sum of `present` uploads, so that it has the noise of `total`."""
         if self.scope == "central":
             return self.total(cohort)
         absent = max(0, self.sharers(cohort) - present)
         return gaussian(self.clip, self._share(cohort) * math.sqrt(absent))
 
     def others(self, cohort: int = 0) -> SumMechanism:
-        """What is left of the sum's noise to a client that knows the share it added itself."""
+        """The noise of the sum that is unknown to a client, which knows its own share."""
         return gaussian(self.clip, self._share(cohort) * math.sqrt(self.sharers(cohort) - 1))
 
     def _share(self, cohort: int) -> float:
@@ -95,17 +95,17 @@ class CohortNoise:
         )
 
     def releases(self) -> tuple[Release, Release]:
-        """What a run discloses: each upload to the server, their mean to everybody else.
+        """The releases of a run: each upload to the server, their mean to everybody else.
 
-        A client that was in the cohort knows its own share of the mean's noise: 1 / max(K, p N) of its variance. Where
-        the cohort has one client only, nobody else's data is in the sum.
+        A participant knows its own share of the mean's noise: 1 / max(K, p N) of its variance. Where the cohort has
+        only one client, the sum contains nobody else's data.
         """
         plan = self.plan
         total = protection_in_cohorts(self.total, plan)
         insider = None
         if self.scope != "central" and plan.clients > 1 and (plan.sampler == "poisson" or self.sharers() > 1):
             insider = protection_in_cohorts(self.others, plan, present=2)
-        disclosed = isinstance(total, RandomGaussianNoise)  # the noise's size shows how many participated
+        disclosed = isinstance(total, RandomGaussianNoise)  # the noise level shows how many participated
         return (
             Release(
                 "each client's noisy model", "client", ("server",), protection_in_cohorts(self.upload, plan)
@@ -124,7 +124,7 @@ class CohortNoise:
 def protection_in_cohorts(
     mechanism: Callable[[int], SumMechanism], plan: Plan, *, present: int = 1
 ) -> Protection:
-    """The protection of `mechanism(K)`, K the size of a cohort in which `present` given clients are.
+    """The protection of `mechanism(K)`, where K is the size of a cohort with `present` given participants.
 
     The size of a Poisson cohort is random, independent of the data and known to those to whom it is announced.
     """
@@ -139,7 +139,9 @@ def protection_in_cohorts(
     if len(weights) == 1:
         return GaussianNoise(min(weights))
     rows = list(weights.items())
-    group = math.ceil(len(rows) / _MOST_DRAWS)  # neighbours count as the one with the least noise
+    group = math.ceil(
+        len(rows) / _MOST_DRAWS
+    )  # neighbouring sizes are grouped, with the least noise among them
     groups = [rows[i : i + group] for i in range(0, len(rows), group)]
     return RandomGaussianNoise(
         tuple(min(value for value, _ in part) for part in groups),
@@ -149,7 +151,7 @@ def protection_in_cohorts(
 
 @dataclass(frozen=True)
 class NoisySum:
-    """A noisy sum `[1, ...]` and the number of clients it is divided by."""
+    """A noisy sum `[1, ...]` and the divisor of its mean."""
 
     total: Params
     cohort: int
@@ -159,7 +161,7 @@ class NoisySum:
         return {name: leaf / self.cohort for name, leaf in without_axis(self.total).items()}
 
     def added_to(self, start: Params, lr: float = 1.0) -> Params:
-        """`start` plus `lr` times the mean, in the type of `start`."""
+        """`start` plus `lr` times the mean, in the dtype of `start`."""
         return moved(start, without_axis(self.total), lr / self.cohort)
 
 
@@ -175,17 +177,17 @@ def private_sum(
     start: Params | None = None,
     lr: float = 1.0,
 ) -> NoisySum:
-    """The sum of `present` clients' bounded uploads `[present, ...]`, with the noise that the server owes to it.
+    """The sum of `present` clients' bounded uploads `[present, ...]`, completed by the server's noise.
 
     Args:
         uploads: None if nobody answered: then the sum is noise alone.
-        like: A model of the uploads' shapes, without a client axis.
-        present: How many answered.
-        plan: Poisson cohorts are divided by the planned size, whoever participated. A fixed cohort with dropouts is
-            divided by those who answered.
-        top_up: What the server adds.
-        stream: What the server's noise is drawn from.
-        upload: What the clients did to their updates, if noise in the sum is theirs.
+        like: A model with the uploads' shapes, without a client axis.
+        present: Number of clients that answered.
+        plan: A Poisson cohort's sum is divided by the planned size, whoever participated; a fixed cohort's by the
+            number that answered.
+        top_up: The noise that the server adds.
+        stream: The stream of the server's noise.
+        upload: The mechanism that the clients applied to their updates, if they add noise.
         start: Given if uploads are models `start + lr * update`: the model `[1, ...]` or models `[present, ...]` that
             the clients were sent. The updates are summed.
         lr: See `start`.
@@ -206,9 +208,9 @@ def private_sum(
 def exact_total(
     uploads: Params, upload: SumMechanism, *, start: Params | None = None, lr: float = 1.0
 ) -> Params | None:
-    """The part `[1, ...]` of some uploads in a sum, for `private_sum` to add to others in their place.
+    """The exact sum `[1, ...]` of some uploads, which `private_sum` accepts in their place.
 
-    Arguments as there. None where uploads are no multiples of a grid: then the order of summation matters.
+    Arguments as there. None where uploads are not multiples of a grid: then the result depends on the summation order.
     """
     if not upload.step:
         return None
@@ -219,26 +221,28 @@ def exact_total(
 def noisy_models(
     upload: SumMechanism, start: Params, update: Params, streams: Sequence[Stream], lr: float = 1.0
 ) -> Params:
-    """What clients send: `start` plus `lr` times their bounded and noisy `update`, all `[K, ...]`.
+    """The uploads: `start` plus `lr` times the bounded and noisy `update`, all `[K, ...]`.
 
     Raises:
-        DivergedError: The model, which the server knows, is too large for float32 to hold the noise beside it.
+        DivergedError: The model, which the server knows, is so large that float32 cannot represent the noise beside it.
     """
     largest = max((float(leaf.abs().max()) for leaf in start.values() if leaf.numel()), default=0.0)
     if upload.step and not _fits(upload, largest / lr):
         raise DivergedError(
-            f"the model has grown to {largest:g}: float32 cannot hold noise of {upload.std * lr:g} beside it"
+            f"the model has grown to {largest:g}: float32 cannot represent noise of {upload.std * lr:g} beside it",
+            field="model",
+            value=largest,
         )
     return add(start, upload(update, streams), scale=lr)
 
 
 def _fits(upload: SumMechanism, beside: float) -> bool:
-    """Whether float32 tells the multiples of the upload's grid apart, beside a number as large as `beside`."""
+    """Whether float32 can represent multiples of the upload's grid added to a number as large as `beside`."""
     return beside + upload.clip + _FAR * upload.std <= _HELD * upload.step
 
 
 def _updates(uploads: Params, start: Params, lr: float, step: float) -> Params:
-    """The updates in models `start + lr * update`, in float64: exactly the multiples of the step that were added."""
+    """The updates in models `start + lr * update`, in float64, recovered exactly as multiples of the step."""
     doubles = {name: leaf.to(torch.float64, copy=True) for name, leaf in uploads.items()}
     found = {name: leaf.sub_(start[name]).div_(lr * (step or 1.0)) for name, leaf in doubles.items()}
     return {name: leaf.round_().mul_(step) for name, leaf in found.items()} if step else found

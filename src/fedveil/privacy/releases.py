@@ -1,13 +1,13 @@
-"""What leaves a client, who sees it, and how it is protected: the words accounting is written in.
+"""Releases: what a client discloses, to whom it is visible, and how it is protected.
 
-A method declares every disclosure as a `Release`. A disclosure without protection is infinite, and one that
+A method declares every disclosure as a `Release`. A disclosure without protection has infinite epsilon, and one that
 cannot be accounted for is an error: accounting never guesses.
 
 Examples::
 
-    # the upload of a clipped update with noise sigma * C / sqrt(K), which the server sees with its sender
+    # the upload of a clipped update with noise sigma * C / sqrt(K), visible to the server with its sender
     Release("the noisy update", "client", ("server",), GaussianNoise(sigma / sqrt(K)))
-    # the sum of the cohort, noise sigma * C, whose members the reader does not learn
+    # the sum of the cohort, noise sigma * C, whose participants are not disclosed
     Release("the noisy sum", "client", ("observer", "client"), GaussianNoise(sigma), participation="hidden")
     # two hundred noisy gradients of Poisson batches in each participation
     Release("gradients", "record", ADVERSARIES, GaussianNoise(1.0), accesses=200, rate=256 / 10_000)
@@ -36,7 +36,7 @@ SAMPLERS: tuple[Sampler, ...] = ("fixed", "poisson", "all")
 ADJACENCIES: tuple[Adjacency, ...] = ("add-remove", "replace-one", "zero-out")
 PARTICIPATIONS: tuple[Participation, ...] = ("seen", "hidden", "charged")
 
-# What is accounted for at most. Far beyond any run, and small enough for counts and squares to stay exact.
+# Limits of accounting: far beyond any run, and small enough for counts and squares to stay exact.
 MOST_CLIENTS = 10**7
 MOST_ROUNDS = 10**9
 MOST_RECORDS = 10**12
@@ -46,7 +46,7 @@ LEAST_LEVEL = 2.0**-100
 
 @dataclass(frozen=True)
 class Plan:
-    """What accounting needs to know of a run; no data.
+    """The outline of a run that accounting needs; independent of the data.
 
     Args:
         clients: Number of clients.
@@ -81,13 +81,13 @@ class Plan:
 
     @property
     def rate(self) -> float:
-        """The probability that a given client takes part in a round."""
+        """The probability that a given client participates in a round."""
         return 1.0 if self.sampler == "all" else self.cohort / self.clients
 
 
 def _check_level(field: str, value: float) -> None:
-    """Refuse noise or an epsilon whose square leaves the range of floating point."""
-    if not LEAST_LEVEL <= value <= 1 / LEAST_LEVEL:  # neither is NaN
+    """Refuse a noise level or an epsilon whose square overflows or underflows."""
+    if not LEAST_LEVEL <= value <= 1 / LEAST_LEVEL:  # also refuses NaN
         raise InputError(
             field, value, "is out of range", "Use a number from 2^-100 to 2^100 (about 1e-30 to 1e30)."
         )
@@ -95,7 +95,7 @@ def _check_level(field: str, value: float) -> None:
 
 @dataclass(frozen=True)
 class Protection(ABC):
-    """How a value is protected. Each kind knows its own name on the ledger."""
+    """How a value is protected. Each kind has its own name in the ledger."""
 
     kind: ClassVar[str] = ""
 
@@ -104,7 +104,7 @@ class Protection(ABC):
 
     @abstractmethod
     def in_words(self) -> str:
-        """The protection as a privacy officer reads it."""
+        """The protection in words for a privacy officer."""
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,10 @@ class GaussianNoise(Protection):
 
 @dataclass(frozen=True)
 class RandomGaussianNoise(Protection):
-    """Gaussian noise whose multiplier is drawn anew in each round, independently of the data.
+    """Gaussian noise whose multiplier is drawn in each round, independently of the data.
 
-    The adversary learns the draw: `multipliers[i]` with probability `weights[i]`, given that the unit took part.
-    Weight missing to 1, at most 1e-9, counts as a failure of the protection (below 1e-15 as rounding).
+    The adversary observes the draw: `multipliers[i]` with probability `weights[i]`, given that the unit participated.
+    If the weights sum to less than 1, the difference (at most 1e-9) is a failure probability (below 1e-15: rounding).
     """
 
     multipliers: tuple[float, ...]
@@ -156,7 +156,7 @@ class RandomGaussianNoise(Protection):
 
     def in_words(self) -> str:
         low, high = min(self.multipliers), max(self.multipliers)
-        return f"Gaussian noise of {low:.3g} to {high:.3g} times the clip, depending on how many took part"
+        return f"Gaussian noise of {low:.3g} to {high:.3g} times the clip, depending on how many participated"
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class PureDP(Protection):
     """Any mechanism with a proof of epsilon-DP (sparse vector, randomised response).
 
     Args:
-        epsilon: Of one access.
+        epsilon: The epsilon of one access.
     """
 
     epsilon: float
@@ -196,8 +196,8 @@ class ApproximateDP(Protection):
     """Any mechanism with a proof of (epsilon, delta)-DP (the binomial mechanism).
 
     Args:
-        epsilon: Of one access.
-        delta: Of one access.
+        epsilon: The epsilon of one access.
+        delta: The delta of one access.
     """
 
     epsilon: float
@@ -251,10 +251,10 @@ class RenyiCurve(Protection):
 
 @dataclass(frozen=True)
 class Unprotected(Protection):
-    """Nothing hides the value: against those who see it, no epsilon can be proven.
+    """No protection: no epsilon can be proven against adversaries to whom the value is visible.
 
     Args:
-        reason: Why, for the statement.
+        reason: The reason, for the statement.
     """
 
     reason: str
@@ -266,17 +266,17 @@ class Unprotected(Protection):
 
 @dataclass(frozen=True)
 class PostProcessing(Protection):
-    """Computed only from other declared releases that the same adversary sees, or from public values.
+    """Computed only from other declared releases visible to the same adversary, or from public values.
 
     Args:
-        reason: From what it is computed, for the statement.
+        reason: What it is computed from, for the statement.
     """
 
     reason: str
     kind: ClassVar[str] = "post-processing"
 
     def in_words(self) -> str:
-        return "computed from what is listed here already"
+        return "computed from other releases listed here"
 
 
 _KINDS: dict[str, Callable[..., Protection]] = {
@@ -296,7 +296,7 @@ _KINDS: dict[str, Callable[..., Protection]] = {
 
 
 def protection_from_json(data: Mapping[str, Any]) -> Protection:
-    """The protection of `Protection.to_json`."""
+    """The inverse of `Protection.to_json`."""
     values = dict(data)
     kind = values.pop("kind", None)
     if kind not in _KINDS:
@@ -309,27 +309,27 @@ def protection_from_json(data: Mapping[str, Any]) -> Protection:
 
 @dataclass(frozen=True)
 class Release:
-    """One disclosure: what leaves, of which unit, to whom, how protected and how often.
+    """One disclosure: what is disclosed, about which unit, to whom, with what protection and how often.
 
     Args:
-        what: In words, for the statement.
-        unit: Whose protection is stated: "client" or "record".
-        visible_to: The adversaries who see it.
-        protection: How it is protected against those who see it.
-        participation: What the adversary learns of who took part. "seen": it knows each round's cohort; a round costs
-            only those who were in it. "hidden": it does not know, and the cohort's sampling amplifies privacy where a
-            theorem says so. "charged": every round is charged as if the client had taken part.
+        what: A description, for the statement.
+        unit: The unit whose protection is stated: "client" or "record".
+        visible_to: The adversaries to whom it is visible.
+        protection: How it is protected against them.
+        participation: What the adversary knows about participation. "seen": each round's cohort is visible; a round is
+            charged to its participants only. "hidden": the cohort is not visible, and its sampling amplifies privacy
+            where a theorem applies. "charged": every round is charged as if the client had participated.
         accesses: Number of values that one participation discloses.
-        rate: Each value is of a fresh Poisson batch that holds a given record with this probability.
-        first_rate: The same of the first value, where it differs.
+        rate: Each value is computed from a fresh Poisson batch that contains a given record with this probability.
+        first_rate: The same for the first value, where it differs.
         every: I: released in rounds I, 2I, and so on.
         except_every: I: released in all other rounds.
-        following: Of those, keep the rounds right after I, 2I, ... (True) or the others (False).
-        adjacency: Chosen from sampler and participation unless it is given.
-        insider: What protects it against a client that was in the cohort itself and knows what it contributed, such as
-            its share of the noise; `protection` is against everybody else.
-        assumptions: What the protection relies on besides the method's own code; rows that use it name them.
-        once: Released once, before the first round; that is round 0 on the ledger.
+        following: Restricts `except_every` to the rounds right after I, 2I, ... (True) or to the others (False).
+        adjacency: Derived from sampler and participation unless given.
+        insider: The protection against a participant, which knows its own contribution, such as its share of the
+            noise; `protection` is against everybody else.
+        assumptions: Assumptions of the protection beyond the method's own code; rows that use it list them.
+        once: Released once, before the first round; round 0 in the ledger.
     """
 
     what: str
@@ -358,7 +358,9 @@ class Release:
         if self.adjacency is not None:
             self._check_one_of("adjacency", self.adjacency, ADJACENCIES)
         if not self.visible_to:
-            raise InputError("visible_to", (), "nobody sees this release", f"Name some of {ADVERSARIES}.")
+            raise InputError(
+                "visible_to", (), "this release is visible to nobody", f"Name some of {ADVERSARIES}."
+            )
         whole_number("accesses", self.accesses, 1, MOST_RECORDS)
         whole_number("every", self.every, 1, MOST_ROUNDS)
         whole_number("except_every", self.except_every, 0, MOST_ROUNDS)
@@ -379,7 +381,7 @@ class Release:
             raise InputError(
                 "insider",
                 self.insider,
-                "what is only post-processing is the same to everybody",
+                "post-processing has the same protection against everybody",
                 "Leave it out.",
             )
         if self.unit == "client" and (self.rate != 1 or self.first_rate is not None):

@@ -1,4 +1,4 @@
-"""Who participates in a round: drawn from a stream of the round or from entropy, and always in ascending order."""
+"""Sampling of cohorts, from a stream of the round or from entropy, always in ascending order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def draw_secret_cohort(plan: Plan) -> tuple[int, ...]:
     """A cohort of the same distribution, from the operating system's entropy.
 
     Guarantees:
-        Nobody can draw it again, not even with the run's seed: amplification by sampling needs that
+        It cannot be reproduced, even with the run's seed, which amplification by sampling requires
         (`test_a_secret_cohort_has_the_distribution_of_the_sampler`).
     """
     if plan.sampler == "all":
@@ -36,9 +36,9 @@ def draw_secret_cohort(plan: Plan) -> tuple[int, ...]:
 
 
 def cohort_sizes(plan: Plan, present: int = 0) -> list[tuple[int, float]]:
-    """The sizes of a Poisson cohort in which `present` given clients are, ascending, with their probabilities.
+    """The sizes of a Poisson cohort with `present` given participants, ascending, with their probabilities.
 
-    Sizes beyond which less than 1e-20 lies are left out.
+    Tails with a probability below 1e-20 are left out.
     """
     others, rate = plan.clients - present, plan.rate
     if rate == 1:

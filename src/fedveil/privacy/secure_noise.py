@@ -1,4 +1,4 @@
-"""The noise of a secure sum: each client's share, the integers it is sent as, and what the sum guarantees.
+"""The noise of a secure sum: each client's share, its encoding in integers, and the guarantee of the sum.
 
 A client clips its update, adds a share of Gaussian noise and rounds to a grid of step h, a power of two. The integers
 are summed modulo 2^32, where masks cancel, and the server multiplies the sum by h. At record level the update is a sum
@@ -27,9 +27,9 @@ MODULUS_BITS = 32
 _FINENESS = 8
 """A share's standard deviation is 2^8 to 2^9 steps of the grid: docs/secure-aggregation.md, claim 2."""
 _FAR = 8
-"""The sum has room for so many standard deviations of its noise."""
+"""The number of standard deviations of the noise that fit into the range of the sum."""
 LARGEST_NORM = 64.0
-"""What updates are clipped to where the method itself does not clip: a sum modulo 2^32 needs a bound."""
+"""The clip of methods that do not clip: a sum modulo 2^32 needs a bound."""
 
 
 def group_of(settings: SecureSum, plan: Plan) -> Group:
@@ -42,7 +42,7 @@ def group_of(settings: SecureSum, plan: Plan) -> Group:
         raise InputError(
             "run.sampler",
             plan.sampler,
-            "a secure sum shows how many take part, which the accounting of Poisson cohorts does not allow",
+            "a secure sum discloses the number of participants, which accounting of Poisson cohorts does not allow",
             'Use "all" or "fixed".',
         )
     everybody = plan.sampler == "all" or plan.cohort == plan.clients
@@ -52,7 +52,7 @@ def group_of(settings: SecureSum, plan: Plan) -> Group:
 
 @dataclass(frozen=True)
 class RecordBatch:
-    """What a client sums at record level: a Poisson batch of this rate, of so many records at most."""
+    """What a client sums at record level: a Poisson batch of this rate, from at most so many records."""
 
     rate: float
     largest: int
@@ -63,14 +63,14 @@ class SecureNoise:
     """Gaussian noise on a secure sum, added by the clients in shares.
 
     Guarantees:
-        A sum that is revealed carries at least the noise of `mechanism` that server and colluders do not know
+        Every revealed sum has at least the noise of `mechanism` that is unknown to server and colluders
         (`test_a_sum_of_shares_has_the_declared_noise`).
-        A sum of shares is distributed as a rounded Gaussian and a few uniform numbers
+        A sum of shares is distributed as a rounded Gaussian plus a few uniform numbers
         (`test_a_sum_of_shares_is_post_processing_of_one_gaussian`).
 
     Args:
-        mechanism: What bounds each unit's part and protects the sum against the server; `Unnoised` for the sum alone.
-        records: Where the unit is a record; None where it is a client.
+        mechanism: Bounds each unit's contribution and protects the sum against the server; `Unnoised` for no noise.
+        records: The batch where the unit is a record; None where it is a client.
 
     Raises:
         InputError: The sum could exceed the modulus.
@@ -103,12 +103,12 @@ class SecureNoise:
 
     @property
     def longest(self) -> float:
-        """The largest norm of what a client contributes: at record level that of a batch of all its records."""
+        """The largest norm of a client's contribution: at record level that of a batch of all its records."""
         return self.clip * (1 if self.records is None else self.records.largest)
 
     @property
     def multiplier(self) -> float:
-        """sigma: the noise of the sum in units of the clip."""
+        """sigma: the standard deviation of the sum's noise in units of the clip."""
         return self.mechanism.std / self.mechanism.clip
 
     def worth(self, shares: int) -> SumMechanism:
@@ -119,35 +119,35 @@ class SecureNoise:
 
     @cached_property
     def share(self) -> SumMechanism:
-        """What each client does to its update."""
+        """The mechanism that each client applies to its update."""
         return self.worth(1)
 
     @property
     def step(self) -> float:
-        """h: of shares of noise between std / 2^8 and half of that; without noise as fine as the modulus allows."""
+        """h: with noise, between std / 2^9 and std / 2^8 of a share; without noise, as fine as the modulus allows."""
         if self.share.step:
             return self.share.step
         room = 2 ** (MODULUS_BITS - 1) - 2 * self.group.nodes
         return 2.0 ** math.ceil(math.log2(self.group.nodes * self.longest / room))
 
     def encode(self, value: Params, streams: Sequence[Stream]) -> Params:
-        """What clients send before it is masked: integers modulo 2^32, as int32 `[K, ...]`."""
+        """The uploads before masking: integers modulo 2^32, as int32 `[K, ...]`."""
         wide = {name: leaf.detach().cpu().double() for name, leaf in self._clipped(value).items()}
         noisy = self.share.perturb(wide, streams)
         return {name: _modular((leaf / self.step).round()) for name, leaf in noisy.items()}
 
     def _clipped(self, value: Params) -> Params:
-        """A whole client's update, clipped; of records each was clipped before they were summed."""
+        """The clipped update; at record level each gradient was clipped before summation."""
         return Unnoised(self.clip)(value, ()) if self.records is None else value
 
     def decode(self, total: Params) -> Params:
-        """The noisy sum in float64, of a sum modulo 2^32 as int32."""
+        """The noisy sum in float64, from a sum modulo 2^32 as int32."""
         return {name: leaf.double() * self.step for name, leaf in total.items()}
 
     def releases(self, what: str, plan: Plan) -> tuple[Release, ...]:
-        """What a run discloses: the sum of each round and nothing else.
+        """The releases of a run: the sum of each round and nothing else.
 
-        The server and clients know who takes part. An observer does not, but then nobody may collude with it.
+        Server and clients know who participates. An observer does not, assuming that nobody colludes with it.
         """
         protection = self.worth(self.group.honest).protection()
         if isinstance(protection, Unprotected):
@@ -175,7 +175,7 @@ class SecureNoise:
         return tuple(release(who) for who in ADVERSARIES)
 
     def assumptions(self, adversary: Adversary, plan: Plan) -> tuple[str, ...]:
-        """What the row against this adversary relies on."""
+        """The assumptions of the row against this adversary."""
         n, t, c = self.group.nodes, self.group.threshold, self.group.colluders
         who = {"server": "the server", "observer": "the observer", "client": "the client"}[adversary]
         sampled = adversary == "observer" and n < plan.clients
@@ -186,7 +186,7 @@ class SecureNoise:
             f"threshold: a sum is revealed only if at least {t} of {n} clients answer",
             f"colluders: {colluders} with {who}",
             "keys: every client holds the same roster of public keys, compared out of band",
-            "protocol: honest clients clip and add their share of the noise; nobody can check a masked upload",
+            "protocol: honest clients clip and add their share of the noise; a masked upload cannot be checked",
         ]
         if self.multiplier:
             unknown = self.group.honest - (adversary == "client")
@@ -196,12 +196,12 @@ class SecureNoise:
             )
         return tuple(found)
 
-    def really_there(self, answered: int) -> str:
-        """The noise of a run in whose every completed round so many clients answered at least."""
+    def actual_noise(self, answered: int) -> str:
+        """The noise of a run in which at least so many clients answered in every completed round."""
         n, c = self.group.nodes, self.group.colluders
         return (
-            f"noise that was really there: at least {answered} of {n} clients answered in every completed round, so "
-            f"every sum carried at least {self._of(answered)} times the clip, of which colluders do not know "
+            f"actual noise: at least {answered} of {n} clients answered in every completed round, so "
+            f"every sum had noise of at least {self._of(answered)} times the clip, of which colluders do not know "
             f"{self._of(answered - c)}"
         )
 
@@ -219,5 +219,5 @@ def modular_sum(values: Params) -> Params:
 
 
 def _modular(whole: torch.Tensor) -> torch.Tensor:
-    """Integers of any size modulo 2^32, between -2^31 and 2^31 - 1."""
+    """Integers modulo 2^32, between -2^31 and 2^31 - 1."""
     return whole.to(torch.int64).to(torch.int32)

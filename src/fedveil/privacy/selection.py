@@ -1,9 +1,9 @@
-"""The privacy of choosing the best of several runs on the same data.
+"""The privacy of selecting the best of several runs on the same data.
 
-Whoever trains several times and keeps the best run has released something of all of them: by composition, the choice
-costs what all runs cost together. Private selection costs less. The number of trials K is drawn, independently of the
-data, from a distribution with a heavy enough tail; each trial draws a candidate at random, with replacement; only the
-best trial is released, and K is not.
+Selecting the best of several trained runs discloses something about all of them: by composition, the choice has the
+epsilon of all runs together. Private selection has a smaller one. The number of trials K is drawn, independently of
+the data, from a distribution with a sufficiently heavy tail; each trial draws a candidate at random, with replacement;
+only the best trial is released, and K is not.
 
 Papernot and Steinke 2022, "Hyperparameter tuning with Renyi differential privacy" (arXiv 2110.03620). Symbols: lambda
 an order, eps(lambda) the Renyi divergence of one trial, eps'(lambda) that of the selection.
@@ -12,8 +12,8 @@ an order, eps(lambda) the Renyi divergence of one trial, eps'(lambda) that of th
   eps'(lambda) = eps(lambda) + (1 + eta) (1 - 1/lambda_hat) eps(lambda_hat) + (1 + eta) log(1/gamma) / lambda_hat
   + log(E K) / (lambda - 1).
 * Theorem 6, K Poisson of mean mu, if a trial is (eps_hat, delta_hat)-DP with e^eps_hat <= 1 + 1/(lambda - 1):
-  eps'(lambda) = eps(lambda) + mu delta_hat + log(mu) / (lambda - 1). That no trial was made is visible here, which adds
-  e^-mu to the moment e^((lambda - 1) eps'(lambda)); without it the formula is too small for mu below 1.
+  eps'(lambda) = eps(lambda) + mu delta_hat + log(mu) / (lambda - 1). Here it is visible if no trial was made, which
+  adds e^-mu to the moment e^((lambda - 1) eps'(lambda)); without it the formula is too small for mu below 1.
 
 **Guarantees**: the curves bound the exact divergence of the whole procedure
 (`test_selection_bounds_the_exact_divergence_of_the_procedure`).
@@ -35,7 +35,7 @@ from fedveil.privacy.accounting import Guarantee, Rounds, account_rounds, renyi_
 from fedveil.privacy.loss import Floats
 from fedveil.privacy.releases import Release, RenyiCurve, Unit
 
-_MOST_TRIALS = 1e6  # expected
+_MOST_TRIALS = 1e6  # largest expected number
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class NegativeBinomialTrials:
         return self.eta * odds / -math.expm1(self.eta * math.log(self.gamma))
 
     def probability(self, trials: int) -> float:
-        """Of exactly so many trials."""
+        """The probability of exactly `trials` trials."""
         if trials < 1:
             return 0.0
         log_first = math.log1p(-self.gamma) - math.log(self._normaliser)
@@ -103,7 +103,7 @@ class PoissonTrials:
             raise InputError("mean", self.mean, "is out of range", "Use a number from 0.01 to 10000.")
 
     def probability(self, trials: int) -> float:
-        """Of exactly so many trials."""
+        """The probability of exactly `trials` trials."""
         return math.exp(trials * math.log(self.mean) - self.mean - math.lgamma(trials + 1))
 
     def curve(self, trial: RenyiCurve) -> Floats:
@@ -127,7 +127,7 @@ Trials = NegativeBinomialTrials | PoissonTrials
 
 
 def draw(trials: Trials) -> int:
-    """A number of trials from the system's entropy: it must not depend on the data, nor be known."""
+    """Draw a number of trials from the system's entropy: it must be secret and independent of the data."""
     left, count = secrets.SystemRandom().random(), 0
     ceiling = 1000 * (trials.mean + 1)  # the tail beyond it is below the resolution of `left`
     while (left := left - trials.probability(count)) >= 0 and count < ceiling:
@@ -136,10 +136,10 @@ def draw(trials: Trials) -> int:
 
 
 def selection_curve(candidates: Sequence[Rounds], unit: Unit, trials: Trials) -> RenyiCurve:
-    """The divergences of the best of the trials, as an observer sees it.
+    """The divergences of the best trial, against an observer.
 
-    A trial releases which candidate it drew and the run's results, so its divergence is that of the mixture with the
-    candidate known. A score that is not public is one more release of each candidate.
+    A trial releases the candidate that it drew and the run's results, so its divergence is that of a mixture with
+    visible candidate. A score that is not public is an additional release of each candidate.
     """
     curves = [renyi_curve(rounds, unit, "observer") for rounds in candidates]
     orders = tuple(sorted(set.intersection(*(set(curve.orders) for curve in curves))))
@@ -154,11 +154,11 @@ def selection_curve(candidates: Sequence[Rounds], unit: Unit, trials: Trials) ->
 
 
 def selection_release(curve: RenyiCurve, unit: Unit) -> Release:
-    """The winner as one release, whole rounds and models of it included."""
+    """The selected run, with all its rounds and models, as one release."""
     return Release("the best of the trials", unit, ("observer",), curve, participation="charged")
 
 
 def composed(runs: Sequence[Rounds], delta: float) -> tuple[Guarantee, ...]:
-    """What all runs together guarantee: the bound for a choice between them that is not private."""
+    """The guarantees of all runs together, which bound a selection that is not private."""
     total = sum(runs, Rounds())
     return account_rounds(total, delta) if total else ()

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fedveil.privacy.accounting import Guarantee
-from fedveil.privacy.meaning import exposes_one, grade, guess_accuracy, plain, rounded_up, sampler_in_words
+from fedveil.privacy.meaning import (
+    NEARLY_CERTAIN,
+    exposes_one,
+    grade,
+    guess_accuracy,
+    plain,
+    rounded_up,
+    sampler_in_words,
+)
 from fedveil.privacy.releases import ADVERSARIES, Adversary, Plan, PostProcessing, Release, Unprotected
 from fedveil.streams import NoiseSource
 
@@ -171,10 +179,10 @@ SEES = {
 def odds_in_words(adversary: str, unit: str, adjacency: str, epsilon: float, delta: float) -> str:
     """One sentence with odds: what the best attack of this adversary can achieve."""
     question = _GUESS.get((unit, adjacency), f"whether a given {unit} took part")
-    return (
-        f"{SEES.get(adversary, adversary)} can raise a 50 % chance of guessing right {question} to at most "
-        f"{rounded_up(guess_accuracy(epsilon, delta))}."
-    )
+    who, bound = SEES.get(adversary, adversary), guess_accuracy(epsilon, delta)
+    if bound > NEARLY_CERTAIN:
+        return f"{who} may become certain {question}: the bound on a right guess is {rounded_up(bound)}."
+    return f"{who} can raise a 50 % chance of guessing right {question} to at most {rounded_up(bound)}."
 
 
 def _meaning(row: Guarantee, epsilon: float, plan: Plan | None) -> str:

@@ -102,7 +102,7 @@ def _attack(setting: Setting, run: Run, attack: Attack) -> str:
 
 def _spelt(name: str) -> str:
     """`psnr (against x)` as `PSNR`."""
-    plain = name.removesuffix(" (against x)")
+    plain = name.removesuffix(" (against x)").replace("(weaker attacker)", "(defence ignored)")
     plain = re.sub(r"^mean image (\w+)", r"\1 of the mean image", plain)
     plain = re.sub(r"^rouge([12L])", r"ROUGE-\1", plain)
     return re.sub(r"^(psnr|ssim|mse|lpips|kl|auc|tpr)", lambda word: word[0].upper(), plain)

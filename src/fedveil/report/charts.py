@@ -17,7 +17,7 @@ from fedveil.report.scales import Scale, exact, linear, logarithmic
 from fedveil.report.svg import HALF, WIDE, both_sizes, dash_of, frame, marker, path, place_of
 
 _MOST_POINTS = 400
-_SHARES = (0.0, 100.0)  # accuracies, in per cent
+_SHARES = (0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,12 @@ def line_chart(
     percent: bool = True,
     rates: bool = False,
     whole: bool = False,
+    span: tuple[float, float] = _SHARES,
 ) -> str:
-    """Lines with bands; `rates`: both axes run from 0 to 1, with the diagonal; `whole`: x counts something."""
+    """Lines with bands; `rates`: both axes run from 0 to 1, with the diagonal; `whole`: x counts something.
+
+    The axis ends where values, which lie in `span`, can end.
+    """
     factor = 100.0 if percent else 1.0
     scaled = [_scaled(_thin(curve), factor) for curve in curves if curve.x]
     if not scaled:
@@ -71,7 +75,7 @@ def line_chart(
             ticks = 8 if width == WIDE else 4
             x, y = (
                 exact(min(xs), max(xs), left, right, count=ticks, whole=whole),
-                linear(ys, bottom, top, _SHARES),
+                linear(ys, bottom, top, _times(span, factor)),
             )
         parts = [frame(x, y, x_label, y_label, height)]
         if rates:
@@ -89,6 +93,10 @@ def line_chart(
     return both_sizes(
         draw, label, wide=HALF if rates else WIDE, data=carried, classes="half" if rates else ""
     )
+
+
+def _times(span: tuple[float, float], factor: float) -> tuple[float, float]:
+    return factor * span[0], factor * span[1]
 
 
 def _scaled(curve: Curve, factor: float) -> Curve:
@@ -132,16 +140,19 @@ def plane_chart(
     x_label: str,
     y_label: str,
     joined: Sequence[Sequence[int]] = (),
+    percent: bool = True,
+    span: tuple[float, float] = _SHARES,
 ) -> str:
     """Settings as marks with their deviation, epsilon by logarithm; a line connects dots `joined` by place."""
+    factor = 100.0 if percent else 1.0
 
     def draw(width: int) -> tuple[int, str]:
         height = 340 if width == HALF else 280
         left, right, top, bottom = 52, width - 14, 26, height - 44
         unproven = any(dot.x is None for dot in dots)
         known = [dot.x for dot in dots if dot.x is not None]
-        ys = [100 * (dot.y + sign * (dot.spread or 0)) for dot in dots for sign in (-1, 1)]
-        y = linear(ys, bottom, top, _SHARES)
+        ys = [factor * (dot.y + sign * (dot.spread or 0)) for dot in dots for sign in (-1, 1)]
+        y = linear(ys, bottom, top, _times(span, factor))
         edge = right - (86 if unproven else 0)
         x = logarithmic([*known, 1.0, 10.0], left, edge, most=6 if width == HALF else 4)
         parts = [frame(x, y, x_label, y_label, height)]
@@ -153,7 +164,7 @@ def plane_chart(
             )
 
         def place(dot: Dot) -> tuple[float, float]:
-            return ((edge + 8 + right) / 2 if dot.x is None else x(dot.x), y(100 * dot.y))
+            return ((edge + 8 + right) / 2 if dot.x is None else x(dot.x), y(factor * dot.y))
 
         for members in joined:
             on = [place(dots[i]) for i in members if dots[i].x is not None]
@@ -162,7 +173,7 @@ def plane_chart(
         for dot in dots:
             px, py = place(dot)
             if dot.spread:
-                top_y, low_y = y(100 * (dot.y + dot.spread)), y(100 * (dot.y - dot.spread))
+                top_y, low_y = y(factor * (dot.y + dot.spread)), y(factor * (dot.y - dot.spread))
                 parts.append(
                     f'<path class="line s{place_of(dot.look)}" d="M{px:.1f} {top_y:.1f}V{low_y:.1f}'
                     f'M{px - 4:.1f} {top_y:.1f}h8M{px - 4:.1f} {low_y:.1f}h8"/>'

@@ -14,7 +14,8 @@ from fedveil.figures.figure import in_style, new_figure, save_figure
 from fedveil.figures.style import matplotlib_line
 from fedveil.partition.picture import counts_figure
 from fedveil.privacy.releases import Adversary, Unit
-from fedveil.report.groups import WHO, Setting
+from fedveil.report.groups import WHO, Setting, scored, shared_measure
+from fedveil.report.measures import Measure
 from fedveil.report.scales import logarithmic, short
 
 
@@ -49,42 +50,48 @@ def epsilon_figure(
 
 @in_style
 def accuracy_figure(settings: Sequence[Setting], *, against: str = "round") -> Figure:
-    """Test accuracy over rounds, or over megabytes sent with `against="bytes"`; bands span the seeds."""
-    figure = new_figure()
+    """The score over rounds, or over megabytes sent with `against="bytes"`; bands span the seeds."""
+    figure, measure = new_figure(), shared_measure(settings)
     axes = figure.add_subplot()
     factor = 1e-6 if against == "bytes" else 1.0
     for setting in settings:
-        x, mean, low, high = setting.curve(against, "accuracy")
+        x, mean, low, high = setting.curve(against, measure.key)
         if not x:
             continue
         places = [factor * value for value in x]
         line = matplotlib_line(setting.look)
         axes.fill_between(
-            places, [100 * v for v in low], [100 * v for v in high], color=line["color"], alpha=0.15, lw=0
+            places,
+            [measure.factor * v for v in low],
+            [measure.factor * v for v in high],
+            color=line["color"],
+            alpha=0.15,
+            lw=0,
         )
         every = max(1, len(x) // 6)
-        axes.plot(places, [100 * v for v in mean], label=_with_seeds(setting), markevery=every, **line)
+        axes.plot(
+            places, [measure.factor * v for v in mean], label=_with_seeds(setting), markevery=every, **line
+        )
     if against != "bytes":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("MB sent, up and down, all clients" if against == "bytes" else "round")
-    _accuracy_axis(axes)
+    _score_axis(axes, measure)
     _legend(figure)
     return figure
 
 
 @in_style
 def tradeoff_figure(settings: Sequence[Setting], adversary: Adversary) -> Figure:
-    """Test accuracy against the epsilon proven against this adversary; bars are one deviation over seeds."""
-    figure = new_figure()
+    """The score against the epsilon proven against this adversary; bars are one deviation over seeds."""
+    figure, measure = new_figure(), shared_measure(settings)
     axes = figure.add_subplot()
-    for setting in settings:
-        proof, spread = setting.proof(adversary), setting.accuracy
-        if spread is None:
-            continue
+    for setting in scored(settings):
+        proof, spread = setting.proof(adversary), setting.score
+        assert spread is not None
         line = matplotlib_line(setting.look) | {"markersize": 6, "linestyle": "none"}
         if proof is None or proof.epsilon is None:
             axes.axhline(
-                100 * spread.mean,
+                measure.factor * spread.mean,
                 label=f"{_with_seeds(setting)}: nothing proven",
                 color=line["color"],
                 linestyle=matplotlib_line(setting.look)["linestyle"],
@@ -92,8 +99,8 @@ def tradeoff_figure(settings: Sequence[Setting], adversary: Adversary) -> Figure
             continue
         axes.errorbar(
             [proof.epsilon],
-            [100 * spread.mean],
-            yerr=[100 * spread.deviation] if spread.deviation else None,
+            [measure.factor * spread.mean],
+            yerr=[measure.factor * spread.deviation] if spread.deviation else None,
             capsize=3,
             label=f"{_with_seeds(setting)}: {proof.unit} level",
             **line,
@@ -105,7 +112,7 @@ def tradeoff_figure(settings: Sequence[Setting], adversary: Adversary) -> Figure
     axes.set_xticks(decades.ticks, [short(tick) for tick in decades.ticks])
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(f"proven ε against {WHO[adversary]}")
-    _accuracy_axis(axes)
+    _score_axis(axes, measure)
     _legend(figure)
     return figure
 
@@ -113,12 +120,12 @@ def tradeoff_figure(settings: Sequence[Setting], adversary: Adversary) -> Figure
 def save_figures(settings: Sequence[Setting], folder: Path) -> list[Path]:
     """The report's figures as PDF files in this folder; those that the runs have nothing for are left out."""
     figures: dict[str, Figure] = {}
-    if any(setting.curve("round", "accuracy")[0] for setting in settings):
+    if any(setting.curve("round", shared_measure(settings).key)[0] for setting in settings):
         figures["accuracy"] = accuracy_figure(settings)
         figures["traffic"] = accuracy_figure(settings, against="bytes")
     adversaries: tuple[Adversary, ...] = ("observer", "server")
     for adversary in adversaries:
-        if any(s.accuracy is not None and s.proof(adversary) is not None for s in settings):
+        if any(s.proof(adversary) is not None for s in scored(settings)):
             figures[f"trade-off-{adversary}"] = tradeoff_figure(settings, adversary)
     shared = next((s.first for s in settings if s.first.partition and s.first.partition[0]), None)
     if shared is not None:
@@ -132,11 +139,11 @@ def save_figures(settings: Sequence[Setting], folder: Path) -> list[Path]:
     return paths
 
 
-def _accuracy_axis(axes: Axes) -> None:
-    """Named, and ending where accuracies end."""
+def _score_axis(axes: Axes, measure: Measure) -> None:
+    """Named, and ending where scores can end."""
     low, high = axes.get_ylim()
-    axes.set_ylim(max(0.0, low), min(100.0, high))
-    axes.set_ylabel("test accuracy, %")
+    axes.set_ylim(max(measure.factor * measure.span[0], low), min(measure.factor * measure.span[1], high))
+    axes.set_ylabel(measure.axis)
 
 
 def _with_seeds(setting: Setting) -> str:

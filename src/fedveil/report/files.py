@@ -93,3 +93,37 @@ def natural(path: Path | str) -> list[tuple[int, int, str]]:
     """Sort seed-2 before seed-10."""
     parts = re.split(r"(\d{1,300})", str(path))
     return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in parts]
+
+
+class Fields:
+    """Values by name and kind; one of the wrong kind is a problem, and so is a missing one that is required."""
+
+    def __init__(self, values: Mapping[str, Any], problems: list[str], prefix: str = "") -> None:
+        self.values = values
+        self.problems = problems
+        self._prefix = prefix
+
+    def number(self, name: str, *, required: bool = True) -> float | None:
+        value = number(self.values.get(name))
+        return value if self._fits(name, value is not None, required) else None
+
+    def text(self, name: str, *, required: bool = True) -> str:
+        value = self.values.get(name)
+        return str(value) if self._fits(name, isinstance(value, str), required) else ""
+
+    def mapping(self, name: str, *, required: bool = True) -> Mapping[str, Any]:
+        value = self.values.get(name)
+        return value if self._fits(name, isinstance(value, Mapping), required) and value else {}
+
+    def items(self, name: str, *, required: bool = True) -> list[Any]:
+        value = self.values.get(name)
+        return list(value) if self._fits(name, isinstance(value, list), required) and value else []
+
+    def _fits(self, name: str, right: bool, required: bool) -> bool:
+        if right:
+            return True
+        if self.values.get(name) is not None:
+            self.problems.append(f"summary.json: {self._prefix}{name} cannot be read")
+        elif required:
+            self.problems.append(f"summary.json: {self._prefix}{name} is missing")
+        return False

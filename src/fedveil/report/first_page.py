@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from html import escape
 
 from fedveil.privacy.meaning import SCALE, grade, guess_accuracy, rounded_up
 from fedveil.privacy.statement import SEES, needs_trust, odds_in_words, show
-from fedveil.report.groups import ADVERSARIES, WHOM, Setting
+from fedveil.report.groups import ADVERSARIES, WHO, WHOM, Setting
 from fedveil.report.markup import Cell, section, table
-from fedveil.report.reading import Proof, Run
-from fedveil.report.verdict import percent, small
+from fedveil.report.reading import Person, Proof, Run
+from fedveil.report.verdict import level, result, small
 
 _REFERENCES = (
     (
@@ -29,8 +30,8 @@ _REFERENCES = (
     ),
 )
 _SAMPLERS = {
-    "fixed": "a cohort of fixed size, drawn at random in each round",
-    "poisson": "each client by its own coin in each round",
+    "fixed": "{cohort} of {clients} clients, drawn at random in each round",
+    "poisson": "in each round each client with the same probability, independently; {cohort} of {clients} expected",
     "all": "all clients in every round",
 }
 
@@ -73,18 +74,29 @@ def _outline(setting: Setting, *, public: bool) -> str:
     run = setting.first
     plan = run.plan
     made = run.statement.get("made")
+    drawn = _SAMPLERS.get(plan.get("sampler", ""), "").format_map(defaultdict(lambda: "?", plan))
     version = run.statement.get("version") or run.environment.get("fedveil", "")
     facts = [
         ("trained", f"{run.model or 'a model'} by {setting.name}, {run.rounds} rounds"),
+        ("stopped", "; ".join(dict.fromkeys(f"{r.stopped}" for r in setting.runs if r.stopped))),
         ("aggregation", _AGGREGATION[_secure(run)]),
         ("on", _whose(run, public=public)),
-        ("participation", _SAMPLERS.get(plan.get("sampler", ""), "")),
-        ("result", f"{percent(setting.accuracy)} accuracy on the test set" if setting.accuracy else ""),
+        ("participation", drawn),
+        ("result", _measured(setting)),
         ("finished", str(made)[:16].replace("T", " ") + " UTC" if made else ""),
         ("by", f"fedveil {version}" if version else ""),
     ]
     items = "".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in facts if value)
     return f'<dl class="facts">{items}</dl>'
+
+
+def _measured(setting: Setting) -> str:
+    if setting.score is None:
+        return "no score was measured"
+    interval = setting.interval
+    known = "" if interval is None else f" (95 % interval: {setting.measure.limits(interval)})"
+    where = f"the server's test set ({setting.first.dataset})" if setting.first.deployed else "the test set"
+    return f"{result(setting)} on {where}{known}"
 
 
 def _secure(run: Run) -> bool:
@@ -94,7 +106,10 @@ def _secure(run: Run) -> bool:
 def _whose(run: Run, *, public: bool) -> str:
     """The data and the clients who hold it, by name where they have names."""
     count = run.plan.get("clients", "?")
-    told = f"{run.dataset or 'data that the caller gave'}, held by {count} clients"
+    if run.deployed:
+        told = f"the own data of {count} nodes"
+    else:
+        told = f"{run.dataset or 'data that the caller gave'}, held by {count} clients"
     if run.clients and not public:
         shown = ", ".join(run.clients[:8])
         told += f" ({shown}{', ...' if len(run.clients) > 8 else ''})"
@@ -103,7 +118,9 @@ def _whose(run: Run, *, public: bool) -> str:
 
 def _proven(setting: Setting) -> str:
     proofs = sorted(setting.proofs(), key=lambda row: [*ADVERSARIES, row.adversary].index(row.adversary))
-    rows = [_row(proof) for proof in proofs]
+    seeded = any(run.removable for run in setting.runs)
+    rows = [_row(proof, seeded=seeded) for proof in proofs if proof.epsilon is not None]
+    rows += _unproven([proof for proof in proofs if proof.epsilon is None])
     if not rows:
         return "<p>Nothing is stated about privacy.</p>"
     told = table(
@@ -138,35 +155,59 @@ def _step(place: int) -> str:
     return f"up to {step.limit:g} {step.word}"
 
 
-def _row(proof: Proof) -> list[Cell]:
+def _unproven(proofs: Sequence[Proof]) -> list[list[Cell]]:
+    """A row for each adversary and reason, whatever the units."""
+    units: dict[tuple[str, str], list[str]] = {}
+    for proof in proofs:
+        units.setdefault((proof.adversary, proof.reason), []).append(WHOM.get(proof.unit, proof.unit))
+    return [
+        [
+            escape(SEES.get(adversary, adversary)),
+            escape("; ".join(whom)),
+            ("none", float("inf")),
+            "",
+            "nothing proven",
+            escape(f"Nothing is proven: {reason}."),
+        ]
+        for (adversary, reason), whom in units.items()
+    ]
+
+
+def _row(proof: Proof, *, seeded: bool) -> list[Cell]:
     whom = escape(WHOM.get(proof.unit, proof.unit))
     who = escape(SEES.get(proof.adversary, proof.adversary))
-    if proof.epsilon is None or proof.delta is None:
-        reason = escape(f"Nothing is proven: {proof.reason}.")
-        return [who, whom, ("none", float("inf")), "", "nothing proven", reason]
-    words = odds_in_words(proof.adversary, proof.unit, proof.adjacency, proof.epsilon, proof.delta)
-    given = grade(proof.epsilon, proof.delta, proof.units)
+    assert proof.epsilon is not None
+    delta = proof.delta or 0.0
+    words = odds_in_words(proof.adversary, proof.unit, proof.adjacency, proof.epsilon, delta)
+    if seeded:
+        words = f"Only if the seed stays secret: {words[0].lower()}{words[1:]}"
+    given = grade(proof.epsilon, delta, proof.units)
     return [
         who,
         whom,
         (show(proof.epsilon), proof.epsilon),
-        small(proof.delta),
+        small(delta),
         f'<span class="grade {given.level}">{escape(given.word)}</span>',
         escape(words),
     ]
 
 
 def _not_covered(setting: Setting) -> list[str]:
+    run = setting.first
     units = {row.unit for row in setting.proofs() if row.epsilon is not None}
     told = []
     if units == {"record"}:
         told.append("A person with several records: the statement is about one record.")
+        told += _whole_persons(run.persons)
+    prepared = "" if run.prepared else " and how data is prepared"
     told += [
+        *run.prepared,
         "Conclusions about people who did not take part, drawn from what the model learnt about everybody.",
-        "The number of clients and records, the plan, the shape of the model and how data is prepared: public.",
+        f"The number of clients and records, the plan, the shape of the model{prepared}: public.",
         "Other files of the run, and other runs on the same data: their epsilons add up.",
-        "The examples of the test set: accuracy is measured on them without noise.",
     ]
+    if setting.score is not None:
+        told.append("The examples of the test set: scores are measured on them without noise.")
     if setting.audited():
         told.append("Audits: a low bound does not prove privacy.")
     else:
@@ -174,31 +215,60 @@ def _not_covered(setting: Setting) -> list[str]:
     return told
 
 
+def _whole_persons(persons: Sequence[Person]) -> list[str]:
+    """What follows for a person with all the rows that one may have, in one sentence."""
+    against: dict[str, list[str]] = {}
+    for person in persons:
+        bound = f"epsilon {show(person.epsilon)} at delta {small(person.delta)}"
+        against.setdefault(bound, []).append(WHO.get(person.adversary, person.adversary))
+    said = "; ".join(f"{bound} against {', '.join(who)}" for bound, who in against.items())
+    return [f"For a person with all the rows that one may have (group privacy): {said}."] if said else []
+
+
 def _duties(setting: Setting) -> list[str]:
-    duties = []
-    if any(run.removable for run in setting.runs):
+    duties, secure = [_publishing(setting)], _secure(setting.first)
+    proven = any(row.epsilon is not None for row in setting.proofs())
+    if not proven:
+        sees = "the sum of the updates" if secure else "every client's update"
         duties.append(
-            "Do not publish this model: its noise comes from a seed, and whoever knows it can remove it."
+            f"Trust the server with the clients' data: it sees {sees}, and nothing bounds what that tells."
         )
-    duties.append(
-        "Keep seeds and result folders private; publish the model, statement.json and a --public report."
-    )
-    if needs_trust(setting.proofs()):
+    elif needs_trust(setting.proofs()):
         duties.append(
             "Trust the server, or make it trustworthy: the rows for others hold only if it does not share what it sees."
         )
     else:
         duties.append("No row depends on a trusted server.")
-    if _secure(setting.first):
+    if secure:
         duties.append(
             "Secure aggregation: have the clients compare their public keys by another channel, and make sure that no "
             "more of them collude with the server than the privacy statement assumes."
         )
-    duties += [
-        "Keep the ledger: every further run on the same data must be charged to it.",
-        "Trust the clients to follow the protocol: one that adds no noise weakens noise that clients share.",
-    ]
+    if proven:
+        duties += [
+            "Keep the ledger: every further run on the same data must be charged to it.",
+            "Trust the clients to follow the protocol: one that adds no noise weakens noise that clients share.",
+        ]
     return duties
+
+
+def _publishing(setting: Setting) -> str:
+    """What may leave the operator's hands: the model only where something is proven of it."""
+    private = "Keep seeds and result folders private"
+    if any(run.removable for run in setting.runs):
+        return (
+            "Do not publish this model: its noise comes from a seed, and whoever knows it can remove it. "
+            f"{private}."
+        )
+    row = setting.proof("observer")
+    if row is None:
+        return f"Do not publish this model: nothing is proven against those who see it. {private}."
+    if level(row) == "bad":
+        return (
+            "Do not publish this model on the strength of this page: what is proven against those who see it is no "
+            f"protection. {private}."
+        )
+    return f"{private}; publish no more than the model, statement.json and a --public report."
 
 
 def _identity(setting: Setting, *, public: bool) -> str:
@@ -215,7 +285,10 @@ def _identity(setting: Setting, *, public: bool) -> str:
         items += "".join(f"<dt>{n}</dt><dd><code>{escape(str(v))}</code></dd>" for n, v in facts if v)
     if not items:
         return '<p class="note">statement.json is missing: this run cannot be verified.</p>'
-    check = "<p>Check it with <code>fedveil verify RESULT</code>: it recomputes ε from the ledger.</p>"
+    check = (
+        "<p>Check it with <code>fedveil verify RESULT</code>: it recomputes ε from the ledger. It cannot tell files "
+        "that were all made anew: keep the ledger head above elsewhere.</p>"
+    )
     return f'<h3>Identity</h3><dl class="facts hashes">{items}</dl>{check}'
 
 

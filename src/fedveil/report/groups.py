@@ -15,6 +15,8 @@ from scipy.stats import t as student_t
 from fedveil.experiment.config import WITHOUT_EFFECT, distinguishing
 from fedveil.experiment.sections import Metric
 from fedveil.methods import METHODS
+from fedveil.report.files import number
+from fedveil.report.measures import ACCURACY, MEASURES, Measure
 from fedveil.report.reading import Proof, Run
 
 ADVERSARIES = ("observer", "server", "client")
@@ -62,15 +64,36 @@ class Setting:
         return Spread.of([run.accuracy for run in self.runs if run.finished])
 
     @property
+    def measure(self) -> Measure:
+        """What its runs are measured by: accuracy, unless another measure was taken in its place."""
+        known = (m for m in MEASURES if any(getattr(r, m.key) is not None for r in self.runs if r.finished))
+        return next(known, ACCURACY)
+
+    @property
+    def score(self) -> Spread | None:
+        """Of the finished runs, by its measure."""
+        return Spread.of([getattr(run, self.measure.key) for run in self.runs if run.finished])
+
+    @property
     def interval(self) -> tuple[float, float] | None:
-        """A 95 % interval of the accuracy: over seeds where there are several, else over the test examples."""
-        spread, majority = self.accuracy, self.first.majority
+        """A 95 % interval of the score: over seeds where there are several, else over the test examples."""
+        spread, measure, majority = self.score, self.measure, self.first.majority
         if spread is None:
             return None
         if spread.deviation is not None:
             half = float(student_t.ppf(0.975, spread.count - 1)) * spread.deviation / math.sqrt(spread.count)
-            return max(0.0, spread.mean - half), min(1.0, spread.mean + half)
-        return None if majority is None else wilson(spread.mean, majority.labels)
+            return max(measure.span[0], spread.mean - half), min(measure.span[1], spread.mean + half)
+        if measure.percent:
+            return None if majority is None else wilson(spread.mean, majority.labels)
+        return limits_of(self.first.metrics.get(measure.key))
+
+    @property
+    def guess(self) -> tuple[float, str] | None:
+        """What a model that knows nothing about the examples scores, and how; None where nothing tells."""
+        majority = self.first.majority
+        if not self.measure.percent:
+            return None if self.measure.guess is None else (self.measure.guess, self.measure.guessing)
+        return None if majority is None else (majority.rate, "always answering the most frequent class")
 
     def measured(self, metric: str) -> Spread | None:
         """Of the finished runs: accuracy, that of the clients' own models (personal), or what texts are measured by
@@ -122,15 +145,41 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def best_of(settings: Sequence[Setting]) -> Setting | None:
-    """The setting whose accuracy is the best of several for sure: its interval overlaps with no other."""
-    known = [(setting, setting.interval) for setting in settings if setting.accuracy is not None]
-    if len(known) < 2 or any(interval is None for _, interval in known):
+def limits_of(metric: object) -> tuple[float, float] | None:
+    """The 95 % interval that a summary has of a metric."""
+    if not isinstance(metric, Mapping):
         return None
-    ranked = sorted(known, key=lambda item: item[0].accuracy.mean if item[0].accuracy else 0.0)
-    best, interval = ranked[-1]
-    others = [other[1] for _, other in ranked[:-1] if other is not None]
-    return best if interval is not None and all(interval[0] > high for high in others) else None
+    low, high = number(metric.get("low")), number(metric.get("high"))
+    return None if low is None or high is None else (low, high)
+
+
+def shared_measure(settings: Sequence[Setting]) -> Measure:
+    """What the settings are compared by: the measure of the first that has a score."""
+    return next((s.measure for s in settings if s.score is not None), ACCURACY)
+
+
+def scored(settings: Sequence[Setting]) -> list[Setting]:
+    """The settings that have a score by the measure that is compared."""
+    measure = shared_measure(settings)
+    return [s for s in settings if s.score is not None and s.measure == measure]
+
+
+def rank(setting: Setting) -> float:
+    """The score as a number of which more is better; nothing is worse than none."""
+    if setting.score is None:
+        return -math.inf
+    return setting.score.mean if setting.measure.higher else -setting.score.mean
+
+
+def best_of(settings: Sequence[Setting]) -> Setting | None:
+    """The setting whose score is the best of several for sure: its interval overlaps with no other."""
+    known = sorted(scored(settings), key=rank)
+    intervals = [setting.interval for setting in known]
+    if len(known) < 2 or any(interval is None for interval in intervals):
+        return None
+    sign = 1 if known[-1].measure.higher else -1
+    turned = [sorted((sign * low, sign * high)) for low, high in (i for i in intervals if i is not None)]
+    return known[-1] if all(turned[-1][0] > high for _, high in turned[:-1]) else None
 
 
 def _weaker(row: Proof, than: Proof) -> bool:
@@ -176,6 +225,7 @@ def mixed(settings: Sequence[Setting]) -> list[str]:
     for what, values in {
         "datasets": [s.first.dataset for s in settings],
         "models": [s.first.model for s in settings],
+        "measures": [s.measure.name for s in settings if s.score is not None],
         "numbers of clients": [s.first.plan.get("clients", "") for s in settings],
     }.items():
         different = sorted({value for value in values if value})
@@ -197,16 +247,20 @@ def _names(members: Sequence[Sequence[Run]]) -> list[str]:
         run = runs[0]
         rivals = [_flat(other[0].config) for other in members if other[0].method == run.method]
         own = _flat(run.config)
-        parts = [
-            f"{key.rpartition('.')[2].replace('_', ' ')} {own[key]}" for key in _telling(rivals) if key in own
-        ]
+        parts = [_part(key, own[key]) for key in _telling(rivals) if key in own]
         if len(rivals) > 1 and not parts:
             parts = [run.experiment or str(place + 1)]
-        names.append(", ".join([run.method, *parts]))
+        names.append(run.method + (f" ({', '.join(parts)})" if parts else ""))
     return [
         name if names.count(name) == 1 else f"{name} ({names[: place + 1].count(name)})"
         for place, name in enumerate(names)
     ]
+
+
+def _part(key: str, value: str) -> str:
+    """A setting of a name: "clip 0.5"; models and data sets are known by their own names."""
+    last = key.rpartition(".")[2]
+    return value if last in ("model", "dataset", "features") else f"{last.replace('_', ' ')} {value}"
 
 
 def _telling(configs: Sequence[Mapping[str, str]]) -> list[str]:

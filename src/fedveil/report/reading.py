@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,21 @@ from fedveil.errors import InputError, ResultError
 from fedveil.methods.method import current_numerics
 from fedveil.numerics import NUMERICS, numerics_of
 from fedveil.report.attack_files import Attack, Picture, read_attacks, read_pictures
-from fedveil.report.files import Problems, natural, number, parse_json, parse_toml, read_json, read_text
+from fedveil.report.files import (
+    Fields,
+    Problems,
+    natural,
+    number,
+    parse_json,
+    parse_toml,
+    read_json,
+    read_text,
+)
 from fedveil.session.model_file import model_problems
 from fedveil.session.results import Result
 from fedveil.session.statement_file import STATEMENT
 
+_OF_A_ROUND = ("accuracy", "loss", "epsilon", "r2", "concordance", "perplexity")
 MARKS = ("summary.json", "rounds.jsonl", "config.toml")
 
 
@@ -41,6 +51,15 @@ class Proof:
 
 
 @dataclass(frozen=True)
+class Person:
+    """What is proven for a person with all the rows that one may have."""
+
+    adversary: str
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True)
 class Point:
     """A round on record; bytes are those sent in both directions up to and including it."""
 
@@ -49,6 +68,9 @@ class Point:
     loss: float | None
     epsilon: float | None
     bytes: float
+    r2: float | None = None
+    concordance: float | None = None
+    perplexity: float | None = None
 
 
 @dataclass(frozen=True)
@@ -94,8 +116,19 @@ class Run:
     model: str = ""
     accuracy: float | None = None
     loss: float | None = None
+    r2: float | None = None
+    concordance: float | None = None
     mcc: float | None = None
     perplexity: float | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """Scores with intervals on the test set, by name."""
+    client_metrics: Mapping[str, Any] = field(default_factory=dict)
+    """The same on each client's held-out examples, by the client's name."""
+    prepared: tuple[str, ...] = ()
+    """How the data was prepared, as far as that matters to privacy."""
+    persons: tuple[Person, ...] = ()
+    deployed: bool = False
+    """Whether the data is that of the nodes; the data set named is then what the server tests on."""
     personal: float | None = None
     rounds: int = 0
     planned: int | None = None
@@ -142,34 +175,6 @@ class Run:
         return number(section.get("budget")) if isinstance(section, Mapping) else None
 
 
-def published(run: Run) -> Run:
-    """The run without what carries no noise: what is left may be shown to those who may see the model.
-
-    Left out are scores and label counts of clients, attacks and pictures, traffic and time (they show the size of
-    hidden cohorts), the configuration with its seed and paths, and the names of clients and folders.
-    """
-    return replace(
-        run,
-        name=f"{run.method}{'' if run.seed is None else f', seed {run.seed}'}",
-        personal=None,
-        seconds=None,
-        bytes_up=None,
-        bytes_down=None,
-        per_client=(),
-        partition=(),
-        clients=(),
-        attacks=(),
-        synthetic=(),
-        figures=(),
-        config_text="",
-        environment={},
-        history=tuple(replace(point, bytes=0.0) for point in run.history),
-        problems=(),
-        notes=(),
-        folder=None,
-    )
-
-
 def read_runs(results: Sequence[Path | str | Result]) -> list[Run]:
     """Every run in these folders (at any depth) and results, in the order given.
 
@@ -193,7 +198,9 @@ def read_runs(results: Sequence[Path | str | Result]) -> list[Run]:
         )
     if not runs:
         given = ", ".join(str(item) for item in results) or "nothing"
-        raise ResultError(f"no run in {given}. Give result folders, such as results/demo.")
+        raise ResultError(
+            f"no run in {given}. Give result folders, such as results/demo.", field="results", value=given
+        )
     _require_one_numerics(runs)
     return runs
 
@@ -291,8 +298,8 @@ def _build(
     problems: Problems,
     **others: Any,
 ) -> Run:
-    told = _Fields(found or {}, problems if found is not None else [])
-    privacy = _Fields(told.mapping("privacy"), told.problems, "privacy.")
+    told = Fields(found or {}, problems if found is not None else [])
+    privacy = Fields(told.mapping("privacy"), told.problems, "privacy.")
     audit = privacy.mapping("audit", required=False)
     plan = told.mapping("plan", required=False)
     task, run = _section(config, "task"), _section(config, "run")
@@ -318,6 +325,9 @@ def _build(
         words=told.text("privacy_in_words"),
         removable=privacy.values.get("removable") is True,
         noise=str(privacy.values.get("noise") or ""),
+        deployed=told.values.get("deployed") is True,
+        prepared=tuple(str(item) for item in privacy.items("data", required=False)),
+        persons=_persons(privacy.items("persons", required=False)),
         plan={str(key): str(value) for key, value in plan.items()},
         environment={
             str(key): str(value) for key, value in told.mapping("environment", required=False).items()
@@ -333,10 +343,23 @@ def _build(
     )
 
 
-def _measured(told: _Fields) -> dict[str, Any]:
+def _measured(told: Fields) -> dict[str, Any]:
     """The numbers of a finished run; none of them is required."""
-    names = ("accuracy", "loss", "mcc", "perplexity", "seconds", "bytes_up", "bytes_down")
+    names = (
+        "accuracy",
+        "loss",
+        "r2",
+        "concordance",
+        "mcc",
+        "perplexity",
+        "seconds",
+        "bytes_up",
+        "bytes_down",
+    )
+    metrics = Fields(told.mapping("metrics", required=False), told.problems, "metrics.")
     return {name: told.number(name, required=False) for name in names} | {
+        "metrics": metrics.mapping("all", required=False),
+        "client_metrics": metrics.mapping("clients", required=False),
         "personal": number(told.mapping("personal", required=False).get("test_accuracy")),
         "classes": tuple(str(item) for item in told.items("classes", required=False)),
         "per_class": tuple(number(item) for item in told.items("per_class", required=False)),
@@ -349,41 +372,7 @@ def _measured(told: _Fields) -> dict[str, Any]:
     }
 
 
-class _Fields:
-    """Values by name and kind; one of the wrong kind is a problem, and so is a missing one that is required."""
-
-    def __init__(self, values: Mapping[str, Any], problems: list[str], prefix: str = "") -> None:
-        self.values = values
-        self.problems = problems
-        self._prefix = prefix
-
-    def number(self, name: str, *, required: bool = True) -> float | None:
-        value = number(self.values.get(name))
-        return value if self._fits(name, value is not None, required) else None
-
-    def text(self, name: str, *, required: bool = True) -> str:
-        value = self.values.get(name)
-        return str(value) if self._fits(name, isinstance(value, str), required) else ""
-
-    def mapping(self, name: str, *, required: bool = True) -> Mapping[str, Any]:
-        value = self.values.get(name)
-        return value if self._fits(name, isinstance(value, Mapping), required) and value else {}
-
-    def items(self, name: str, *, required: bool = True) -> list[Any]:
-        value = self.values.get(name)
-        return list(value) if self._fits(name, isinstance(value, list), required) and value else []
-
-    def _fits(self, name: str, right: bool, required: bool) -> bool:
-        if right:
-            return True
-        if self.values.get(name) is not None:
-            self.problems.append(f"summary.json: {self._prefix}{name} cannot be read")
-        elif required:
-            self.problems.append(f"summary.json: {self._prefix}{name} is missing")
-        return False
-
-
-def _proofs(privacy: _Fields, plan: Mapping[str, Any]) -> tuple[Proof, ...]:
+def _proofs(privacy: Fields, plan: Mapping[str, Any]) -> tuple[Proof, ...]:
     clients = _whole(plan.get("clients")) or 1
     records = clients * (_whole(plan.get("smallest_client")) or 1)
     rows = []
@@ -407,12 +396,22 @@ def _proofs(privacy: _Fields, plan: Mapping[str, Any]) -> tuple[Proof, ...]:
     return tuple(rows)
 
 
+def _persons(rows: Sequence[Any]) -> tuple[Person, ...]:
+    found = []
+    for row in rows:
+        told = row if isinstance(row, Mapping) else {}
+        epsilon, delta = number(told.get("epsilon")), number(told.get("delta"))
+        if epsilon is not None and delta is not None:
+            found.append(Person(str(told.get("adversary", "")), epsilon, delta))
+    return tuple(found)
+
+
 def _majority(found: Mapping[str, Any]) -> Majority | None:
     rate, labels = number(found.get("rate")), _whole(found.get("labels"))
     return None if rate is None or not labels else Majority(rate, labels)
 
 
-def _counts(told: _Fields) -> tuple[tuple[int, ...], ...]:
+def _counts(told: Fields) -> tuple[tuple[int, ...], ...]:
     rows = told.items("partition", required=False)
     counts = [[_whole(item) for item in row] if isinstance(row, list) else [None] for row in rows]
     if any(len(row) != len(counts[0]) or None in row for row in counts):
@@ -482,8 +481,7 @@ def _points(lines: Iterable[Any]) -> tuple[Point, ...]:
         if not isinstance(line, Mapping) or (at := _whole(line.get("round"))) is None:
             continue
         sent += (number(line.get("bytes_up")) or 0) + (number(line.get("bytes_down")) or 0)
-        accuracy, loss, epsilon = (number(line.get(key)) for key in ("accuracy", "loss", "epsilon"))
-        points.append(Point(at, accuracy, loss, epsilon, sent))
+        points.append(Point(at, bytes=sent, **{key: number(line.get(key)) for key in _OF_A_ROUND}))
     return tuple(points)
 
 

@@ -17,6 +17,7 @@ from statistics import fmean
 from textwrap import fill
 
 from fedveil.errors import InputError
+from fedveil.experiment.estimates import Cost, cost, together
 from fedveil.experiment.records import Entry, Records
 from fedveil.experiment.reproduce import number
 from fedveil.experiment.tables import PAPERS, PublishedTable, Row, list_tables
@@ -37,16 +38,21 @@ _MARKS = ("<!-- scoreboard -->", "<!-- end of scoreboard -->")
 _GENERATED = "<!-- Written by `fedveil reproduce --pages docs` from experiments/. Do not edit. -->"
 _RULE = """\
 A row has the published **level** if its mean is within the larger of the table's tolerance and the
-mean's 95 % interval over seeds. A row that misses it has the **order** if it stands in the
-published order to every other row of its group. The order of a table is reproduced if Kendall's tau
-over all pairs in one group is at least 0.6 and, with several seeds, its 95 % interval lies above 0.
-Where a text can be read in several ways, each reading is judged by itself. A table has the level if
-four fifths of its rows that were run have it.
+mean's 95 % interval over seeds. A table has the level if four fifths of its rows that were run have
+it. Where a text can be read in several ways, each reading is judged by itself.
+
+A row that misses the level has the **order** if it stands in the published order to every other row
+of its group. The order of a table is reproduced if Kendall's tau over all pairs in one group is at
+least 0.6 and, with several seeds, its 95 % interval lies above 0.
 
 Scores of **attacks** are judged in the same way, with these tolerances: MSE 0.25, PSNR 1 dB, SSIM
 and LPIPS 0.05, ROUGE 5 points, accuracy of membership inference 3 points. KL is not judged: its
 classifier is another one here. An **epsilon** that a paper claims is proven if the ledger of the
 run, for the claimed unit and against the server, is at most 5 % above it."""
+_COSTS = """\
+**Not run would take**: one seed on one core, without attacks, from the processor time of measured rounds of each
+method (`experiments/records/estimates/`, made by `--estimate`). Where not one round ended within the measurement, or a
+table was not measured, it takes more than that. Rounds that smooth, every I-th one of FedCEO, were not among them."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,12 @@ class _Judged:
         """Of the rows that were run and whose epsilon is claimed."""
         found = [self.records.proven(row) for row in self.published]
         return [verdict for verdict in found if verdict != "not run"]
+
+    def open_cost(self) -> Cost:
+        """What one seed of the rows that were not run takes."""
+        run = {row.row for row in self.run}
+        rest = [row for row in self.published if row.name not in run]
+        return cost(self.table, rest, self.records.folder, like=self.published)
 
     def verdict(self, row: Row) -> str:
         return self._verdicts().get(row.name, "")
@@ -173,9 +185,10 @@ def _told(path: Path, tables: Sequence[_Judged], table: str, name: str) -> str:
 
 def _scoreboard(papers: dict[str, list[_Judged]], folder: Path) -> str:
     lines = [
-        "| paper | rows | run at full scale | level reproduced | order reproduced (tables and readings) "
-        "| attacks: level, order | claimed epsilon proven | in one sentence |",
-        "|---|---|---|---|---|---|---|---|",
+        "| paper | rows | run at full scale | not run would take | level reproduced "
+        "| order reproduced (tables and readings) | attacks: level, order | claimed epsilon proven "
+        "| in one sentence |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for paper, tables in papers.items():
         judged = [row for one in tables for row in one.judged]
@@ -184,7 +197,8 @@ def _scoreboard(papers: dict[str, list[_Judged]], folder: Path) -> str:
         sentence = " ".join(_findings(folder, paper, tables).split("\n\n")[0].split())
         lines.append(
             f"| [{TITLES[paper]}]({paper}.md) | {sum(len(one.rows) for one in tables)} | "
-            f"{sum(len(one.run) for one in tables)} | {sum(one.levels for one in tables)} of {len(judged)} rows | "
+            f"{sum(len(one.run) for one in tables)} | {together([one.open_cost() for one in tables]).in_words()} | "
+            f"{sum(one.levels for one in tables)} of {len(judged)} rows | "
             f"{right} of {len(ordered)} | {_attack_score(tables)} | {_claim_score(tables)} | {sentence} |"
         )
     return "\n".join(lines) + "\n"
@@ -215,6 +229,8 @@ def _index(board: str) -> str:
 {board}
 {_wrapped(_RULE)}
 
+{_wrapped(_COSTS)}
+
 Every number is a record under `experiments/records/`, made by one command per table:
 
 ```sh
@@ -237,14 +253,26 @@ def _page(paper: str, tables: Sequence[_Judged], folder: Path, records: Path) ->
 def _verdict(tables: Sequence[_Judged]) -> str:
     """The first sentence of a page: how much was run, and what of it agrees with the paper."""
     rows, run = sum(len(one.rows) for one in tables), sum(len(one.run) for one in tables)
+    rest = together([one.open_cost() for one in tables])
+    left = (
+        f"One seed of those that were not run would take {rest.in_words()} of one core." if rest.known else ""
+    )
     if not run:
-        return f"**Verdict: open.** None of the {rows} published rows has been run at full scale."
+        return f"**Verdict: open.** None of the {rows} rows has been run at full scale. {left}"
     judged = sum(len(one.judged) for one in tables)
     ordered = [one for one in tables if one.order().pairs]
     levels, right = sum(one.levels for one in tables), sum(one.order().reproduced for one in ordered)
     return (
-        f"**Verdict.** {run} of {rows} published rows were run at full scale. {levels} of {judged} have the published "
-        f"level; the order is reproduced in {right} of {len(ordered)} tables."
+        f"**Verdict.** {run} of {rows} rows were run at full scale{_readings(tables)}. {levels} of {judged} have the "
+        f"published level; the order is reproduced in {right} of {len(ordered)} tables. {left}"
+    )
+
+
+def _readings(tables: Sequence[_Judged]) -> str:
+    """Said where a published value stands in several rows."""
+    names = sorted({one.reading for one in tables if one.reading})
+    return (
+        f" (a published value has a row for each reading; marked ones: {', '.join(names)})" if names else ""
     )
 
 
@@ -270,7 +298,7 @@ def _measured(path: Path) -> str:
 
 def _overview(tables: Sequence[_Judged]) -> str:
     lines = [
-        "| table | rows | run | level | order (Kendall's tau) | time of one seed, one core |",
+        "| table | rows | run | level | order (Kendall's tau) | not run would take |",
         "|---|---|---|---|---|---|",
     ]
     for one in tables:
@@ -279,7 +307,7 @@ def _overview(tables: Sequence[_Judged]) -> str:
         lines.append(
             f"| {name} | {len(one.rows)} | {len(one.run)} | "
             + (f"{one.levels} of {len(one.judged)}" if one.judged else "")
-            + f" | {_tau(order)} | {_cost(one)} |"
+            + f" | {_tau(order)} | {one.open_cost().in_words()} |"
         )
     return "\n".join(lines)
 
@@ -290,16 +318,6 @@ def _tau(order: Order) -> str:
     interval = "" if order.low is None else f" ({order.low:.2f} to {order.high:.2f})"
     pairs = f"{order.pairs} pair{'s' * (order.pairs > 1)}"
     return f"{'reproduced' if order.reproduced else 'not reproduced'}, {order.tau:.2f}{interval} over {pairs}"
-
-
-def _cost(one: _Judged) -> str:
-    """What all rows cost, as far as those that were run tell."""
-    times = [row.seconds / len(row.values) for row in one.run]
-    if not times:
-        return f"not run: `fedveil reproduce {one.table.paper} {one.table.name} --estimate`"
-    total = fmean(times) * len(one.rows)
-    rough = "about " if len(times) < len(one.rows) else ""
-    return f"{rough}{total / 60:.0f} minutes" if total >= 90 else f"{rough}{total:.0f} s"
 
 
 def _section(one: _Judged) -> str:
@@ -319,7 +337,8 @@ def _section(one: _Judged) -> str:
     lines += _attack_lines(one)
     missing = len(one.rows) - len(one.run)
     if missing:
-        lines += ["", f"{missing} rows were not run."]
+        rows = f"{missing} rows were" if missing > 1 else "1 row was"
+        lines += ["", f"{rows} not run (one seed on one core: {one.open_cost().in_words()})."]
     return "\n".join(lines)
 
 

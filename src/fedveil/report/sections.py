@@ -14,11 +14,12 @@ from fedveil.privacy.statement import show
 from fedveil.report import charts
 from fedveil.report.charts import Curve, Dot
 from fedveil.report.files import number
-from fedveil.report.groups import WHO, WHOM, Setting, Spread, best_of
+from fedveil.report.groups import WHO, WHOM, Setting, Spread, best_of, scored, shared_measure
 from fedveil.report.markup import NOTHING, Cell, legend, named, section, table
+from fedveil.report.measures import Measure
 from fedveil.report.partition_chart import MOST_BUBBLES, partition_chart
 from fedveil.report.reading import Proof, Run
-from fedveil.report.verdict import headline, lines, percent
+from fedveil.report.verdict import headline, lines, result
 from fedveil.session.tables import size
 
 Shown = TypeVar("Shown")
@@ -68,14 +69,15 @@ def results(settings: Sequence[Setting]) -> str:
     with_paper = any(s.first.paper is not None and s.first.paper.expected is not None for s in settings)
     with_audit = any(s.audited() for s in settings)
     with_cost = any(run.seconds is not None or run.bytes_up is not None for s in settings for run in s.runs)
-    heads = ["method", "ε published", "ε server", "accuracy", "seeds"]
+    measure = shared_measure(settings)
+    heads = ["method", "ε published", "ε server", measure.name, "seeds"]
     heads += ["audit, one participation"] * with_audit
     heads += ["sent up", "sent down", "seconds"] * with_cost + ["paper"] * with_paper
     best = best_of(settings)
     rows = []
     for s in settings:
         row: list[Cell] = [named(s), *(_epsilon(s, adversary) for adversary in ("observer", "server"))]
-        row += [_accuracy(s, s is best), (str(len(s.runs)), float(len(s.runs)))]
+        row += [_score(s, s is best), (str(len(s.runs)), float(len(s.runs)))]
         if with_audit:
             row.append(_strongest_audit(s))
         if with_cost:
@@ -89,8 +91,9 @@ def results(settings: Sequence[Setting]) -> str:
             )
         rows.append(row)
     note = (
-        "Accuracy on the test set: mean and sample deviation over seeds; bold if its 95 % interval overlaps with no "
-        "other. ε: proven over all rounds, for the unit named; traffic and seconds: mean of a run."
+        f"{measure.title} on the test set: mean and sample deviation over seeds; bold if "
+        "its 95 % interval overlaps with no other. ε: proven over all rounds, for the unit named; traffic and "
+        "seconds: mean of a run."
     )
     if with_audit:
         note += " Audit: the most that was shown, beside what is proven for the same: one participation."
@@ -112,12 +115,12 @@ def _strongest_audit(setting: Setting) -> Cell:
     return f"≥ {show(bound)}{beside}", bound
 
 
-def _accuracy(setting: Setting, best: bool) -> Cell:
+def _score(setting: Setting, best: bool) -> Cell:
     """Bold where it is the best of several for sure."""
-    spread = setting.accuracy
-    told = percent(spread)
+    spread = setting.score
     if spread is None:
-        return told, None
+        return "no result", None
+    told = setting.measure.told(spread.mean, spread.deviation)
     return f"<strong>{told}</strong>" if best else told, spread.mean
 
 
@@ -136,13 +139,21 @@ def _mean(values: Sequence[float | None], written: Callable[[float], str]) -> Ce
 
 
 def learning(settings: Sequence[Setting]) -> str:
-    curves = [Curve(s.name, s.look, *s.curve("round", "accuracy")) for s in settings]
+    measure = shared_measure(settings)
+    curves = [Curve(s.name, s.look, *s.curve("round", measure.key)) for s in settings]
     drawn = [curve for curve in curves if curve.x]
     if not drawn:
         return ""
-    ends = ". ".join(f"{curve.name} ends at {100 * curve.y[-1]:.1f} percent" for curve in drawn)
+    ends = ". ".join(f"{curve.name} ends at {measure.told(curve.y[-1])}" for curve in drawn)
+    title = f"{measure.title} over rounds"
     chart = charts.line_chart(
-        drawn, label=f"Accuracy over rounds. {ends}.", x_label="round", y_label="test accuracy, %", whole=True
+        drawn,
+        label=f"{title}. {ends}.",
+        x_label="round",
+        y_label=measure.axis,
+        percent=measure.percent,
+        whole=True,
+        span=measure.span,
     )
     bands = any(list(curve.low) != list(curve.high) for curve in drawn)
     lead = (
@@ -150,13 +161,14 @@ def learning(settings: Sequence[Setting]) -> str:
         if bands
         else "One seed per line."
     )
-    return section("learning", "Accuracy over rounds", legend(settings), chart, _values(drawn), lead=lead)
+    return section("learning", title, legend(settings), chart, _values(drawn, measure), lead=lead)
 
 
-def _values(curves: Sequence[Curve]) -> str:
+def _values(curves: Sequence[Curve], measure: Measure) -> str:
     longest = max(curves, key=lambda curve: len(curve.x))
     step = max(1, -(-len(longest.x) // _MOST_ROUNDS))
     shown = sorted({*list(longest.x)[::step], longest.x[-1]})
+    name = f"{measure.title}{' in percent' if measure.percent else ''}"
     body = ""
     for some in _side_by_side(curves):
         rows = []
@@ -164,14 +176,14 @@ def _values(curves: Sequence[Curve]) -> str:
             cells: list[Cell] = [f"{at:g}"]
             for curve in some:
                 known = dict(zip(curve.x, curve.y, strict=True)).get(at)
-                cells.append(NOTHING if known is None else f"{100 * known:.2f}")
+                cells.append(NOTHING if known is None else measure.told(known).removesuffix(" %"))
             rows.append(cells)
-        body += table("Accuracy in percent", ["round", *(curve.name for curve in some)], rows, sortable=False)
+        body += table(name, ["round", *(curve.name for curve in some)], rows, sortable=False)
     return f"<details><summary>The values as a table</summary>{body}</details>"
 
 
 def tradeoff(settings: Sequence[Setting]) -> str:
-    done = [s for s in settings if s.accuracy is not None]
+    done, measure = scored(settings), shared_measure(settings)
     if not done:
         return ""
     planes = [_plane(done, adversary) for adversary in ("observer", "server")] if len(done) > 1 else []
@@ -179,18 +191,23 @@ def tradeoff(settings: Sequence[Setting]) -> str:
     traffic = _traffic(settings)
     if not pair and not traffic:
         return ""
-    lead = "Up is better; left is more private, or cheaper." if pair else "Up is better; left is cheaper."
-    if pair and any(s.accuracy is not None and s.accuracy.deviation is not None for s in done):
+    good = "Up" if measure.higher else "Down"
+    lead = (
+        f"{good} is better; left is more private, or cheaper."
+        if pair
+        else f"{good} is better; left is cheaper."
+    )
+    if pair and any(s.score is not None and s.score.deviation is not None for s in done):
         lead += " Bars are one sample deviation over seeds."
     if len(_units(done, "observer") | _units(done, "server")) > 1:
         lead += (
             " Where a name ends in (record), epsilon is for single records, else for whole clients: "
             "the two cannot be compared."
         )
-    title = "Accuracy against privacy and traffic" if pair else "Accuracy against traffic"
-    if pair and not traffic:
-        title = "Accuracy against privacy"
-    return section("trade-off", title, legend(settings), pair, traffic, lead=lead)
+    against = " and ".join(what for what, part in (("privacy", pair), ("traffic", traffic)) if part)
+    return section(
+        "trade-off", f"{measure.title} against {against}", legend(settings), pair, traffic, lead=lead
+    )
 
 
 def _units(settings: Sequence[Setting], adversary: str) -> set[str]:
@@ -198,7 +215,7 @@ def _units(settings: Sequence[Setting], adversary: str) -> set[str]:
 
 
 def _plane(done: Sequence[Setting], adversary: str) -> str:
-    """Accuracy against what is proven; nothing where nothing is proven for any of the settings."""
+    """Scores against what is proven; nothing where nothing is proven for any of the settings."""
     units = _units(done, adversary)
     dots = [_dot(s, s.proof(adversary), mixed=len(units) > 1) for s in done]
     if all(dot.x is None for dot in dots):
@@ -208,32 +225,37 @@ def _plane(done: Sequence[Setting], adversary: str) -> str:
         for method in dict.fromkeys(s.method for s in done)
     ]
     whom = f" for {WHOM.get(next(iter(units)), '')}" if len(units) == 1 else ""
+    measure = shared_measure(done)
     chart = charts.plane_chart(
         dots,
-        label=f"Accuracy against proven epsilon ({WHO[adversary]}). " + ". ".join(dot.note for dot in dots),
+        label=f"{measure.title} against proven epsilon ({WHO[adversary]}). "
+        + ". ".join(dot.note for dot in dots),
         x_label=f"ε proven against {WHO[adversary]} (logarithmic)",
-        y_label="test accuracy, %",
+        y_label=measure.axis,
         joined=same,
+        percent=measure.percent,
+        span=measure.span,
     )
-    title = f"Accuracy and what is proven{whom} against {WHO[adversary]}"
+    title = f"{measure.title} and what is proven{whom} against {WHO[adversary]}"
     return f"<figure><figcaption>{escape(title)}</figcaption>{chart}</figure>"
 
 
 def _dot(setting: Setting, proof: Proof | None, *, mixed: bool) -> Dot:
     """A finished setting; where units are `mixed`, its name says when epsilon is that of a record."""
-    spread = setting.accuracy
+    spread = setting.score
     assert spread is not None
     epsilon, said, unit = None, "nothing proven", ""
     if proof is not None and proof.epsilon is not None:
         epsilon = proof.epsilon
         said = f"epsilon {show(epsilon)} for {WHOM.get(proof.unit, proof.unit)}"
         unit = " (record)" if mixed and proof.unit == "record" else ""
-    note = f"{setting.name}: {percent(spread)}, {said}"
+    note = f"{setting.name}: {result(setting)}, {said}"
     return Dot(setting.name + unit, setting.look, epsilon, spread.mean, spread.deviation, note)
 
 
 def _traffic(settings: Sequence[Setting]) -> str:
-    curves = [Curve(s.name, s.look, *s.curve("bytes", "accuracy")) for s in settings]
+    measure = shared_measure(settings)
+    curves = [Curve(s.name, s.look, *s.curve("bytes", measure.key)) for s in settings]
     known = [curve for curve in curves if curve.x and curve.x[-1] > 0]
     if not known:
         return ""
@@ -241,11 +263,14 @@ def _traffic(settings: Sequence[Setting]) -> str:
     sent = [replace(curve, x=[x / factor for x in curve.x]) for curve in known]
     chart = charts.line_chart(
         sent,
-        label=f"Accuracy against {unit} sent. " + ". ".join(f"{c.name}: {c.x[-1]:.2f} {unit}" for c in sent),
+        label=f"{measure.title} against {unit} sent. "
+        + ". ".join(f"{c.name}: {c.x[-1]:.2f} {unit}" for c in sent),
         x_label=f"{unit} sent, up and down, all clients",
-        y_label="test accuracy, %",
+        y_label=measure.axis,
+        percent=measure.percent,
+        span=measure.span,
     )
-    return f"<figure><figcaption>Accuracy and traffic</figcaption>{chart}</figure>"
+    return f"<figure><figcaption>{measure.title} and traffic</figcaption>{chart}</figure>"
 
 
 def per_class(settings: Sequence[Setting]) -> str:

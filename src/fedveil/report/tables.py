@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from fedveil.report.groups import Setting, Spread, best_of
+from fedveil.report.groups import Setting, Spread, best_of, shared_measure
 from fedveil.session.tables import AGAINST, epsilon_cells
 
 
@@ -24,7 +24,7 @@ class Compared:
 
     name: str
     seeds: str
-    accuracy: str
+    score: str
     best: bool
     observer: str
     server: str
@@ -34,23 +34,21 @@ class Compared:
 
 
 def compared(settings: Sequence[Setting]) -> list[Compared]:
-    """Mean and sample deviation per setting; the best accuracy is marked if its interval overlaps with no other.
+    """Mean and sample deviation per setting; the best score is marked if its interval overlaps with no other.
 
     Epsilons name their unit where the settings do not share one: a record's and a client's are no rivals.
     """
-    shown = {s.name: f"{100 * s.accuracy.mean:.2f}" for s in settings if s.accuracy is not None}
-    best = best_of(settings)
+    best, measure = best_of(settings), shared_measure(settings)
     rows = []
     for s, (observer, server) in zip(settings, epsilon_cells(_proofs(settings))[1], strict=True):
-        spread = s.accuracy
-        deviation = "" if spread is None or spread.deviation is None else f" ± {100 * spread.deviation:.2f}"
+        spread = s.score if s.measure == measure else None
         sent = Spread.of([_sum(run.bytes_up, run.bytes_down) for run in s.runs])
         seconds = Spread.of([run.seconds for run in s.runs])
         rows.append(
             Compared(
                 s.name,
                 str(len(s.runs)),
-                "-" if spread is None else f"{shown[s.name]}{deviation}",
+                "-" if spread is None else measure.told(spread.mean, spread.deviation).removesuffix(" %"),
                 s is best,
                 observer,
                 server,
@@ -62,12 +60,11 @@ def compared(settings: Sequence[Setting]) -> list[Compared]:
     return rows
 
 
-_HEADS = ("method", "seeds", "accuracy %", "ε observer", "ε server", "sent MB", "time s", "paper %")
-
-
 def _heads(settings: Sequence[Setting], rows: Sequence[Compared]) -> list[str]:
     unit, _ = epsilon_cells(_proofs(settings))
-    heads = [head + unit if head.startswith("ε") else head for head in _HEADS]
+    measure = shared_measure(settings)
+    score = f"{measure.name} %" if measure.percent else measure.name
+    heads = ["method", "seeds", score, f"ε observer{unit}", f"ε server{unit}", "sent MB", "time s", "paper %"]
     return heads if _any_paper(rows) else heads[:-1]
 
 
@@ -89,7 +86,7 @@ def comparison_table(settings: Sequence[Setting]) -> Table:
         table.add_column(
             head.replace(" ", "\n"),
             justify="left" if named else "right",
-            no_wrap=head not in ("method", "accuracy %"),
+            no_wrap=head not in heads[0:3:2],
             overflow="fold",
             min_width=10 if named else None,  # numbers before names, but not without them
         )
@@ -104,7 +101,7 @@ def comparison_table(settings: Sequence[Setting]) -> Table:
 
 
 def markdown_table(settings: Sequence[Setting]) -> str:
-    """One row per setting, the best accuracy bold."""
+    """One row per setting, the best score bold."""
     rows = compared(settings)
     heads = _heads(settings, rows)
     lines = [_markdown(heads), "|" + "|".join([":--", *["--:"] * (len(heads) - 1)]) + "|"]
@@ -117,7 +114,7 @@ def markdown_table(settings: Sequence[Setting]) -> str:
 
 
 def latex_table(settings: Sequence[Setting]) -> str:
-    """A booktabs table, the best accuracy bold."""
+    """A booktabs table, the best score bold."""
     rows = compared(settings)
     heads = _heads(settings, rows)
     body = []
@@ -145,7 +142,7 @@ def _cells(row: Compared) -> list[str]:
     return [
         row.name,
         row.seeds,
-        row.accuracy,
+        row.score,
         row.observer,
         row.server,
         row.sent,

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from fedveil.privacy.meaning import Level, grade
 from fedveil.privacy.statement import show
 from fedveil.report.files import number
-from fedveil.report.groups import WHO, WHOM, Setting, Spread
+from fedveil.report.groups import WHO, WHOM, Setting, Spread, rank, scored
+from fedveil.report.measures import ACCURACY
 from fedveil.report.reading import Paper, Proof
 
 _AGAINST = WHO | {"observer": "those who see only what is published"}
@@ -23,12 +24,15 @@ class Verdict:
     """The setting that a headline recommends, or names as the best there is."""
 
 
-def percent(spread: Spread | None) -> str:
+def percent(spread: Spread) -> str:
     """Accuracy with its deviation over seeds: "84.96 ± 0.40 %"."""
-    if spread is None:
-        return "no result"
-    deviation = "" if spread.deviation is None else f" ± {100 * spread.deviation:.2f}"
-    return f"{100 * spread.mean:.2f}{deviation} %"
+    return ACCURACY.told(spread.mean, spread.deviation)
+
+
+def result(setting: Setting) -> str:
+    """The score with its name and its deviation over seeds: "84.96 ± 0.40 % accuracy"."""
+    spread = setting.score
+    return "no result" if spread is None else setting.measure.in_words(spread.mean, spread.deviation)
 
 
 def small(value: float) -> str:
@@ -74,20 +78,20 @@ def _headline(settings: Sequence[Setting]) -> Verdict:
         )
     if not any(run.finished for setting in settings for run in setting.runs):
         return Verdict("bad", "No run here is finished: nothing can be said yet.")
-    done = [setting for setting in settings if setting.accuracy is not None]
+    done = scored(settings)
     if not done:
         return _untested([s for s in settings if s.first.finished])
-    best = max(done, key=_accuracy)
+    best = max(done, key=rank)
     protected = [setting for setting in done if _same_for_the_server(setting)]
-    if protected and not _useless(pick := max(protected, key=_accuracy)):
+    if protected and not _useless(pick := max(protected, key=rank)):
         return _protected(pick, best)
     proven = [setting for setting in done if setting.proof("observer") is not None]
     limited = [setting for setting in proven if _level(setting) != "bad"]
     if limited:
-        pick = max(limited, key=_accuracy)
+        pick = max(limited, key=rank)
         row = _published(pick)
         text = (
-            f"{pick.name} reaches {percent(pick.accuracy)} with epsilon {show(_epsilon(pick))} proven "
+            f"{pick.name} reaches {result(pick)} with epsilon {show(_epsilon(pick))} proven "
             f"for {WHOM.get(row.unit, row.unit)} against {_AGAINST['observer']}: {strength(row)}."
         )
         return Verdict(level(row), text + _server(pick, row.unit) + _useless(pick) + _gap(best, pick), pick)
@@ -96,7 +100,7 @@ def _headline(settings: Sequence[Setting]) -> Verdict:
         row = _published(pick)
         text = (
             f"No run here proves protection. The smallest epsilon is {show(_epsilon(pick))}, "
-            f"of {pick.name} at {percent(pick.accuracy)}: {strength(row)}."
+            f"of {pick.name} with {result(pick)}: {strength(row)}."
         )
         return Verdict("bad", text + _useless(pick) + _gap(best, pick), pick)
     other = [s for s in done if s.proof("server") or s.proof("client")]
@@ -104,7 +108,7 @@ def _headline(settings: Sequence[Setting]) -> Verdict:
         return Verdict(
             "weak", f"Nothing is proven against {_AGAINST['observer']}; see the privacy statement."
         )
-    name = f"{best.name} reaches {percent(best.accuracy)}"
+    name = f"{best.name} reaches {result(best)}"
     return Verdict("bad", f"{name}, and proves no privacy at all: nothing hides what clients send.")
 
 
@@ -121,7 +125,7 @@ def _protected(pick: Setting, best: Setting) -> Verdict:
     row = pick.proof("server")
     assert row is not None
     text = (
-        f"{pick.name} reaches {percent(pick.accuracy)} with epsilon {show(row.epsilon or 0)} proven for "
+        f"{pick.name} reaches {result(pick)} with epsilon {show(row.epsilon or 0)} proven for "
         f"{WHOM.get(row.unit, row.unit)} against {_AGAINST['server']}: {strength(row)}."
     )
     return Verdict(level(row), text + _gap(best, pick), pick)
@@ -131,13 +135,11 @@ def _untested(settings: Sequence[Setting]) -> Verdict:
     """Of runs without test data only the privacy can be told."""
     proven = [setting for setting in settings if setting.proof("observer") is not None]
     if not proven:
-        return Verdict(
-            "bad", f"No accuracy was measured, and nothing is proven against {_AGAINST['observer']}."
-        )
+        return Verdict("bad", f"No score was measured, and nothing is proven against {_AGAINST['observer']}.")
     pick = min(proven, key=_epsilon)
     row = _published(pick)
     text = (
-        f"No accuracy was measured. {pick.name} proves epsilon {show(_epsilon(pick))} for "
+        f"No score was measured. {pick.name} proves epsilon {show(_epsilon(pick))} for "
         f"{WHOM.get(row.unit, row.unit)} against {_AGAINST['observer']}: {strength(row)}."
     )
     return Verdict(level(row), text + _server(pick, row.unit), pick)
@@ -158,13 +160,14 @@ def lines(setting: Setting) -> list[Verdict]:
 
 
 def _line(setting: Setting) -> str:
-    spread = setting.accuracy
+    spread = setting.score
     if not setting.first.finished:
-        return "Not finished: no accuracy yet."
-    text = "No accuracy was measured. "
+        return "Not finished: no score yet."
+    text = "No score was measured. "
     if spread is not None:
         seeds = f" over {spread.count} seeds" if spread.count > 1 else ""
-        text = f"{percent(spread)} accuracy{seeds}. "
+        told = result(setting)
+        text = f"{told[0].upper()}{told[1:]}{seeds}. "
     rows = [row for row in (setting.proof(adversary) for adversary in ("observer", "server")) if row]
     if not rows:
         return text + "Nothing is proven against anybody."
@@ -257,22 +260,24 @@ def _other_unit(unit: str, than: str) -> str:
 
 
 def _useless(setting: Setting) -> str:
-    """Privacy is easy for a model that knows nothing, so say so: it must beat the most frequent class for sure."""
-    majority, interval = setting.first.majority, setting.interval
-    if majority is None or interval is None or interval[0] > majority.rate:
+    """Privacy is easy for a model that knows nothing, so say so: it must beat a guess for sure."""
+    guess, interval, measure = setting.guess, setting.interval, setting.measure
+    if guess is None or interval is None or interval[0] > guess[0]:
         return ""
+    value, how = guess
+    told = f"{100 * value:.1f} %" if measure.percent else f"{value:g}"
     return (
-        f" But that is no better than always answering the most frequent class ({100 * majority.rate:.1f} %; "
-        f"95 % interval of the accuracy: {100 * interval[0]:.1f} to {100 * interval[1]:.1f} %)."
+        f" But that is no better than {how} ({told}; 95 % interval of the {measure.name}: "
+        f"{measure.limits(interval)})."
     )
 
 
 def _gap(best: Setting, pick: Setting) -> str:
-    if best is pick or best.accuracy is None or pick.accuracy is None:
+    if best is pick or best.score is None or pick.score is None:
         return ""
     proof = best.proof("observer")
     without = "without any proof" if proof is None else f"with epsilon {show(_epsilon(best))}"
-    return f" {best.name} reaches {percent(best.accuracy)} {without}."
+    return f" {best.name} reaches {result(best)} {without}."
 
 
 def _published(setting: Setting) -> Proof:
@@ -284,10 +289,6 @@ def _published(setting: Setting) -> Proof:
 
 def _level(setting: Setting) -> Level:
     return level(setting.proof("observer"))
-
-
-def _accuracy(setting: Setting) -> float:
-    return -1.0 if setting.accuracy is None else setting.accuracy.mean
 
 
 def _epsilon(setting: Setting) -> float:

@@ -1,4 +1,4 @@
-"""The messages of the protocol as JSON, bytes in hexadecimal: what is read back is of the right types, or refused."""
+"""The messages of the protocol as JSON, bytes in hexadecimal; readers check all types."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fedveil.secure_sum.identities import Terms
 from fedveil.secure_sum.messages import Advertisement, Confirmation, SealedShares, Unmasking
 
 MOST_NODES = 1000
-"""More are not invited to one round: nobody reads a longer list."""
+"""The largest number of nodes in a round; readers refuse longer lists."""
 
 
 def plain(value: Any) -> Any:
-    """A message, or anything that it consists of."""
+    """A message, or a part of one, as JSON values."""
     if isinstance(value, bytes):
         return value.hex()
     if is_dataclass(value):
@@ -27,7 +27,7 @@ def plain(value: Any) -> Any:
 
 
 def read_terms(value: Any) -> Terms:
-    """Raises ValueError, as all readers here do, for what is none."""
+    """The terms; like all readers here, raises ValueError for anything else."""
     found = _object(value)
     return Terms(
         run=text(found.get("run")),
@@ -42,7 +42,7 @@ def read_terms(value: Any) -> Terms:
 
 
 def read_advertisement(value: Any, node: str | None = None) -> Advertisement:
-    """`node`: who is known to have sent it; without it the message names its sender."""
+    """`node`: the authenticated sender; without it the message names its sender."""
     found = _object(value)
     own = text(found.get("node")) if node is None else node
     keys = (octets(found.get(key)) for key in ("mask_key", "share_key", "signature"))
@@ -75,7 +75,7 @@ def names(value: Any) -> list[str]:
 
 def listed(value: Any) -> Sequence[Any]:
     if not isinstance(value, list) or len(value) > MOST_NODES:
-        raise ValueError("not a list, or a longer one than anybody reads")
+        raise ValueError(f"not a list of at most {MOST_NODES} entries")
     return value
 
 

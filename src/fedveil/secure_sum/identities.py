@@ -1,4 +1,4 @@
-"""Who is who: each node's long-term key, the roster of all public keys, and the terms of one round."""
+"""Identities: each node's long-term key, the roster of all public keys, and the terms of one round."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Roster:
 
     @cached_property
     def digest(self) -> bytes:
-        """What every message is bound to: SHA-256 over all names and keys."""
+        """SHA-256 over all names and keys; every message is bound to it."""
         return hashlib.sha256(
             packed("roster", *(part for item in self.keys.items() for part in item))
         ).digest()
@@ -65,12 +65,12 @@ class Roster:
 
 @dataclass(frozen=True)
 class Terms:
-    """What all parties of one round must agree on. Every key and signature is bound to it.
+    """The parameters that all parties of one round must agree on. Every key and signature is bound to them.
 
     Attributes:
         attempt: A round that was abandoned is repeated as another attempt, with fresh keys and noise.
-        nodes: Those invited, sorted.
-        length: How many numbers are summed.
+        nodes: The invited nodes, sorted.
+        length: The length of the summed vectors.
         roster: The digest of the roster.
     """
 
@@ -94,20 +94,20 @@ class Terms:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What a node answers at most once."""
+        """Identifies the attempt, which a node answers at most once."""
         return self.run, self.round, self.attempt
 
     def place(self, node: str) -> int:
-        """The node's number 1.. among those invited: where its share of a secret lies."""
+        """The node's number, from 1, among the invited nodes: the point of its share of a secret."""
         return self.nodes.index(node) + 1
 
     def bound(self, purpose: str, *parts: str | bytes) -> bytes:
-        """What a signature or key of this purpose in this round is about."""
+        """The bytes that a signature or key of this purpose is bound to in this round."""
         return packed(purpose, self.digest, *parts)
 
 
 def packed(*parts: str | int | bytes) -> bytes:
-    """The parts as bytes that no other parts have, under the protocol's name."""
+    """An injective encoding of the parts, prefixed with the protocol's name."""
     encoded = [str(p).encode() if isinstance(p, str | int) else p for p in (PROTOCOL, *parts)]
     kinds = (type(p).__name__[:1].encode() for p in (PROTOCOL, *parts))
     return b"".join(kind + len(p).to_bytes(8) + p for kind, p in zip(kinds, encoded, strict=True))

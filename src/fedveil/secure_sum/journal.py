@@ -1,4 +1,4 @@
-"""What a node remembers of the rounds it took part in, so that no restart makes it answer one twice."""
+"""A node's journal of the rounds it participated in, so that it answers none twice after a restart."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Key = tuple[str, int, int]
 class Journal:
     """Events by (run, round, attempt), each recorded at most once and on disk before it takes effect.
 
-    Processes that may record the same event take turns (`RoundStore.locked`); each looks at the disk first.
+    Processes that may record the same event are serialised (`RoundStore.locked`); each reads the file first.
 
     Args:
-        path: A file of this node alone; None keeps the journal in memory.
+        path: A file used by this node only; None keeps the journal in memory.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -25,7 +25,7 @@ class Journal:
         self._known: set[tuple[Event, Key]] = set()
 
     def record(self, event: Event, key: Key) -> bool:
-        """Record it; False if it was recorded already."""
+        """Record the event; False if it was already recorded."""
         torn = self._read()
         if (event, key) in self._known:
             return False
@@ -38,14 +38,14 @@ class Journal:
         return True
 
     def _read(self) -> bool:
-        """Learn what is on disk; whether it ends in a write that a power cut interrupted, so it never took effect."""
+        """Read the file; whether it ends in an interrupted write, whose event never took effect."""
         if self._path is None or not self._path.exists():
             return False
         *lines, rest = self._path.read_text().split("\n")
         for line in lines:
             try:
                 event, run, round_, attempt = json.loads(line)
-            except ValueError:  # what a power cut left, ended by the write after it
+            except ValueError:  # an interrupted write, terminated by the next one
                 continue
             self._known.add((event, (run, round_, attempt)))
         return bool(rest)

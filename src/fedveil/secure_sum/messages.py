@@ -1,4 +1,4 @@
-"""What nodes and server send each other in the five legs of a round, and how a round can fail."""
+"""Messages between nodes and server in the five legs of a round, and the errors of a round."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedveil.secure_sum.masks import Words
 
 
 class RefusedError(FedveilError):
-    """A node does not answer, because what it was sent breaks the protocol. It takes no further part in the round."""
+    """A node refuses to answer, because a message violates the protocol. It leaves the round."""
 
     def __init__(self, node: str, terms: Terms, problem: str) -> None:
         where = f"run {terms.run!r}, round {terms.round}, attempt {terms.attempt}"
@@ -21,7 +21,7 @@ class RefusedError(FedveilError):
 
 
 class AbandonedError(FedveilError):
-    """Too few nodes answered, or their answers do not fit: nothing of their uploads is learnt."""
+    """Too few nodes answered, or their answers are inconsistent: nothing about their uploads is disclosed."""
 
     def __init__(self, terms: Terms, leg: str, answered: int, problem: str = "") -> None:
         super().__init__(
@@ -42,7 +42,7 @@ class Advertisement:
     signature: bytes
 
     def text(self, terms: Terms) -> bytes:
-        """What is signed."""
+        """The signed bytes."""
         return terms.bound("advertise", self.node, self.mask_key, self.share_key)
 
 
@@ -75,13 +75,13 @@ class Confirmation:
 
 
 def survivors_text(terms: Terms, survivors: Sequence[str], asked: bytes) -> bytes:
-    """What survivors sign: who they are, and the SHA-256 of what they were asked to compute with."""
+    """The bytes that survivors sign: their names, and the SHA-256 of the message they computed with."""
     return terms.bound("survivors", asked, *sorted(survivors))
 
 
 @dataclass(frozen=True)
 class Unmasking:
-    """Leg 5: one node's shares of the survivors' seeds and of the dropouts' mask keys, never both of one node."""
+    """Leg 5: one node's shares of the survivors' seeds and of the dropouts' mask keys, never both for one node."""
 
     node: str
     seeds: Mapping[str, bytes]

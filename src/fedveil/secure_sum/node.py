@@ -1,8 +1,8 @@
 """A node's half of a round: five legs, each of which checks what the server relayed before it answers.
 
 Bonawitz et al.: Practical Secure Aggregation for Privacy-Preserving Machine Learning. CCS 2017, the variant against a
-malicious server, on the complete graph. The server may send anything at all: a node that is sent something else than
-the protocol allows refuses, logs why, and takes no further part in the round.
+malicious server, on the complete graph. The server may send arbitrary messages: a node that receives one that the
+protocol does not allow refuses, logs the reason, and leaves the round.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class NodeRound:
     """One node in one attempt at one round.
 
     Guarantees:
-        Of no node are both the seed and the mask key given away, and nothing is given away twice
+        A share of either the seed or the mask key of a node is sent, never of both, and each at most once
         (`test_a_second_unmasking_is_refused`, `test_a_restarted_node_drops_out`).
-        Keys are those that the roster's nodes signed for these very terms
+        Keys are accepted only if the roster's nodes signed them for these terms
         (`test_swapped_unsigned_and_replayed_keys_are_refused`).
-        Seeds and keys are given away only for a list of survivors that t of them signed
+        Shares are sent only for a list of survivors that t of them signed
         (`test_lists_of_survivors_that_differ_between_nodes_are_refused`), and only if these t computed with the same
         model (`test_models_that_differ_between_nodes_are_refused`).
 
@@ -52,7 +52,7 @@ class NodeRound:
         identity: The node's long-term key.
         roster: The node's own copy, compared out of band.
         settings: The node's own threshold and colluders; terms that differ are refused.
-        journal: What the node remembers of earlier rounds.
+        journal: The node's record of earlier rounds.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class NodeRound:
         return self._terms
 
     def saved(self) -> bytes:
-        """All that the next leg needs. It holds the node's secrets of this round."""
+        """The state that the next leg needs. It contains the node's secrets of this round."""
         held = {node: list(shares) for node, shares in self._held.items()}
         private = [self._mask_private, self._share_private, self._seed, self._asked]
         content = [self._terms, self._leg, private, list(self._keys.values()), held, self._survivors]
@@ -112,7 +112,7 @@ class NodeRound:
 
     @classmethod
     def resumed(cls, identity: Identity, roster: Roster, journal: Journal, saved: bytes) -> NodeRound:
-        """The round as it was when it was saved, on the same node."""
+        """Restore the round from `saved`, on the same node."""
         terms, leg, private, keys, held, survivors = json.loads(saved)
         found = cls.__new__(cls)
         found._identity, found._roster, found._journal = identity, roster, journal
@@ -123,7 +123,7 @@ class NodeRound:
         return found
 
     def upload(self, shares: Sequence[SealedShares], values: Words, asked: bytes = b"") -> MaskedUpload:
-        """Leg 3: the vector under masks with every node whose shares arrived; `asked` is what it was made from."""
+        """Leg 3: the vector, masked with every node whose shares arrived; `asked` is the message behind it."""
         if values.dtype.name != "uint32" or values.shape != (self._terms.length,):
             raise ValueError(f"{self._terms.length} numbers modulo 2^32 are to be summed")
         with self._in("upload"):
@@ -139,7 +139,7 @@ class NodeRound:
             return MaskedUpload(self.node, total)
 
     def confirm(self, survivors: Sequence[str]) -> Confirmation:
-        """Leg 4: sign the list of those whose uploads are summed, one list only."""
+        """Leg 4: sign the list of nodes whose uploads are summed; only one list is signed."""
         with self._in("confirm"):
             self._check_nodes(survivors, "survivors")
             if unknown := sorted(set(survivors) - set(self._held)):
@@ -153,7 +153,7 @@ class NodeRound:
             )
 
     def unmask(self, survivors: Sequence[str], confirmed: Sequence[Confirmation]) -> Unmasking:
-        """Leg 5: of each survivor the share of its seed, of each dropout that of its mask key; recorded, then sent."""
+        """Leg 5: shares of the survivors' seeds and of the dropouts' mask keys; recorded before they are sent."""
         with self._in("unmask"):
             self._check_nodes(survivors, "survivors")
             if tuple(sorted(survivors)) != self._survivors:
@@ -185,7 +185,7 @@ class NodeRound:
             self._refuse("the invited nodes are not sorted")
         if terms.roster != self._roster.digest:
             self._refuse(
-                f"another roster, {terms.roster.hex()[:16]}, than ours, {self._roster.digest.hex()[:16]}"
+                f"the roster {terms.roster.hex()[:16]} is not this node's, {self._roster.digest.hex()[:16]}"
             )
         if self._roster.keys.get(self.node) != self._identity.public or self.node not in terms.nodes:
             self._refuse("this node is not invited, or the roster has another key for it")
@@ -195,16 +195,16 @@ class NodeRound:
             self._refuse(str(error))
         if (terms.threshold, terms.colluders) != (expected.threshold, expected.colluders):
             self._refuse(
-                f"threshold {terms.threshold} and {terms.colluders} colluders; this node's are "
+                f"threshold {terms.threshold} and colluders {terms.colluders} differ from this node's, "
                 f"{expected.threshold} and {expected.colluders}"
             )
         if terms.length < 1:
-            self._refuse("there is nothing to sum")
+            self._refuse("the length of the vectors is zero")
 
     def _check_nodes(self, nodes: Sequence[str], what: str) -> None:
-        """Known nodes, each once."""
+        """Refuse unknown and repeated nodes."""
         if len(set(nodes)) != len(nodes):
-            self._refuse(f"a node is twice among the {what}")
+            self._refuse(f"a node occurs twice among the {what}")
         known = self._roster.keys if what == "invited nodes" else self._terms.nodes
         if unknown := sorted(set(nodes) - set(known)):
             self._refuse(f"{unknown} among the {what} are unknown")
@@ -221,12 +221,12 @@ class NodeRound:
         found = {one.node: one for one in advertised}
         own = found.get(self.node)
         if own is None or (own.mask_key, own.share_key) != self._own_keys():
-            self._refuse("this node's own keys are missing or others")
+            self._refuse("this node's own keys are missing or altered")
         return found
 
     def _hold(self, share: SealedShares) -> None:
         if share.receiver != self.node or share.sender not in self._keys or share.sender in self._held:
-            self._refuse(f"shares of {share.sender} for {share.receiver} do not belong here")
+            self._refuse(f"shares of {share.sender} for {share.receiver} are not for this node and round")
         opened = primitives.unseal(
             self._share_key(share.sender, self.node), share.sealed, share.bound_to(self._terms)
         )
@@ -266,16 +266,16 @@ class NodeRound:
         try:
             yield
         except ValueError:
-            self._refuse(f"{other} advertised something that is no key")
+            self._refuse(f"{other} advertised an invalid key")
 
     # Order of the legs, and refusals.
 
     @contextmanager
     def _in(self, leg: str) -> Iterator[None]:
-        """A leg that comes when it is due; the next is due only if this one succeeds."""
+        """Refuse a leg that is out of order; the next is due only if this one succeeds."""
         with self._refusing():
             if self._leg != leg:
-                self._refuse(f"{leg!r} is asked for where {self._leg!r} is due")
+                self._refuse(f"{leg!r} is requested where {self._leg!r} is due")
             self._leg = "refused"
             yield
             self._leg = _LEGS[_LEGS.index(leg) + 1]

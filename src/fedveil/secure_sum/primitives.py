@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 _ONCE = bytes(12)
-"""The nonce of keys that are used for one message only."""
+"""The nonce for keys that encrypt only one message."""
 
 
 def random_key() -> bytes:
@@ -53,7 +53,7 @@ def agree(private: bytes, public: bytes) -> bytes:
     """The X25519 secret of both keys.
 
     Raises:
-        ValueError: The public key is no key, or one that would make the secret known.
+        ValueError: The public key is invalid or of low order.
     """
     return X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
 
@@ -70,12 +70,12 @@ def key_stream(key: bytes, length: int, nonce: bytes = _ONCE, counter: int = 0) 
 
 
 def seal(key: bytes, text: bytes, bound_to: bytes, nonce: bytes = _ONCE) -> bytes:
-    """ChaCha20-Poly1305 under a key that is used once."""
+    """Encrypt by ChaCha20-Poly1305 under a key that is used once."""
     return ChaCha20Poly1305(key).encrypt(nonce, text, bound_to)
 
 
 def unseal(key: bytes, sealed: bytes, bound_to: bytes, nonce: bytes = _ONCE) -> bytes | None:
-    """What was sealed; None if it was altered or bound to something else."""
+    """The plaintext; None if it was altered or bound to other data."""
     try:
         return ChaCha20Poly1305(key).decrypt(nonce, sealed, bound_to)
     except (InvalidTag, ValueError):

@@ -1,4 +1,4 @@
-"""Where a node keeps its secrets between the legs of a round: every leg may be answered by a process of its own."""
+"""A node's store of its secrets between the legs of a round, each of which may run in a separate process."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _SALT = 32
 
 
 class RoundStore:
-    """One sealed file for each run. Its key lives in the node's memory and ends with the node.
+    """One encrypted file for each run, with a key that exists only in the node's memory.
 
-    Guarantees: what was kept is given out once, so no leg can be answered twice
-    (`test_a_leg_is_answered_once`); after a restart of the node nothing can be read
+    Guarantees: stored secrets can be taken once, so no leg can be answered twice
+    (`test_a_leg_is_answered_once`); after a restart of the node nothing can be decrypted
     (`test_a_restarted_node_drops_out_of_the_round`).
 
     Args:
-        folder: Of this node alone.
-        session: 32 bytes that no other start of the node has.
+        folder: A folder used by this node only.
+        session: 32 random bytes drawn at each start of the node.
     """
 
     def __init__(self, folder: Path, session: bytes) -> None:
@@ -35,7 +35,7 @@ class RoundStore:
 
     @contextmanager
     def locked(self, run: str) -> Iterator[None]:
-        """One leg of a run at a time, whoever asks."""
+        """Serialise the legs of a run."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = os.open(self._path(run).with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -45,7 +45,7 @@ class RoundStore:
             os.close(file)
 
     def keep(self, key: Key, secrets: bytes) -> None:
-        """Keep this of the attempt; what was kept of another attempt of the same run is removed."""
+        """Store the secrets of the attempt; replaces those of any other attempt of the same run."""
         salt = primitives.random_key()
         sealed = primitives.seal(primitives.derive(self._session, b"round store", salt), secrets, _bound(key))
         path = self._path(key[0])
@@ -53,7 +53,7 @@ class RoundStore:
         path.chmod(0o600)
 
     def take(self, key: Key) -> bytes | None:
-        """What was kept of this attempt, which is then forgotten; None if nothing was, or by another start."""
+        """The secrets of this attempt, which are deleted; None if there are none or they are from another start."""
         path = self._path(key[0])
         try:
             held = path.read_bytes()

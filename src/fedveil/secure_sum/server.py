@@ -1,7 +1,7 @@
-"""The server's half of a round: it relays, counts who is left, and takes the masks off the sum.
+"""The server's half of a round: it relays messages, tracks dropouts, and removes the masks from the sum.
 
-A node whose answer does not fit the protocol counts as a dropout. If fewer nodes than the threshold are left at any
-leg, the round is abandoned, and what was sent so far shows nothing of any upload.
+A node whose answer violates the protocol counts as a dropout. If fewer nodes than the threshold remain at any leg, the
+round is abandoned, and the messages sent so far disclose nothing about any upload.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from fedveil.secure_sum.messages import (
 
 
 class ServerRound:
-    """The server in one attempt at one round. Each leg takes the nodes' answers and returns what they are sent next.
+    """The server in one attempt at one round. Each leg takes the nodes' answers and returns the next messages.
 
     Guarantees: the sum of the survivors' vectors is exact under every pattern of dropouts, and below the threshold
     nothing is returned (`test_the_sum_is_exact_under_every_pattern_of_dropouts`).
     """
 
     def __init__(self, roster: Roster, terms: Terms, asked: bytes = b"") -> None:
-        """`asked` is what all nodes are sent to compute with."""
+        """`asked` is the message that all nodes compute with."""
         self._roster = roster
         self._asked = hashlib.sha256(asked).digest()
         self.terms = terms
@@ -44,11 +44,11 @@ class ServerRound:
 
     @property
     def survivors(self) -> tuple[str, ...]:
-        """Whose uploads are in the sum."""
+        """The nodes whose uploads are in the sum."""
         return self._survivors
 
     def advertised(self, answers: Sequence[Advertisement]) -> list[Advertisement]:
-        """After leg 1: the keys that every node of these is sent."""
+        """After leg 1: the keys of all advertising nodes, which each of them is sent."""
         signed = {
             one.node: one
             for one in answers
@@ -60,7 +60,7 @@ class ServerRound:
         return list(self._keys.values())
 
     def shared(self, answers: Sequence[Sequence[SealedShares]]) -> dict[str, list[SealedShares]]:
-        """After leg 2: the sealed shares that each node is sent, of all nodes that sent them to all others."""
+        """After leg 2: the sealed shares for each node, from nodes that sent shares to all others."""
         sent = {
             shares[0].sender: shares
             for shares in answers
@@ -78,7 +78,7 @@ class ServerRound:
         return for_node
 
     def uploaded(self, answers: Sequence[MaskedUpload]) -> tuple[str, ...]:
-        """After leg 3: the list of survivors that they are asked to sign."""
+        """After leg 3: the list of survivors, which they are asked to sign."""
         fitting = {
             one.node: one.values
             for one in answers
@@ -93,7 +93,7 @@ class ServerRound:
         return self._survivors
 
     def confirmed(self, answers: Sequence[Confirmation]) -> list[Confirmation]:
-        """After leg 4: the signatures that every survivor is sent, with the list."""
+        """After leg 4: the signatures, which every survivor is sent with the list."""
         text = survivors_text(self.terms, self._survivors, self._asked)
         valid = {
             one.node: one
@@ -128,7 +128,7 @@ class ServerRound:
         return total
 
     def _remove_pair_masks(self, total: Words, dropout: str, private: bytes) -> None:
-        """Take off, in place, the masks that the survivors share with a dropout."""
+        """Remove, in place, the masks that the survivors share with a dropout."""
         for node in self._survivors:
             key = pair_key(self.terms, dropout, private, node, self._keys[node].mask_key)
             if node < dropout:  # the survivor added it

@@ -1,4 +1,4 @@
-"""Who takes part in a secure sum, and the conditions under which it protects them.
+"""Settings of a secure sum, and the conditions under which it protects its participants.
 
 Symbols: n the nodes invited to a round, t `threshold`, c `colluders`.
 """
@@ -15,14 +15,14 @@ DEFAULT_COLLUDERS = 1
 
 @dataclass(frozen=True)
 class SecureSum:
-    """The server learns the sum of the uploads and nothing else of them.
+    """Secure aggregation: the server learns the sum of the uploads and nothing else about them.
 
     Attributes:
-        threshold: A sum is revealed only if so many of the invited clients answer. None: the smallest that is allowed.
-        colluders: So many clients may share with the server all they know.
+        threshold: A sum is revealed only if so many of the invited clients answer. None: the smallest valid threshold.
+        colluders: The number of clients that may share everything they know with the server.
 
     Guarantees:
-        An upload under its masks is uniform and independent of the input
+        A masked upload is uniform and independent of the input
         (`test_a_masked_upload_is_uniform_and_independent_of_the_input`). The sum is exact whoever drops out
         (`test_the_sum_is_exact_under_every_pattern_of_dropouts`).
     """
@@ -36,12 +36,12 @@ class SecureSum:
             object.__setattr__(self, "threshold", whole_number("aggregation.threshold", self.threshold, 1))
 
     def group(self, nodes: int, field: str = "nodes") -> Group:
-        """The group of so many nodes; `field` is the key that says how many there are."""
+        """The group of so many nodes; `field` is the key of their number, for errors."""
         if nodes < FEWEST_NODES:
             raise InputError(
                 field,
                 nodes,
-                "with fewer than three nodes a sum shows a member the other's upload",
+                "with fewer than three nodes the sum discloses the other node's upload to a participant",
                 f"Use {FEWEST_NODES} or more.",
             )
         threshold = self.threshold
@@ -51,7 +51,7 @@ class SecureSum:
                 raise InputError(
                     "aggregation.colluders",
                     self.colluders,
-                    f"no threshold of {nodes} nodes protects against so many",
+                    f"no threshold of {nodes} nodes protects against so many colluders",
                     f"Use at most {nodes - 2}.",
                 )
         return Group(nodes, threshold, self.colluders)
@@ -61,7 +61,7 @@ class SecureSum:
 class Group:
     """n nodes with threshold t, of which c may collude with the server.
 
-    Guarantees: two different lists of survivors never both find t signatures (2t > n + c), and at least t - c >= 2
+    Guarantees: two different lists of survivors never both get t signatures (2t > n + c), and at least t - c >= 2
     members of every revealed sum are honest (`test_impossible_groups_are_refused`).
 
     Raises:
@@ -75,7 +75,9 @@ class Group:
     def __post_init__(self) -> None:
         n, t, c = self.nodes, self.threshold, self.colluders
         if n < FEWEST_NODES:
-            raise InputError("nodes", n, "a sum of fewer than three hides nobody", "Use 3 or more.")
+            raise InputError(
+                "nodes", n, "a sum of fewer than three uploads protects nobody", "Use 3 or more."
+            )
         if t > n:
             raise InputError(
                 "aggregation.threshold", t, f"only {n} nodes are invited to a round", f"Use at most {n}."
@@ -91,7 +93,7 @@ class Group:
             raise InputError(
                 "aggregation.threshold",
                 t,
-                f"with {c} colluders among {n} nodes the server could have two lists of survivors signed",
+                f"with {c} colluders among {n} nodes the server could get two lists of survivors signed",
                 f"Use more than {(n + c) // 2}, or fewer colluders.",
             )
         if t - c < 2:
@@ -104,10 +106,10 @@ class Group:
 
     @property
     def honest(self) -> int:
-        """t - c: so many honest clients are in every sum that is revealed."""
+        """t - c: the smallest number of honest clients in a revealed sum."""
         return self.threshold - self.colluders
 
 
 def smallest_threshold(nodes: int, colluders: int) -> int:
-    """The smallest threshold that is allowed; larger than `nodes` where none is."""
+    """The smallest valid threshold; larger than `nodes` if there is none."""
     return max(2 * nodes // 3 + 1, (nodes + colluders) // 2 + 1, colluders + 2)

@@ -1,4 +1,4 @@
-"""Shamir's secret sharing of 32 bytes: any t shares give the secret, t - 1 say nothing about it.
+"""Shamir's secret sharing of 32 bytes: any t shares determine the secret, t - 1 disclose nothing about it.
 
 The secret is the value at 0 of a random polynomial of degree t - 1 over the integers modulo a prime above 2^256, and
 the share of holder x = 1, 2, ... is the polynomial's value at x.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 PRIME = 2**256 + 297
-"""The smallest prime above 2^256, so that every secret of 32 bytes is a number of the field."""
+"""The smallest prime above 2^256, so that every secret of 32 bytes is an element of the field."""
 SECRET_BYTES = 32
 SHARE_BYTES = 33
 
@@ -23,14 +23,14 @@ def split(
 
     Args:
         secret: 32 bytes.
-        threshold: How many shares are needed.
-        holders: Their places x, different and from 1 on.
+        threshold: Number of shares needed to reconstruct the secret.
+        holders: Their points x, distinct and from 1 on.
         below: Draws a uniform number below its argument.
     """
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"a secret has {SECRET_BYTES} bytes, this one {len(secret)}")
     if len(set(holders)) != len(holders) or not all(1 <= x < PRIME for x in holders):
-        raise ValueError("holders are different numbers from 1 on")
+        raise ValueError("holders must be distinct numbers from 1 on")
     if not 1 <= threshold <= len(holders):
         raise ValueError(f"{len(holders)} holders cannot reach a threshold of {threshold}")
     coefficients = [int.from_bytes(secret), *(below(PRIME) for _ in range(threshold - 1))]
@@ -41,7 +41,7 @@ def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
     """The secret of at least `threshold` shares.
 
     Raises:
-        ValueError: There are too few, or they are not shares of one secret.
+        ValueError: There are too few shares, or they are not of one secret.
     """
     if len(shares) < threshold:
         raise ValueError(f"{len(shares)} shares do not reach the threshold of {threshold}")
@@ -65,7 +65,7 @@ def interpolated(points: Mapping[int, int], at: int, prime: int) -> int:
 
 @lru_cache(maxsize=256)  # all secrets of a round have the same holders
 def _weights(places: tuple[int, ...], at: int, prime: int) -> tuple[int, ...]:
-    """What the values at `places` count in the value at `at`."""
+    """The Lagrange weights of the values at `places` in the value at `at`."""
     weights = []
     for own in places:
         above = below = 1

@@ -1,4 +1,4 @@
-"""The state of a run on disk: whole or not at all, and never believed unless its checksum fits."""
+"""Checkpoints of a run: written atomically, and read only if their checksum matches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedveil.numerics import require_numerics
 from fedveil.tree import State
 
 _MAGIC = b"fedveil checkpoint 1\n"
-_KEPT = 2  # if the newest is damaged, the one before it still serves
+_KEPT = 2  # if the newest is damaged, the one before it is used
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 def load_checkpoint(
     folder: Path, server_type: type[Record], numerics: int, *, most: int | None = None
 ) -> Checkpoint | None:
-    """The newest checkpoint that is whole, of round `most` at the latest, or None.
+    """The newest intact checkpoint of round `most` or earlier, or None.
 
     Raises:
-        InputError: It was made by other numerics than these.
+        InputError: It was written with other numerics than these.
     """
     for path in sorted(folder.glob("round-*.ckpt"), reverse=True):
         checkpoint = _read(path, server_type, numerics)

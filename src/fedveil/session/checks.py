@@ -1,4 +1,4 @@
-"""What is refused before a run starts: data, test sets and methods that do not fit the model or each other."""
+"""Checks before a run starts: data, test sets and methods must match the model and each other."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ if TYPE_CHECKING:
 
 
 def check_clients(task: Task, method: AnyMethod, plan: Plan, clients: Clients) -> None:
-    """Refuse clients whose data the model cannot read, or the method cannot train on or protect."""
+    """Refuse clients' data that the model cannot read, or that the method cannot train on or protect."""
     check_fit(task, clients)
     check_apart(task, method, plan, clients)
     method.check_clients(task, clients)
 
 
 def check_fit(task: Task, clients: Clients) -> None:
-    """Refuse examples that the model cannot read and labels that it has no output for."""
+    """Refuse examples that the model cannot read and labels without an output."""
     data = clients.load([_largest(clients)])
     if not data.largest:
-        raise DataError("no client has an example. Give at least one client some data.")
+        raise DataError("no client has an example. Give at least one client some data.", field="clients")
     labels = clients.y if isinstance(clients, ArrayClients) else data.y[0]
     _check_examples(task, data.x[0, :1], labels)
 
 
 def check_apart(task: Task, method: AnyMethod, plan: Plan, clients: Clients) -> None:
-    """Refuse, where records are protected, a model or loss that mixes them: clipping then bounds nobody's influence.
+    """Refuse, where records are protected, a model or loss that mixes them, since clipping then bounds no influence.
 
-    Layers of batch norm are refused by name; this finds a forward pass that does the like.
+    Batch norm layers are refused by type elsewhere; this check finds any other forward pass that mixes examples.
     """
     if unit_of(method, plan) != "record":
         return
@@ -57,7 +57,7 @@ def check_apart(task: Task, method: AnyMethod, plan: Plan, clients: Clients) -> 
         raise InputError(
             "task.data_options.intervals",
             None,
-            "without intervals the loss compares records (Cox), so one record's influence cannot be bounded",
+            "without intervals the (Cox) loss compares records, so one record's influence cannot be bounded",
             "Give the ends of the intervals, such as [30, 90, 365]: hazards are a loss of single records.",
         )
     data = clients.load([_largest(clients)])
@@ -85,10 +85,10 @@ def _largest(clients: Clients) -> int:
 
 
 def check_min_clients(min_clients: int, plan: Plan) -> None:
-    """Refuse a minimum that no cohort reaches, or that would disclose the size of a Poisson cohort."""
+    """Refuse a minimum above the cohort, or one that would disclose the size of a Poisson cohort."""
     if min_clients > plan.cohort:
         raise InputError(
-            "run.min_clients", min_clients, f"a cohort has {plan.cohort}", f"Use 0 to {plan.cohort}."
+            "run.min_clients", min_clients, f"a cohort has {plan.cohort} clients", f"Use 0 to {plan.cohort}."
         )
     if min_clients and plan.sampler == "poisson":
         raise InputError(
@@ -100,7 +100,7 @@ def check_min_clients(min_clients: int, plan: Plan) -> None:
 
 
 def check_stopping(task: Task, rule: EarlyStopping, public: tuple[Tensor, Tensor] | None) -> None:
-    """Refuse early stopping without public examples, or by a score that the model does not have."""
+    """Refuse early stopping without public examples, or by a metric that the model does not have."""
     if public is None:
         raise InputError(
             "run.early_stopping.public", None, "there are no public examples", "Give some, or leave it out."
@@ -109,32 +109,38 @@ def check_stopping(task: Task, rule: EarlyStopping, public: tuple[Tensor, Tensor
     if scored.get(rule.metric) is None:
         known = ", ".join(name for name in get_args(StopMetric) if scored.get(name) is not None)
         raise InputError(
-            "run.early_stopping.metric", rule.metric, "this model has no such score", f"Use one of {known}."
+            "run.early_stopping.metric", rule.metric, "this model has no such metric", f"Use one of {known}."
         )
 
 
 def first_server(task: Task, method: AnyMethod, plan: Plan, seed: int) -> Record:
-    """The server before the first round; a field that does not fit the model is refused here."""
+    """The server before the first round; names `method` in errors about fields that do not fit the model."""
     with within("method"):
         server: Record = method.init_server(task.init(seed), plan)
     return server
 
 
 def check_test(task: Task, test: Examples | tuple[Array, Array] | None) -> tuple[Tensor, Tensor] | None:
-    """The test examples as tensors, refused where they do not fit the model; None where there are none."""
+    """The test examples as tensors; refuses those that do not fit the model. None if there are none."""
     if test is None:
         return None
     x, y = (test.x, test.y) if isinstance(test, Examples) else (tensor_of(test[0]), labels_of(test[1]))
     if len(x) != len(y):
-        raise DataError(f"test: x has {len(x)} examples and y has {len(y)}; they must be as many.")
+        raise DataError(
+            f"test: x has {len(x)} examples and y has {len(y)}; the numbers must be equal.",
+            field="test",
+            value=(len(x), len(y)),
+        )
     if not len(x):
         return None
     if (bad := first_not_finite(x)) is not None:
-        raise DataError(f"test: example {bad} holds NaN or infinity. Clean or drop it.")
+        raise DataError(
+            f"test: example {bad} contains NaN or infinity. Clean or drop it.", field="test", value=bad
+        )
     try:
         _check_examples(task, x[:1], y)
     except DataError as error:
-        raise DataError(f"test: {error}") from error
+        raise DataError(f"test: {error}", field="test", value=error.value) from error
     return x, y
 
 
@@ -142,26 +148,35 @@ def _check_examples(task: Task, x: Tensor, labels: Tensor) -> None:
     try:
         with torch.no_grad():
             scores = task.outputs(with_axis(task.init(0)), x[None].to(task.device))
-    except (RuntimeError, IndexError) as error:  # a token beyond the embeddings is an IndexError
+    except (RuntimeError, IndexError) as error:  # a token id outside the vocabulary is an IndexError
         needed = {str(p.dtype).removeprefix("torch.") for p in task.module.parameters()}
         raise DataError(
             f"the model cannot read examples of shape {list(x.shape[1:])} and type "
-            f"{str(x.dtype).removeprefix('torch.')} (its parameters are {' and '.join(sorted(needed))}): {error}"
+            f"{str(x.dtype).removeprefix('torch.')} (its parameters are {' and '.join(sorted(needed))}): {error}. "
+            "Change the model or the examples.",
+            field="x",
+            value=list(x.shape[1:]),
         ) from error
     if target_of(task.example_loss) == "number" and scores.shape[1:] != (1, 1):
         raise DataError(
-            f"the model has outputs of shape {list(scores.shape[2:])}; a number needs one. Change the model."
+            f"the model has outputs of shape {list(scores.shape[2:])}; a number needs one. Change the model.",
+            field="outputs",
+            value=list(scores.shape[2:]),
         )
     if task.example_loss is not cross_entropy and not isinstance(task.example_loss, WeightedCrossEntropy):
         return
     if labels.is_floating_point() or labels.dim() != 1:
         kind = f"{str(labels.dtype).removeprefix('torch.')} of shape {list(labels.shape[1:])}"
         raise DataError(
-            f"each label is {kind}; cross-entropy needs one whole number. Use y.long().flatten()."
+            f"each label is {kind}; cross-entropy needs one whole number. Use y.long().flatten().",
+            field="y",
+            value=kind,
         )
     low, high, outputs = int(labels.min()), int(labels.max()), int(scores.shape[-1])
     if low < 0 or high >= outputs:
         wrong = low if low < 0 else high
         raise DataError(
-            f"label {wrong} has no output: the model has outputs 0 to {outputs - 1}. Relabel or widen it."
+            f"label {wrong} has no output: the model has outputs 0 to {outputs - 1}. Relabel, or use a wider model.",
+            field="y",
+            value=wrong,
         )

@@ -1,4 +1,4 @@
-"""The only loop: sample a cohort, exchange, update, call the callbacks."""
+"""The training loop: sample a cohort, exchange messages, update the server, call the callbacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedveil.tree import Params
 
 @dataclass(frozen=True)
 class RoundEnd:
-    """What callbacks get after a round; they add what they measure to `metrics`."""
+    """The argument of callbacks after a round; they add their measurements to `metrics`."""
 
     at: At
     cohort: tuple[int, ...]
@@ -33,18 +33,18 @@ class RoundEnd:
 
 
 class Callback:
-    """Called during a run. Every method does nothing unless it is implemented."""
+    """Called during a run. Methods do nothing by default."""
 
     def round_starts(self, at: At, cohort: Sequence[int]) -> str | None:
-        """Before anything of the round is released. A returned text stops the run here, for that reason."""
+        """Before any release of the round. A returned text stops the run, with the text as the reason."""
         return None
 
     def exchange_ends(self, at: At, cohort: Sequence[int], down: Message, up: Message | None) -> None:
-        """What was on the wire; `up` is overwritten by the next exchange."""
+        """After an exchange, with its messages; `up` is overwritten by the next exchange."""
 
     @property
     def reads_uploads(self) -> bool:
-        """Whether `exchange_ends` needs every client's upload; where no callback does, it may be given sums."""
+        """Whether `exchange_ends` needs every client's upload; if no callback does, `up` may contain sums."""
         return type(self).exchange_ends is not Callback.exchange_ends
 
     def round_ends(self, end: RoundEnd) -> None:
@@ -79,8 +79,8 @@ def run_rounds(
 ) -> Outcome:
     """Rounds `start + 1` to `plan.rounds`, from the server's state after round `start`.
 
-    An exchange that fewer than `min_clients` answered counts as answered by nobody. Cohorts are drawn from
-    where the noise comes from: the sampling that accounting relies on must be as secret as the noise.
+    An exchange that fewer than `min_clients` answered counts as answered by nobody. Cohorts are drawn from the same
+    source as the noise, since amplification by sampling requires cohorts as secret as the noise.
 
     Raises:
         NobodyAnsweredError: Every client of a cohort refused or dropped out.
@@ -173,9 +173,9 @@ def _without_failing(
     error: Exception,
     min_clients: int,
 ) -> Answers:
-    """The answers without those that the server cannot use even alone, where others than ourselves made them.
+    """The answers without those that make the server's update fail when they are used alone; deployed clients only.
 
-    If that explains nothing, the failure is the method's own and is raised again.
+    If no single answer causes the failure, it is a bug of the method and is raised again.
     """
     kept: list[int] = []
     problems: dict[int, str] = {}
@@ -198,8 +198,8 @@ def _without_failing(
 def _require_somebody(missing: Mapping[int, str], cohort: Sequence[int], at: At) -> None:
     """End a run whose whole cohort refused or dropped out.
 
-    An empty cohort is no such round: its noise is released like any other's, and to stop there would tell that it was
-    empty.
+    An empty Poisson cohort does not end the run: its noise is released as usual, and stopping would disclose that it
+    was empty.
     """
     if cohort and missing.keys() >= set(cohort):
         raise NobodyAnsweredError(at.round, {client: missing[client] for client in cohort})
@@ -214,5 +214,7 @@ def _require_finite_model(model: Params, at: At) -> None:
         if not surely_finite(leaf) and not bool(torch.isfinite(leaf).all()):
             raise DivergedError(
                 f"round {at.round}: the server's update left the model not finite in {name!r}, though every "
-                "upload was finite. Lower the learning rate or the noise; the last checkpoint is kept."
+                "upload was finite. Lower the learning rate or the noise; the last checkpoint is kept.",
+                field="model",
+                value=name,
             )

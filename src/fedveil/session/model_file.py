@@ -1,4 +1,4 @@
-"""The published model of a run: a safetensors file, whose checksum stands in the run's summary."""
+"""The published model of a run: a safetensors file whose checksum is in the run's summary."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ def write_model(folder: Path, model: Params) -> str:
 
 
 def model_problems(folder: Path, summary: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the model file of a finished run, in words; a summary without a checksum leaves its form to be
-    checked."""
+    """Problems with the model file of a finished run; without a checksum in the summary only its format is checked."""
     path = folder / MODEL
     if not path.is_file():
         return [f"{MODEL} is missing"]

@@ -1,4 +1,4 @@
-"""The options of a run: typed, frozen and checked here, so that nobody further on checks them again."""
+"""The options of a run: typed, frozen and validated here, once."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from fedveil.streams import NoiseSource
 
 @dataclass(frozen=True)
 class PrivacySettings:
-    """What `[privacy]` says, and what the statement says about the data.
+    """The settings of `[privacy]`, and facts about the data for the privacy statement.
 
     Attributes:
-        delta: Of every guarantee that is stated.
+        delta: The delta of every stated guarantee.
         budget: The run stops before the round that would exceed this epsilon; None: no budget.
-        budget_adversary: Against whom the budget holds.
-        budget_unit: For whom it holds; None: the unit that the method protects.
-        ledger: A ledger that several runs share; None: one of the run's own.
-        notes: How the data was prepared, as far as that matters to privacy.
-        rows_per_person: How many records of one person there are at most, where the data names people.
+        budget_adversary: The adversary of the budget.
+        budget_unit: The unit of the budget; None: the unit that the method protects.
+        ledger: A ledger shared by several runs; None: the run has its own.
+        notes: Notes on data preparation that affect privacy.
+        rows_per_person: The largest number of records of one person, where the data identifies persons.
 
     Guarantees:
         A run stops before the round that would exceed its budget
@@ -50,12 +50,12 @@ _LESS_IS_BETTER = ("loss", "rmse", "perplexity")
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """Stop before a round if the score on public examples was not better in `patience` rounds than before them.
+    """Stop before a round if the score on public examples has not improved for `patience` rounds.
 
     Attributes:
-        metric: Which score; of models of classes "accuracy" or "loss".
-        patience: So many rounds without a better score end the run.
-        min_delta: A score is better if it is by more than this.
+        metric: The score; for classifiers "accuracy" or "loss".
+        patience: The number of rounds without improvement after which the run ends.
+        min_delta: The smallest improvement that counts.
     """
 
     metric: StopMetric = "loss"
@@ -72,7 +72,7 @@ class EarlyStopping:
         return f"public_{self.metric}"
 
     def reason(self, scores: Sequence[float]) -> str | None:
-        """Why a run with these scores, one for each round, ends; None if it does not."""
+        """The reason to stop after these scores, one for each round; None to continue."""
         if len(scores) <= self.patience:
             return None
         sign = -1.0 if self.metric in _LESS_IS_BETTER else 1.0
@@ -80,26 +80,26 @@ class EarlyStopping:
         best = max(sign * score for score in before)
         if any(sign * score > best + self.min_delta for score in last):
             return None
-        return f"{self.metric} on the public examples was not better in {self.patience} rounds"
+        return f"{self.metric} on the public examples did not improve for {self.patience} rounds"
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run is carried out and recorded, whatever its engine.
+    """How a run is executed and recorded, for every engine.
 
     Attributes:
         results: The run's folder. An interrupted run resumes there (if seeded, to the same result), a finished one is
-            read back, and a folder that holds another run is refused. None: nothing is written.
-        config: The text kept there as `config.toml`.
-        facts: Added to the run's summary.
-        transcript: Whether to record the messages of every round, or of which rounds.
+            loaded, and the folder of another run is refused. None: nothing is written.
+        config: The text stored there as `config.toml`.
+        facts: Entries added to the run's summary.
+        transcript: Whether to record the messages of every round, or the list of rounds to record.
         transcript_exchanges: Record only the first so many exchanges of a round.
         min_clients: An exchange that fewer clients answered counts as answered by nobody.
         noise_source: "seeded": privacy noise and cohorts come from the seed, so whoever knows it can remove the noise.
             "entropy": both, and the Poisson batches of records, come from the operating system; a repeated round draws
             fresh noise, so it is charged again.
-        deployed: Whether the clients are nodes that decide for themselves if they answer.
-        early_stopping: When a run ends early by its scores on `AvailableData.public`; None: never.
+        deployed: Whether the clients are nodes with their own policies, which may refuse to answer.
+        early_stopping: The rule by which scores on `AvailableData.public` end a run; None: none.
 
     Raises:
         InputError: A value is out of range; its `field` is the key in a configuration, such as `run.seed`.
@@ -130,25 +130,30 @@ class RunOptions:
         if isinstance(self.transcript, bool):
             return
         if not isinstance(self.transcript, Sequence):
-            raise InputError("run.transcript", self.transcript, "is no list of rounds", "Use True or [1, 5].")
+            raise InputError(
+                "run.transcript",
+                self.transcript,
+                "is not a list of rounds",
+                "Use True or a list like [1, 5].",
+            )
         rounds = tuple(whole_number("run.transcript", number, 1) for number in self.transcript)
         object.__setattr__(self, "transcript", rounds)
 
     @property
     def replay_safe(self) -> bool:
-        """Whether a repeated round draws the same noise, so that it discloses nothing new."""
+        """Whether a repeated round draws the same noise, so that it is the same release."""
         return self.noise_source == "seeded"
 
 
 @dataclass(frozen=True)
 class SimulationOptions:
-    """How the simulator spreads clients over this machine, or over a cluster; none of it changes the result.
+    """How the simulator distributes clients over this machine or a cluster; the result does not depend on it.
 
     Attributes:
-        workers: Processes; 0 chooses a sensible number.
-        max_memory: Bytes that the clients computed together may take.
-        cluster: The address of a Ray cluster to compute on, "auto" for the one that runs on this machine, "local" to
-            start one here. None: this machine's own processes.
+        workers: Number of processes; 0 chooses automatically.
+        max_memory: Memory limit for clients computed together, in bytes.
+        cluster: The address of a Ray cluster, "auto" for the one that runs on this machine, "local" to start one here.
+            None: processes of this machine.
 
     Raises:
         InputError: A value is out of range; its `field` is the key in a configuration.
@@ -174,13 +179,13 @@ class AvailableData:
     server of a federation.
 
     Attributes:
-        test: What the shared model is scored on during the run.
-        classes: How many classes scores by class are for.
-        clients: The clients' training data. A results folder begun on other data is refused.
+        test: The test examples of the shared model.
+        classes: Number of classes, for scores by class.
+        clients: The clients' training data. A results folder of other data is refused.
         local_test: Held-out examples of the clients.
         score_clients: Whether the final model is scored on each client's own examples: `local_test`, or else `clients`.
-        names: What the clients are called, where they have names.
-        public: Examples that are nobody's secret, for early stopping.
+        names: Names of the clients, if they have any.
+        public: Public examples, for early stopping.
     """
 
     test: Examples | tuple[Array, Array] | None = None
@@ -193,10 +198,10 @@ class AvailableData:
 
     @property
     def scored_on(self) -> Clients | None:
-        """The clients' own examples that the final model is scored on."""
+        """The clients' own examples on which the final model is scored."""
         return (self.local_test or self.clients) if self.score_clients else None
 
 
 def _whole(options: object, name: str, least: int, most: int | None = None) -> None:
-    """Check a field, and make Python's own integer of NumPy's, which JSON does not know."""
+    """Check an integer field, and convert NumPy integers, which JSON does not support."""
     object.__setattr__(options, name, whole_number(f"run.{name}", getattr(options, name), least, most))

@@ -17,11 +17,11 @@ from fedveil.session.loop import Callback, RoundEnd
 from fedveil.session.options import PrivacySettings
 from fedveil.streams import NoiseSource
 
-_POINTS = 10  # how often epsilon is worked out on the way; every round would cost more than the training
+_POINTS = 10  # number of rounds for which epsilon is shown; computing it every round would take too long
 
 
 def unit_of(method: AnyMethod, plan: Plan) -> Unit:
-    """The unit that this method protects; where it protects none, records if it speaks of nothing else."""
+    """The unit that this method protects; if it protects none, records if all its releases are about records."""
     releases = method.releases(plan)
     for release in releases:
         if not isinstance(release.protection, Unprotected) and release.costs:
@@ -31,15 +31,15 @@ def unit_of(method: AnyMethod, plan: Plan) -> Unit:
 
 
 def is_private(method: AnyMethod, plan: Plan) -> bool:
-    """Whether anything that this method releases is protected: then its noise and sampling must be secret."""
+    """Whether any release of this method is protected, so that its noise and sampling must be secret."""
     return any(not isinstance(r.protection, Unprotected | PostProcessing) for r in method.releases(plan))
 
 
 def noise_for(method: AnyMethod, plan: Plan, asked: NoiseSource | None, *, own_data: bool) -> NoiseSource:
-    """Where a simulation draws its privacy noise and its cohorts from.
+    """The source of a simulation's privacy noise and cohorts.
 
-    What the user asked for; else entropy where the data is the user's own, the seed for public benchmarks. A method
-    that protects nothing has no noise to keep secret: it is always seeded, so that its runs repeat.
+    By default entropy for the user's own data and the seed for public benchmarks. A method that protects nothing has
+    no secret noise: it is always seeded, so that its runs are reproducible.
     """
     if not is_private(method, plan):
         return "seeded"
@@ -47,11 +47,11 @@ def noise_for(method: AnyMethod, plan: Plan, asked: NoiseSource | None, *, own_d
 
 
 def declared(method: AnyMethod, plan: Plan, *, deployed: bool) -> tuple[Release, ...]:
-    """The method's releases; where nodes decide for themselves whether they answer, participation counts as observed.
+    """The method's releases; with deployed nodes, which may refuse to answer, participation counts as visible.
 
-    A deployed node refuses cohorts that its policy calls too small, and rounds that its limits do not allow. So what
-    the others send depends on the size of this cohort, where it is disclosed, and on earlier cohorts: a sum then does
-    not hide participation. Only Poisson cohorts of unknown size are independent of one another.
+    A deployed node refuses cohorts below its policy's minimum, and rounds beyond its limits. So the other clients'
+    uploads depend on the size of this cohort, where it is disclosed, and on earlier cohorts: a sum then does not hide
+    participation. Only Poisson cohorts of unknown size are independent of one another.
     """
     releases = tuple(method.releases(plan))
     if not deployed:
@@ -72,20 +72,20 @@ def privacy_statement(
     noise: NoiseSource = "entropy",
     deployed: bool = False,
 ) -> PrivacyStatement:
-    """State what a run of this plan claims and proves.
+    """State the claims and guarantees of a run of this plan.
 
     Args:
         method: The method with its fields.
         plan: The outline of the run.
-        delta: Of every guarantee.
-        noise: Where privacy noise comes from; noise from a seed can be removed by whoever knows it.
-        deployed: Whether clients are nodes with policies of their own, who may refuse.
+        delta: The delta of every guarantee.
+        noise: The source of privacy noise; noise from a seed can be removed by whoever knows the seed.
+        deployed: Whether clients are nodes with their own policies, which may refuse.
 
     Returns:
-        The paper's claim and what is proven for each unit and adversary.
+        The paper's claim and the guarantees for each unit and adversary.
 
     Guarantees:
-        What the method releases without protection has no epsilon
+        An unprotected release has no finite epsilon
         (`test_an_unprotected_method_proves_nothing_and_says_why`).
     """
     releases = declared(method, plan, deployed=deployed)
@@ -147,7 +147,7 @@ class PrivacyGuard(Callback):
         return None if self._ledger is None else self._ledger.path
 
     def require_charged(self, rounds: int) -> None:
-        """Refuse to resume after so many rounds if one of them is not on the ledger: it would show too little."""
+        """Refuse to resume after so many rounds if one is missing from the ledger, which would understate epsilon."""
         if self._ledger is None:
             return
         for number in range(rounds + 1):
@@ -155,7 +155,9 @@ class PrivacyGuard(Callback):
             if due and not self._ledger.is_charged(self._run, number):
                 raise LedgerError(
                     f"{self._ledger.path}: round {number} of {rounds} was run but is not on this privacy ledger. "
-                    "Restore the ledger from a copy, or remove the results and treat what they released as spent."
+                    "Restore the ledger from a copy, or remove the results and treat their releases as spent.",
+                    field="round",
+                    value=number,
                 )
 
     def round_starts(self, at: At, cohort: Sequence[int]) -> str | None:
@@ -174,7 +176,7 @@ class PrivacyGuard(Callback):
         return None
 
     def charge_start(self) -> None:
-        """Charge what is released before the first round.
+        """Charge the releases before the first round.
 
         Raises:
             InputError: The budget does not allow it; nothing is charged.
@@ -182,7 +184,7 @@ class PrivacyGuard(Callback):
         refusal = self.round_starts(At(self._plan, 0), ())
         if refusal is not None:
             budget = self._settings.budget
-            raise InputError("privacy.budget", budget, refusal, "Give a larger one, or more noise.")
+            raise InputError("privacy.budget", budget, refusal, "Give a larger budget, or more noise.")
 
     def round_ends(self, end: RoundEnd) -> None:
         step = max(1, self._plan.rounds // _POINTS)
@@ -197,20 +199,20 @@ class PrivacyGuard(Callback):
         return row.epsilon
 
     def _charged(self) -> Rounds:
-        """Every attempt at a round that was charged, where attempts draw fresh noise; else nothing."""
+        """All charged attempts, where attempts draw fresh noise; otherwise nothing."""
         return Counter() if self._replay_safe or self._ledger is None else self._ledger.rounds(self._run)
 
     def released_in_words(self, rounds: int) -> str:
-        """What a run that ended early has released in the rounds it completed, a line or more."""
+        """The releases of the completed rounds of a run that ended early, one line or more."""
         if rounds == 0:
-            return "No round was completed. Only the round that was begun is on the ledger.\n"
+            return "No round was completed. Only the round that was started is on the ledger.\n"
         return f"After {rounds} completed rounds:\n{self.statement(rounds).in_words()}\n"
 
     def statement(self, rounds: int, answered: int | None = None) -> PrivacyStatement:
-        """The statement of the rounds that were run; with fresh noise, of every attempt at one that was charged.
+        """The statement of the rounds that were run; with fresh noise, of every charged attempt.
 
-        Its rows name the noise that was really there, where that depends on `answered`: so many clients answered at
-        least in every completed round.
+        If the actual noise depends on `answered`, the smallest number of clients that answered in a completed round,
+        rows state it.
         """
         found = self._of_rounds(rounds)
         noise = None if answered is None else self._method.noise_found(self._plan, answered)

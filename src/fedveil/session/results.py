@@ -1,7 +1,7 @@
-"""A run's folder: written so that nothing is lost, and readable without the program that wrote it.
+"""A run's folder: written crash-safely, and readable without fedveil.
 
 `config.toml`, `rounds.jsonl`, `ledger.jsonl`, `model.safetensors`, `checkpoint/`, `transcript/`, `statement.json`, and
-last of all `summary.json`, whose presence marks the run as finished. A finished folder's files are never overwritten.
+finally `summary.json`, whose presence marks the run as finished. A finished folder's files are never overwritten.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Result:
     """A finished (or stopped) run.
 
     Args:
-        summary: What `summary.json` holds: scores, traffic, plan and privacy statement.
+        summary: The content of `summary.json`: scores, traffic, plan and privacy statement.
         history: One entry per round.
         model: The trained parameters.
-        folder: Where the run is recorded; None if it is not.
+        folder: The run's folder; None if it is not recorded.
     """
 
     summary: dict[str, Any]
@@ -59,13 +59,13 @@ class Result:
 
     @property
     def privacy(self) -> dict[str, Any]:
-        """The privacy statement: the paper's claim, what is proven against whom, what an audit measured."""
+        """The privacy statement: the paper's claim, the guarantees against each adversary, the audit."""
         statement: dict[str, Any] = self.summary["privacy"]
         return statement
 
 
 class ResultFolder:
-    """One run's folder, held by one process at a time."""
+    """One run's folder, which one process at a time may write."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -75,14 +75,14 @@ class ResultFolder:
         return (self.path / "summary.json").exists()
 
     def run(self) -> str:
-        """A name that no other run has, kept even if the folder is moved: where it began, and random digits."""
+        """A unique name of the run, kept if the folder is moved: its original place, and random digits."""
         try:
             return self._run_mark.read_text()
-        except (OSError, UnicodeDecodeError):  # none yet, or a folder that will be refused when it starts
+        except (OSError, UnicodeDecodeError):  # no name yet, or a folder that is refused at the start
             return f"{'/'.join(self.path.parts[-3:])} {secrets.token_hex(6)}"
 
     def begin(self) -> str:
-        """The run's name, from now on kept in the folder; to be called while it is held."""
+        """The run's name, stored in the folder; call it while the folder is held."""
         name = self.run()
         if not self._run_mark.exists():
             write_atomically(self._run_mark, name.encode())
@@ -94,13 +94,15 @@ class ResultFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other processes out while this one writes."""
+        """Lock the folder against other processes."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / ".lock").open("w")
         except OSError as error:
             raise ResultError(
-                f"cannot write results to {self.path}: {error.strerror}. Choose another folder with --results."
+                f"cannot write results to {self.path}: {error.strerror}. Choose another folder with --results.",
+                field="results",
+                value=str(self.path),
             ) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -113,7 +115,7 @@ class ResultFolder:
             lock.close()
 
     def require_unheld(self) -> None:
-        """Refuse a folder that another process writes to, before its ledger is read half written."""
+        """Refuse a folder locked by another process, before its incomplete ledger is read."""
         with suppress(OSError), (self.path / ".lock").open() as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -122,30 +124,36 @@ class ResultFolder:
 
     def _in_use(self) -> ResultError:
         return ResultError(
-            f"{self.path} is in use by another process. Wait for it, or choose another folder."
+            f"{self.path} is in use by another process. Wait for it, or choose another folder.",
+            field="lock",
+            value=str(self.path),
         )
 
     def require(self, identity: str) -> None:
-        """Refuse a folder begun under another identity, which names what the result depends on."""
+        """Refuse a folder of another identity, which covers everything the result depends on except the data."""
         mark = self.path / ".identity"
         if mark.exists() and mark.read_bytes() != identity.encode():
             raise ResultError(
                 f"{self.path} holds a run of another configuration: its method, clients, rounds, seed or model "
-                "differ. Remove it or choose another folder."
+                "differ. Remove it or choose another folder.",
+                field="configuration",
+                value=str(self.path),
             )
 
     def require_numerics(self, current: int) -> None:
-        """Refuse a folder that other numerics made: neither its rounds nor its result fit new ones."""
+        """Refuse a folder of other numerics, whose rounds and result cannot be combined with new ones."""
         require_numerics(self.path, numerics_of(self.path), current)
 
     def require_data(self, digest: str | None) -> None:
-        """Refuse a folder begun on other data of the same shape: its result is not theirs, and rounds replayed with the
-        same noise on other data would show the difference bare."""
+        """Refuse a folder of other data of the same shape: its result is not that of this data, and rounds replayed
+        with the same noise on other data would disclose the difference without noise."""
         mark = self.path / ".data"
         if digest is not None and mark.exists() and mark.read_text() != digest:
             raise ResultError(
                 f"{self.path} holds a run on other data: the clients' examples or the test set have changed since. "
-                "Remove it, or choose another folder with --results."
+                "Remove it, or choose another folder with --results.",
+                field="data",
+                value=str(self.path),
             )
 
     def start(
@@ -159,9 +167,9 @@ class ResultFolder:
         *,
         replay_safe: bool = True,
     ) -> Checkpoint | None:
-        """Begin, or resume from the newest whole checkpoint; rounds after it will be replayed.
+        """Start, or resume from the newest intact checkpoint; rounds after it are replayed.
 
-        A checkpoint whose rounds are not all on record is passed over, unless replaying them would release more.
+        A checkpoint whose rounds are not all recorded is skipped, unless replaying them would make further releases.
         """
         stored = self.path / "config.toml"
         mark = self.path / ".identity"
@@ -170,14 +178,16 @@ class ResultFolder:
             write_atomically(self._run_mark, run.encode())
         elif self.run() != run:
             raise ResultError(
-                f"{self.path}: another process began this run meanwhile. Start again to resume it."
+                f"{self.path}: another process has started this run meanwhile. Start again to resume it.",
+                field="lock",
+                value=str(self.path),
             )
         if not mark.exists():
             write_atomically(stored, config.encode())
             write_atomically(self.path / MARK, f"{numerics}\n".encode())
             if data is not None:
                 write_atomically(self.path / ".data", data.encode())
-            write_atomically(mark, identity.encode())  # last: it vouches for the configuration beside it
+            write_atomically(mark, identity.encode())  # written last: it marks the configuration as complete
         lines = self.rounds()
         recorded = sum(line["round"] == place for place, line in enumerate(lines, 1))
         checkpoint = load_checkpoint(
@@ -189,13 +199,15 @@ class ResultFolder:
         return checkpoint
 
     def rounds(self) -> list[dict[str, Any]]:
-        """The rounds on record, up to a line that a crash cut off or something else damaged."""
+        """The recorded rounds, up to the first incomplete or damaged line."""
         path = self.path / "rounds.jsonl"
         try:
             content = path.read_bytes() if path.exists() else b""
         except OSError as error:
             raise ResultError(
-                f"{path} cannot be read: {error.strerror}. Remove it or fix the disk."
+                f"{path} cannot be read: {error.strerror}. Remove it or fix the disk.",
+                field="rounds.jsonl",
+                value=error.strerror,
             ) from error
         lines: list[dict[str, Any]] = []
         for text in content.split(b"\n"):
@@ -219,18 +231,21 @@ class ResultFolder:
         """The finished run in this folder."""
         if not self.finished:
             raise ResultError(
-                f"{self.path} holds no finished run: summary.json is missing. Run it again to finish it."
+                f"{self.path} holds no finished run: summary.json is missing. Run it again to finish it.",
+                field="summary.json",
             )
         try:
             summary = json.loads((self.path / "summary.json").read_text())
             if not isinstance(summary, dict) or not summary.keys() >= _ALWAYS:
-                raise ValueError("summary.json is not the summary of a run")
+                raise ValueError("summary.json is not a run's summary")
             if problems := model_problems(self.path, summary):
                 raise ValueError(problems[0])
             model = safetensors_torch.load_file(self.path / MODEL)
         except (OSError, ValueError, RecursionError, safetensors.SafetensorError) as error:
             raise ResultError(
-                f"{self.path} is damaged: {error}. Restore it from a copy, or remove it and run it again."
+                f"{self.path} is damaged: {error}. Restore it from a copy, or remove it and run it again.",
+                field="results",
+                value=str(self.path),
             ) from error
         return Result(summary, self.rounds(), model, self.path)
 
@@ -251,7 +266,7 @@ class RoundLog(Callback):
 
 
 class Checkpoints(Callback):
-    """Saves the run every `every` rounds, and on request (an interrupted run) after the last whole round."""
+    """Saves the run every `every` rounds, and on request (an interrupted run) after the last complete round."""
 
     def __init__(self, folder: Path, engine: Engine, every: int, numerics: int) -> None:
         self._folder = folder
@@ -261,7 +276,7 @@ class Checkpoints(Callback):
         self._unsaved: Checkpoint | None = None
 
     def round_ends(self, end: RoundEnd) -> None:
-        # Client states are replaced, never edited, so this shallow copy stays what it is.
+        # Client states are replaced, never edited, so a shallow copy is enough.
         states = dict(self._engine.state())
         self._unsaved = Checkpoint(end.at.round, end.server, states, self._numerics)
         if end.at.round % self._every == 0 and not end.last:
@@ -269,7 +284,7 @@ class Checkpoints(Callback):
 
     def save(self) -> None:
         if self._unsaved is not None:
-            # A checkpoint's rounds outlast a power cut as it does.
+            # The checkpoint's rounds must be on the disk before the checkpoint.
             sync(self._folder.with_name("rounds.jsonl"))
             save_checkpoint(self._folder, self._unsaved)
             self._engine.saved()
@@ -277,9 +292,9 @@ class Checkpoints(Callback):
 
 
 class Transcript(Callback):
-    """Records what was on the wire, for attacks: `transcript/round-R/exchange-E/{down,up}.bin` and the clients.
+    """Records the messages, for attacks: `transcript/round-R/exchange-E/{down,up}.bin` and the clients.
 
-    Only of these rounds, and of the first so many exchanges of each, if they are given.
+    Optionally only for some rounds, and for the first so many exchanges of each.
     """
 
     def __init__(
@@ -304,7 +319,7 @@ class Transcript(Callback):
 
 
 def environment() -> dict[str, Any]:
-    """What the numbers depend on besides configuration and seed."""
+    """What results depend on besides configuration and seed: versions and machine."""
     return {
         "fedveil": metadata.version("fedveil"),
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""A run in this process: `run` from Python, `simulate` with options and a plan that are made already."""
+"""A run in this process: `run` for users, `simulate` for given options and plan."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 def make_plan(
     clients: Clients, *, rounds: int, cohort: int | None = None, sampler: Sampler = "fixed"
 ) -> Plan:
-    """The public outline of a run; impossible ones are refused.
+    """The public outline of a run; refuses impossible ones.
 
     Args:
         clients: The clients and their sizes.
         rounds: Number of rounds.
-        cohort: Clients in a round, for "poisson" their expected number; all if not given.
+        cohort: Clients in a round, for "poisson" their expected number; default: all.
         sampler: "fixed", "poisson" or "all".
 
     Returns:
@@ -90,7 +90,7 @@ def run(
     early_stopping: EarlyStopping | None = None,
     public: Examples | tuple[Array, Array] | None = None,
 ) -> Result:
-    """Train over the clients' data and say how private that was.
+    """Train on the clients' data and state the privacy of the result.
 
     Args:
         task: The model and its loss.
@@ -98,17 +98,17 @@ def run(
             arrays, `Examples`, or a `torch.utils.data.Dataset`.
         method: A method with its fields, such as `METHODS["udp-fedavg"](clip=0.5)`.
         rounds: Number of rounds.
-        cohort: Clients per round, for `sampler="poisson"` the expected number; all if not given.
-        sampler: "fixed" (a cohort of this size), "poisson" (each client by its own coin) or "all".
+        cohort: Clients per round, for `sampler="poisson"` the expected number; default: all.
+        sampler: "fixed" (a cohort of this size), "poisson" (each client independently) or "all".
         seed: Determines the initial model and, with seeded noise, everything else.
-        noise: "entropy" or "seeded"; "entropy" if not given, "seeded" always for methods that protect nothing.
-        test: Examples that the model is tested on.
+        noise: "entropy" (the default) or "seeded"; always "seeded" for methods that protect nothing.
+        test: Test examples.
         local_test: Test examples of each client.
-        classes: Number of classes, where the examples do not show it.
+        classes: Number of classes, if it cannot be derived from the examples.
         score_clients: Score the final model on each client's own examples, or on `local_test`.
         privacy: Delta, budget and ledger.
         results: Folder that records the run; an interrupted run resumes from it.
-        config: The configuration as TOML, to be kept with the results.
+        config: The configuration as TOML, stored with the results.
         facts: Further entries for the summary.
         evaluate_every: Test after every so many rounds, and after the last.
         checkpoint_every: Write a checkpoint after every so many rounds.
@@ -121,19 +121,19 @@ def run(
         cluster: Address of a Ray cluster to compute on, "auto" or "local"; None: this machine's own processes.
         aggregation: `SecureSum(...)`: the server learns only the sum of the uploads; None: all of them.
         callbacks: Called at every round.
-        early_stopping: When to stop before the last round, by the scores on `public`; only rounds that ran are charged.
-        public: Examples that are nobody's secret, for early stopping.
+        early_stopping: The rule for stopping early, by scores on `public`; only rounds that ran are charged.
+        public: Public examples, for early stopping.
 
     Returns:
-        The result: summary, history, model, and what is proven.
+        The result: summary, history, model, and privacy statement.
 
     Raises:
-        FedveilError: The clients, the method and the options do not fit together; nothing has been written.
+        FedveilError: The clients, the method and the options cannot be combined; nothing has been written.
 
     Guarantees:
         - The statement in `summary["privacy"]` covers every message that was sent
           (`tests/contract/test_noise_and_guarantees.py`).
-        - A round is charged to the ledger before its messages leave (`tests/unit/session/test_privacy_guard.py`).
+        - A round is charged to the ledger before its messages are sent (`tests/unit/session/test_privacy_guard.py`).
     """
     source = _clients_of(clients)
     plan = make_plan(source, rounds=rounds, cohort=cohort, sampler=sampler)

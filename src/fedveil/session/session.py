@@ -1,4 +1,4 @@
-"""One run from its options to its result, wherever its clients are."""
+"""One run from its options to its result, for every engine."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from fedveil.tree import Params
 if TYPE_CHECKING:
     from torch import Tensor
 
-_CLIENTS_MEASURED = 20  # so many have metrics with intervals of their own
-_CLIENTS_SCORED = 1000  # per-client scores beyond this number are a table nobody reads
+_CLIENTS_MEASURED = 20  # number of clients with metrics and intervals of their own
+_CLIENTS_SCORED = 1000  # largest number of clients with individual scores
 
 EngineOf = Callable[[str], Engine]
 """Makes the engine of the run with this name."""
@@ -55,10 +55,10 @@ def run_session(
     data: AvailableData,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
-    """Train through an engine, record every round, and say how private that was.
+    """Train with an engine, record every round, and state the privacy of the result.
 
-    The engine is made last: whatever can be refused is refused before anything is started or written. A finished
-    results folder is read back, an unfinished one is resumed.
+    The engine is created last, so that invalid settings are refused before anything is started or written. A finished
+    results folder is loaded, an unfinished one is resumed.
     """
     session = open_session(task, method, plan, options, data)
     with ExitStack() as stack:
@@ -78,7 +78,7 @@ def run_session(
 def open_session(
     task: Task, method: AnyMethod, plan: Plan, options: RunOptions, data: AvailableData
 ) -> Session:
-    """Check and name a run; nothing is written."""
+    """Check and name a run, without writing anything."""
     check_min_clients(options.min_clients, plan)
     test, public = check_test(task, data.test), check_test(task, data.public)
     if options.early_stopping is not None:
@@ -88,8 +88,8 @@ def open_session(
     if folder is not None:
         folder.require_unheld()
     ledger = options.privacy.ledger or (None if folder is None else folder.path / "ledger.jsonl")
-    # On a shared ledger another run must not pass for this one resumed: it may have other data. One without a folder
-    # cannot be resumed.
+    # Names are unique, so that on a shared ledger another run, perhaps on other data, is not mistaken for a resumed
+    # attempt of this one. A run without a folder cannot be resumed.
     name = f"{options.seed} {secrets.token_hex(6)}" if folder is None else folder.run()
     guard = PrivacyGuard(
         method,
@@ -105,7 +105,7 @@ def open_session(
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins: at a checkpoint, with the rounds completed so far, or at its first round."""
+    """The start of a run: a checkpoint with the rounds completed so far, or the first round."""
 
     checkpoint: Checkpoint | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -133,7 +133,7 @@ class Session:
 
     @property
     def identity(self) -> str:
-        """What the result depends on besides the data, as TOML (every JSON string is a TOML string too)."""
+        """Everything that the result depends on except the data, as TOML (every JSON string is a TOML string too)."""
         facts = {
             "method": repr(self.method),
             "plan": repr(self.plan),
@@ -142,12 +142,12 @@ class Session:
         }
         if self.task.example_loss is not cross_entropy:
             facts["loss"] = getattr(self.task.example_loss, "__name__", repr(self.task.example_loss))
-        if not self.options.replay_safe:  # a folder begun with seeded noise is not resumed with fresh noise
+        if not self.options.replay_safe:  # a folder with seeded noise is not resumed with fresh noise
             facts["noise"] = self.options.noise_source
         return "".join(f"{key} = {json.dumps(value)}\n" for key, value in facts.items())
 
     def require_same_run(self, folder: ResultFolder) -> str | None:
-        """Refuse a folder of another run, numerics or data; the digest of the data, where they are available."""
+        """Refuse a folder of another run, numerics or data; returns the digest of the data, if available."""
         folder.require(self.identity)
         folder.require_numerics(self.method.numerics)
         digest = None if self.data.clients is None else digest_of(self.data.clients, self.test)
@@ -155,7 +155,7 @@ class Session:
         return digest
 
     def start(self, folder: ResultFolder, digest: str | None) -> Start:
-        """Begin the folder, or resume at its newest checkpoint if all its rounds are on the ledger."""
+        """Start in the folder, or resume from its newest checkpoint if all its rounds are on the ledger."""
         checkpoint = folder.start(
             self.options.config or self.identity,
             self.identity,
@@ -170,7 +170,7 @@ class Session:
         return Start(checkpoint, folder.rounds())
 
     def train(self, engine: Engine, start: Start, callbacks: Sequence[Callback]) -> Outcome:
-        """Run the rounds that are left."""
+        """Run the remaining rounds."""
         options, saver = self.options, None
         if self.folder is not None:
             place, every = self.folder.path / "checkpoint", options.checkpoint_every
@@ -192,7 +192,7 @@ class Session:
                 noise_source=options.noise_source,
                 min_clients=options.min_clients,
             )
-        except BaseException as error:  # Ctrl-C and failures alike leave the last whole round behind
+        except BaseException as error:  # also Ctrl-C: save a checkpoint of the last complete round
             if saver is not None:
                 saver.save()
             if isinstance(error, NobodyAnsweredError):
@@ -201,8 +201,8 @@ class Session:
             raise
 
     def _own_callbacks(self, history: list[dict[str, Any]], saver: Checkpoints | None) -> list[Callback]:
-        """In the order in which they are called: only a round that will run is charged, and it is scored before it is
-        logged."""
+        """The session's callbacks, in the order of their calls: early stopping precedes charging, scoring precedes
+        logging."""
         options, found = self.options, list[Callback]([])
         if options.early_stopping is not None and self.public is not None:  # before the guard charges a round
             found.append(StopEarly(self.task, self.public, options.early_stopping, history))
@@ -219,7 +219,7 @@ class Session:
         return found
 
     def finish(self, engine: Engine, outcome: Outcome, history: list[dict[str, Any]]) -> Result:
-        """The result, written to the run's folder if it has one."""
+        """Build the result, and write it to the run's folder if it has one."""
         model = self.method.model(outcome.server)
         summary = self._summary(outcome, history, model) | self._client_scores(engine, outcome, model)
         summary |= self._metrics(model) | dict(self.options.facts)
@@ -228,7 +228,7 @@ class Session:
         return Result(summary, history, model, None if self.folder is None else self.folder.path)
 
     def _client_scores(self, engine: Engine, outcome: Outcome, model: Params) -> dict[str, Any]:
-        """How well the final model, and each client's own, does on the clients' own examples."""
+        """Scores of the final model, and of personal models, on the clients' own examples."""
         clients = self.data.scored_on
         if clients is None:
             return {}
@@ -244,7 +244,7 @@ class Session:
         }
 
     def _metrics(self, model: Params) -> dict[str, Any]:
-        """What people ask of a model, with intervals: on the test set, and on each client's own held-out examples."""
+        """Metrics with intervals, on the test set and on each client's own held-out examples."""
         if self.task.text is not None or self.test is None:
             return {}
         loss, classes = self.task.example_loss, self.data.classes or int(self.test[1].max()) + 1

@@ -1,7 +1,7 @@
-"""`statement.json`: what a finished run proves, bound by hashes to its configuration, model, records and ledger.
+"""`statement.json`: the guarantees of a finished run, bound by hashes to its configuration, model, files and ledger.
 
-It holds nothing that depends on the data beyond the published model, so it may be published with it: the data enters as
-a commitment, whose salt stays in the folder. `verify` recomputes every epsilon from the ledger and checks every hash.
+Besides the published model it contains nothing that depends on the data, so it may be published: the data enters as a
+commitment whose salt stays in the folder. `verify` recomputes every epsilon from the ledger and checks every hash.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from fedveil.session.model_file import MODEL
 
 STATEMENT = "statement.json"
 SCHEMA = "fedveil-statement/1"
-STATISTICS = "statistics.json"  # what a table was standardised with, where that was released with noise
+STATISTICS = (
+    "statistics.json"  # the numbers that a table was standardised with, if they were released with noise
+)
 _OTHER_FILES = ("config.toml", "rounds.jsonl", STATISTICS, MODEL)
 _ROW = ("unit", "adversary", "adjacency", "sampler", "epsilon", "delta", "theorem", "reason", "assumptions")
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was verified, and what was found."""
+    """One verification: its subject, outcome and finding."""
 
     name: str
     passed: bool
@@ -41,13 +43,13 @@ class Check:
 
 
 def write_statement(folder: Path, run: str, summary: Mapping[str, Any], ledger: Path | None) -> None:
-    """Write the statement of a run whose other files are written, all but `summary.json`, which marks the end.
+    """Write the statement of a run, after all other files except `summary.json`, which marks the run as finished.
 
     Args:
         folder: The run's folder.
         run: The name of the run on the ledger.
-        summary: What `summary.json` will hold.
-        ledger: Where the run was charged.
+        summary: The content of `summary.json`.
+        ledger: The ledger to which the run was charged.
     """
     files = {name: _sha256((folder / name).read_bytes()) for name in _OTHER_FILES if (folder / name).exists()}
     files["summary.json"] = _sha256(summary_bytes(summary))
@@ -70,7 +72,7 @@ def summary_bytes(summary: Mapping[str, Any]) -> bytes:
 
 
 def _described(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of the statement that follows from the summary: what was trained, and what is claimed of it."""
+    """The part of the statement that is computed from the summary."""
     privacy, plan = summary["privacy"], summary["plan"]
     units = {"client": plan["clients"], "record": plan["clients"] * plan["smallest_client"]}
     rows = []
@@ -121,14 +123,14 @@ def verify(folder: Path, ledger: Path | None = None) -> list[Check]:
 
     Args:
         folder: The run's folder.
-        ledger: The ledger, where the run shares one that its configuration does not name.
+        ledger: The ledger, if the run shares one that its configuration does not name.
 
     Returns:
-        All checks in order; after one that cannot be carried out the rest are left out.
+        The checks in order; if one cannot be carried out, it is the last.
 
     Guarantees:
         A change of any field of the statement, of any file that a statement names, of the ledger or of its head fails
-        a check, also if the statement's hash is made to fit, but for the time in `made`, which only that hash covers
+        a check, even if the statement's hash is recomputed; the time in `made` is covered by that hash only
         (`tests/unit/session/test_statement_tampering.py`).
     """
     return list(_checks(folder, ledger))
@@ -155,7 +157,7 @@ def _hash_fits(stated: Mapping[str, Any]) -> bool:
     body = {key: value for key, value in stated.items() if key != "hash"}
     try:
         return Entry.digest(body) == stated.get("hash")
-    except ValueError:  # it holds a number that JSON does not know
+    except ValueError:  # it contains a number that JSON does not support
         return False
 
 
@@ -167,11 +169,11 @@ def _file_checks(folder: Path, stated: Mapping[str, str]) -> Iterator[Check]:
         elif (folder / name).exists() or name == "summary.json":
             yield Check(name, False, f"{STATEMENT} has no hash of it")
     for name in set(stated) - set(known):
-        yield Check(name, False, f"{STATEMENT} names it, and it is no file of a run")
+        yield Check(name, False, f"{STATEMENT} names it, but it is not a file of a run")
 
 
 def _run_check(folder: Path, stated: str) -> Check:
-    """The name on the ledger is the one that the folder keeps."""
+    """Check that the stated name is the one stored in the folder."""
     try:
         kept = (folder / ".run").read_text()
     except (OSError, UnicodeDecodeError):
@@ -232,7 +234,7 @@ def _ledger_checks(folder: Path, stated: Mapping[str, Any], given: Path | None) 
     path = given or (_configured_ledger(folder) if state["shared"] else folder / "ledger.jsonl")
     try:
         if path is None or not path.exists():
-            raise LedgerError("is not there; name it with --ledger")
+            raise LedgerError("does not exist; give its path with --ledger", field="ledger")
         ledger = Ledger(path)
     except LedgerError as error:
         yield Check("ledger", False, str(error))
@@ -247,15 +249,15 @@ def _ledger_checks(folder: Path, stated: Mapping[str, Any], given: Path | None) 
         and head == (entries[count - 1].hash if count else None)
         and not any(entry.run == run for entry in later)
     )
-    told = f"{count} entries, head {(head or 'none')[:16]}"
-    yield Check("ledger", kept, told if kept else f"not the one stated ({told})")
+    found = f"{count} entries, head {(head or 'none')[:16]}"
+    yield Check("ledger", kept, found if kept else f"not the one stated ({found})")
     rounds = ledger.rounds(run)
     for row in stated["proven"]:
         yield _row_check(row, rounds)
 
 
 def _row_check(row: Mapping[str, Any], rounds: Rounds) -> Check:
-    """One row of what is proven, accounted again."""
+    """Recompute one row of the guarantees."""
     (again,) = account_rounds(rounds, row["delta"], pairs=[(row["unit"], row["adversary"])])
     told = again.to_json()
     other = [key for key in ("adjacency", "sampler") if told[key] != row[key]]

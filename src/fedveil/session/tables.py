@@ -10,6 +10,7 @@ from rich.table import Table
 from fedveil.privacy.statement import show
 
 AGAINST = ("observer", "server")  # whose epsilons have a column
+_OTHER_SCORES = {"mcc": "mcc", "perplexity": "per-\nplexity", "r2": "R²", "concordance": "concor-\ndance"}
 
 
 def size(count: float) -> str:
@@ -47,13 +48,13 @@ def _proof(summary: Mapping[str, Any], adversary: str) -> tuple[float, str] | No
 
 
 def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
-    """One row per run: accuracy (of texts also correlation or perplexity), proven epsilon, traffic and time."""
+    """One row per run: accuracy or what the target has in its place, proven epsilon, traffic and time."""
     table = Table(title="Results", title_justify="left")
     table.add_column("method", no_wrap=True)
-    of_texts = [name for name in ("mcc", "perplexity") if any(name in summary for summary in summaries)]
+    others = [name for name in _OTHER_SCORES if any(name in summary for summary in summaries)]
     unit, epsilons = epsilon_cells([{who: _proof(summary, who) for who in AGAINST} for summary in summaries])
     heads = [f"ε {who}{unit}".replace(" ", "\n") for who in AGAINST]
-    spelt = [name.replace("perplexity", "per-\nplexity") for name in of_texts]  # 80 columns hold no more
+    spelt = [_OTHER_SCORES[name] for name in others]
     for column in ("seed", "accuracy\n%", *spelt, *heads, "sent", "seconds"):
         table.add_column(column, justify="right", no_wrap=True)
     for summary, epsilon in zip(summaries, epsilons, strict=True):
@@ -62,7 +63,7 @@ def results_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
             summary["method"],
             str(summary["seed"]),
             "-" if accuracy is None else f"{100 * accuracy:.2f}",
-            *(f"{summary[name]:.4g}" if name in summary else "-" for name in of_texts),
+            *(f"{summary[name]:.4g}" if name in summary else "-" for name in others),
             *epsilon,
             size(summary["bytes_up"] + summary["bytes_down"]),
             f"{summary['seconds']:.1f}",

@@ -2,8 +2,8 @@
 
 Zhao, Bilen: Dataset Condensation with Differentiable Siamese Augmentation. ICML 2021. Each time one of the named
 changes is drawn, with one set of values for the whole batch, and applied to both sides before their gradients
-are compared. What is drawn does not depend on the data, so it costs no privacy, and it comes from a stream of its
-own, never from the stream of the privacy noise.
+are compared. The draw does not depend on the data, so it does not affect privacy, and it comes from a separate stream,
+never from that of the privacy noise.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 Change = Literal["brightness", "saturation", "contrast", "crop", "cutout", "flip", "scale", "rotate"]
 CHANGES: tuple[Change, ...] = get_args(Change)
 
-_SHIFT = 0.125  # of the side, the largest shift of a crop
-_HOLE = 0.5  # of the side, the side of a cutout
+_SHIFT = 0.125  # largest shift of a crop, as a share of the side
+_HOLE = 0.5  # side of a cutout, as a share of the side
 _SCALE = 1.2
 _DEGREES = 15.0
 
 
 @dataclass(frozen=True)
 class View:
-    """One drawn change of images `[n, channels, height, width]`; without a kind it changes nothing."""
+    """One drawn change of images `[n, channels, height, width]`; the identity if `kind` is None."""
 
     kind: Change | None = None
     first: float = 0.0
@@ -59,7 +59,7 @@ class View:
         return functional.grid_sample(x, self._grid(x), padding_mode="zeros", align_corners=False)
 
     def _crop(self, x: Tensor) -> Tensor:
-        """Shifted by up to an eighth of the side; what comes in is zero."""
+        """Shift by up to an eighth of the side, padding with zeros."""
         reach = [round(side * _SHIFT) for side in x.shape[2:]]
         padded = functional.pad(x, (reach[1], reach[1], reach[0], reach[0]))
         top = round(self.first * 2 * reach[0])
@@ -90,12 +90,12 @@ class View:
 
 
 def _stretch(value: float) -> float:
-    """From 1 / 1.2 to 1.2."""
+    """A factor from 1 / 1.2 to 1.2."""
     return 1 / _SCALE + value * (_SCALE - 1 / _SCALE)
 
 
 def draw_view(changes: Sequence[Change], stream: np.random.Generator) -> View:
-    """One of the changes with its values; nothing is drawn where there are none."""
+    """Draw one of the changes with its values; without changes nothing is drawn."""
     if not changes:
         return View()
     kind = changes[int(stream.integers(len(changes)))]
@@ -104,7 +104,7 @@ def draw_view(changes: Sequence[Change], stream: np.random.Generator) -> View:
 
 
 def check_images(changes: Sequence[Change], shape: Sequence[int]) -> None:
-    """Refuse to augment what is not an image."""
+    """Refuse augmentation of anything but images."""
     if changes and len(shape) != 3:
         raise InputError(
             "method.augment",

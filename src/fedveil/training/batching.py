@@ -1,4 +1,4 @@
-"""How a client's examples are cut into the batches of one epoch."""
+"""Splitting of a client's examples into the batches of one epoch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ LastBatch = Literal["keep", "drop", "merge"]
 def batch_sizes(examples: int, batch_size: int, last_batch: LastBatch) -> list[int]:
     """The sizes of the batches of one epoch, in order; empty for a client without examples.
 
-    A remainder is trained on with the same step size as a whole batch, so the noise of two or three examples undoes
-    what the epoch has learnt. "merge" therefore adds a remainder of less than half a batch to the batch before it;
-    "keep" leaves it alone, and "drop" leaves it out of this epoch. Whoever has less than one batch trains on all of it.
+    A remainder gets the same step size as a full batch, so the gradient noise of two or three examples can undo what
+    the epoch has learnt. "merge" therefore adds a remainder of less than half a batch to the previous batch; "keep"
+    trains on it as a batch, and "drop" leaves it out of this epoch. A client with less than one batch trains on all.
     """
     whole, rest = divmod(examples, batch_size)
     if whole == 0 or rest == 0:

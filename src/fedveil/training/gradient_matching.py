@@ -9,8 +9,8 @@ A row that is zero on either side has no direction: it counts as cosine 0 and pu
 
 Networks of linear layers match several clients in one product, as many as fit the cache together. Any other network
 goes client by client and in pieces of a few images, because on a CPU the memory of large activations costs more time
-than the work on them.
-Beyond what is worth keeping, the graph of a piece is made again when it is needed.
+than the work on them. Networks of convolution blocks need no graph (`training/conv_blocks.py`).
+Beyond what is worth keeping, what a piece has left for the second derivative is computed again when it is needed.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ from weakref import WeakKeyDictionary
 from fedveil.errors import InputError
 from fedveil.lazy_torch import torch
 from fedveil.linear_network import cross_entropy_gradient, mean_gradient
-from fedveil.task import Batch, Task
-from fedveil.tree import Params, concatenate, rows
+from fedveil.task import Batch, Task, cross_entropy
+from fedveil.tree import Params, concatenate, rows, with_axis, without_axis
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from fedveil.training.conv_blocks import BlockNetwork, Model
 
 _PIECE_BYTES = 6 * 2**20  # of the largest activation of a piece: more leaves the cache and costs page faults
 _STACK_BYTES = 2**20  # of the models or images of the clients that share a product: more leaves the cache
 _KEPT_BYTES = 64 * 2**20  # of the largest activation of all pieces whose graphs are kept at a time
 _LARGEST: WeakKeyDictionary[Task, dict[tuple[int, ...], int]] = WeakKeyDictionary()
+_BLOCKS: WeakKeyDictionary[Task, BlockNetwork | None] = WeakKeyDictionary()
 
 
 def matching_loss(
@@ -104,6 +107,8 @@ def matching_gradient(
         model = sum(leaf[0].numel() for leaf in w.values())
         largest = x.element_size() * max(1, model, x[0].numel())
         together, of_some = max(1, _STACK_BYTES // largest), _matching_gradient_of_stack
+    elif _of_blocks(task, x):
+        of_some = _matching_gradient_of_blocks
     found = []
     for first in range(0, x.shape[0], together):
         some = range(first, min(first + together, x.shape[0]))
@@ -120,6 +125,44 @@ def _matching_gradient_of_stack(
         task, w, images, y, weights
     )  # in closed form: differentiated once, not twice
     return _through(synthetic, images, distance.gradient(real, _detached(synthetic)))
+
+
+def _matching_gradient_of_blocks(
+    task: Task, w: Params, real: Params, x: Tensor, y: Tensor, weights: Tensor, distance: Distance
+) -> Tensor:
+    model = _block_model(task, w, x)
+    pieces = list(_pieces(task, w, x))
+    keeps = largest_activation(task, w, x) * x.shape[1] <= _KEPT_BYTES
+    total, kept = None, []
+    for part in pieces:
+        one, gradient = model.begin(x[0, part], y[0, part], weights[0, part])
+        kept += [one] if keeps else []
+        total = gradient if total is None else total.plus(gradient)
+    assert total is not None
+    pull = distance.gradient(real, with_axis(model.to_params(total)))
+    v = model.weights(without_axis(pull))
+    found = []
+    for part in pieces:
+        one = kept.pop(0) if keeps else model.begin(x[0, part], y[0, part], weights[0, part])[0]
+        found.append(model.moved(one, v))
+    return torch.cat(found).unsqueeze(0)
+
+
+def _of_blocks(task: Task, x: Tensor) -> bool:
+    """Whether `_block_model` knows the network and takes such examples `[K, n, ...]`."""
+    if task not in _BLOCKS:
+        from fedveil.training.conv_blocks import BlockNetwork  # loads torch
+
+        plain = task.example_loss is cross_entropy
+        _BLOCKS[task] = BlockNetwork.recognise(task.module) if plain else None
+    network = _BLOCKS[task]
+    return network is not None and x.dim() == 5 and x.shape[1] > 0 and network.fits(*x.shape[3:])
+
+
+def _block_model(task: Task, w: Params, x: Tensor) -> Model:
+    network = _BLOCKS[task]
+    assert network is not None
+    return network.at(without_axis(w), (x.shape[3], x.shape[4]))
 
 
 def _matching_gradient_of_one(
@@ -161,14 +204,21 @@ def weighted_gradient(task: Task, w: Params, x: Tensor, y: Tensor, weights: Tens
     found = []
     for k in range(x.shape[0]):
         one, own = rows(w, [k]), slice(k, k + 1)
-        leaves = _leaves(one)
-        found.append(
-            _sum(
-                _gradient(task, leaves, x[own, part], y[own, part], weights[own, part], graph=False)
-                for part in _pieces(task, one, x[own])
-            )
-        )
+        found.append(_weighted_gradient_of_one(task, one, x[own], y[own], weights[own]))
     return concatenate(found)
+
+
+def _weighted_gradient_of_one(task: Task, w: Params, x: Tensor, y: Tensor, weights: Tensor) -> Params:
+    pieces = _pieces(task, w, x)
+    if _of_blocks(task, x):
+        model = _block_model(task, w, x)
+        parts = (model.begin(x[0, part], y[0, part], weights[0, part])[1] for part in pieces)
+        total = next(parts)
+        for part in parts:
+            total.plus(part)
+        return with_axis(model.to_params(total))
+    leaves = _leaves(w)
+    return _sum(_gradient(task, leaves, x[:, p], y[:, p], weights[:, p], graph=False) for p in pieces)
 
 
 def weighted_loss(task: Task, w: Params, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Gradients of single examples in closed form, layer by layer, held in whatever form is cheapest.
+"""Per-example gradients in closed form, layer by layer, stored in the cheapest form.
 
 With layer input `a_i` and output gradient `g_i` of example i, a linear layer has the gradient `g_i a_i^T`, whose norm
 is `|g_i| |a_i|` and whose weighted sum over examples is one matrix product; convolutions unfold their input and
@@ -17,11 +17,13 @@ from fedveil.tree import Params, flat_rows
 if TYPE_CHECKING:
     from torch import Tensor
 
-_UNFOLDED_BYTES = 2**20  # unfolded inputs of a convolution that are held at a time: they should stay in cache
+_UNFOLDED_BYTES = (
+    2**20
+)  # unfolded inputs of a convolution in memory at a time, so that they stay in the cache
 
 
 class Part(ABC):
-    """The per-example gradients of some parameters, held in whatever form is cheapest."""
+    """The per-example gradients of some parameters, stored in the cheapest form."""
 
     @abstractmethod
     def squares(self) -> Tensor:
@@ -33,10 +35,10 @@ class Part(ABC):
 
     @abstractmethod
     def gradients(self) -> Params:
-        """All of them, `[b, ...]`."""
+        """All per-example gradients, `[b, ...]`."""
 
     def only(self, chosen: Tensor) -> Part:
-        """Those of the chosen examples `[b]`; the others are zero."""
+        """The gradients of the chosen examples `[b]`; the others are zero."""
         return Explicit(
             {
                 name: leaf.where(chosen.reshape(-1, *([1] * (leaf.dim() - 1))), 0)
@@ -47,7 +49,7 @@ class Part(ABC):
 
 @dataclass
 class Explicit(Part):
-    """Gradients `[b, ...]` held as they are."""
+    """Gradients `[b, ...]` stored explicitly."""
 
     leaves: Params
 
@@ -66,7 +68,7 @@ class Explicit(Part):
 
 @dataclass
 class Outer(Part):
-    """Gradients `g_i a_i^T` of a linear weight, held as the two vectors."""
+    """Gradients `g_i a_i^T` of a linear weight, stored as the two factors."""
 
     name: str
     inputs: Tensor
@@ -84,7 +86,7 @@ class Outer(Part):
 
 @dataclass
 class ChannelsLast(Part):
-    """Gradients of a convolution's weight, held as `[b, o, kh, kw, i]`."""
+    """Gradients of a convolution's weight, stored as `[b, o, kh, kw, i]`."""
 
     name: str
     leaf: Tensor
@@ -108,7 +110,7 @@ def _square(leaf: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer whose gradients are known in closed form, and the names of its parameters that are wanted."""
+    """A layer with closed-form gradients, and the names of its parameters that need them."""
 
     module: nn.Linear | nn.Conv2d | nn.GroupNorm
     weight: str | None
@@ -116,7 +118,7 @@ class Layer:
 
 
 def is_known(layer: nn.Module) -> bool:
-    if type(layer) is nn.Conv2d:  # exactly: a subclass may compute something else
+    if type(layer) is nn.Conv2d:  # not a subclass, which may compute something else
         plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
         return plain and not isinstance(layer.padding, str)
     return type(layer) in (nn.Linear, nn.GroupNorm)
@@ -149,7 +151,7 @@ def layer_parts(layer: Layer, a: Tensor, g: Tensor) -> list[Part]:
 def _convolution(layer: nn.Conv2d, a: Tensor, g: Tensor) -> Tensor:
     """The weight's gradient of every example, `[b, o, kh, kw, i]`.
 
-    With channels last, a row of the kernel's window is one run of memory, so unfolding is a plain copy.
+    With channels last, a row of the kernel's window is contiguous, so unfolding is a plain copy.
     """
     (kh, kw), (sh, sw) = layer.kernel_size, layer.stride
     assert not isinstance(layer.padding, str)

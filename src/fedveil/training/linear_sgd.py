@@ -1,8 +1,8 @@
-"""Steps of SGD on networks of linear layers, in memory that is taken once.
+"""Steps of SGD on linear networks, in preallocated memory.
 
-A block of clients goes through all its steps before the next block begins, so that its weights and batches are still
-in the cache when they are needed again. A step is a list of operations on fixed memory, put together once per shape:
-between steps nothing is allocated and little is interpreted.
+A block of clients takes all its steps before the next block starts, so that its weights and batches stay in the cache.
+A step is a list of operations on fixed memory, built once per shape: steps allocate no memory and have little
+interpreter overhead.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from fedveil.tree import Params
 if TYPE_CHECKING:
     from torch import Tensor
 
-_CACHE = 1 << 23  # bytes of weights and examples that a core keeps within reach
+_CACHE = 1 << 23  # bytes of weights and examples that fit into a core's cache
 
 
 def clients_per_block(w: Params, x: Tensor, examples: int) -> int:
-    """How many clients' weights and batches of so many examples stay in a core's cache; on other devices all."""
+    """The number of clients whose weights and batches of so many examples fit into a core's cache; else all."""
     if x.device.type != "cpu":
         return 1 << 31
     numbers = sum(leaf[0].numel() for leaf in w.values()) + examples * x[:1].numel()
@@ -38,7 +38,7 @@ def clients_per_block(w: Params, x: Tensor, examples: int) -> int:
 
 @dataclass(frozen=True)
 class _Views:
-    """The memory of a step of so many clients and examples, cut to size `[K, B, width]`."""
+    """Views of the memory for a step with a number of clients and examples, `[K, B, width]`."""
 
     x: Tensor
     outputs: list[Tensor]
@@ -49,7 +49,7 @@ class _Views:
 
 @dataclass(frozen=True)
 class _Program:
-    """What a step does before and after the gradient of the scores is known."""
+    """The operations of a step before and after the gradient of the scores."""
 
     views: _Views
     forward: list[Callable[[], object]]
@@ -62,13 +62,13 @@ class LinearSteps:
     def __init__(
         self, task: Task, network: LinearNetwork, w: Params, x: Tensor, clients: int, examples: int
     ) -> None:
-        """`x [N, ...]` holds the examples of all clients, `w` parameters of the right shapes."""
+        """`x [N, ...]` are the examples of all clients, `w` parameters that give the shapes."""
         self._task = task
         self._network = network
         self._examples = examples
         self._dropout_sizes = [prod(shape) for shape in task.dropout_shapes(x[:1])]
         self._x = x = x.flatten(1)
-        self._widths: list[int] = []  # of the output of every step
+        self._widths: list[int] = []  # the output width of every layer
         width = x.shape[1]
         for step in network.steps:
             width = w[step.weight].shape[1] if isinstance(step, Linear) else width
@@ -85,9 +85,9 @@ class LinearSteps:
         self._programs: dict[tuple[int, int], _Program] = {}
 
     def start(self, state: Running, update: Update, lying: Tensor | None = None) -> None:
-        """From now on steps change this state, which is at its start.
+        """Set the initial state that the following steps change.
 
-        `lying [K * B, ...]` are the examples of every batch to come, if they are used where they are.
+        `lying [K * B, ...]` are the examples of all following batches, if they need not be gathered.
         """
         self._state = state
         self._lying = None if lying is None else lying.flatten(1)
@@ -110,7 +110,7 @@ class LinearSteps:
         return x
 
     def step(self, batch: Batch, masks: Sequence[Tensor]) -> None:
-        """One step in place on the batch of the last `gather`, with dropout's masks `[K, B, size]` per layer."""
+        """One step in place on the batch of the last `gather`, with dropout masks `[K, B, size]` per layer."""
         clients, examples = shape = (batch.y.shape[0], batch.y.shape[1])
         if self._at_start or shape not in self._programs:
             self._put_together(clients, examples)
@@ -136,7 +136,7 @@ class LinearSteps:
         if self._lying is not None:
             views = replace(views, x=self._lying.view(clients, examples, -1))
         state = self._state.first(clients)
-        # At the start every client has the anchor's weights, which most of the time are one and the same for all.
+        # At the start every client has the anchor's weights, which are usually the same for all clients.
         forward = self._forward(views, state.anchor if self._at_start else state.w)
         self._programs[clients, examples] = _Program(views, forward, self._backward(views, state))
 
@@ -151,7 +151,7 @@ class LinearSteps:
                 todo.append(partial(_ACTIVATIONS[step.kind], h, out=out))
             elif (
                 step.bias is None and w[step.weight].stride(0) == 0
-            ):  # all clients share it: one large product
+            ):  # all clients share the weights: one large product
                 todo.append(partial(torch.mm, _merged(h), w[step.weight][0].T, out=_merged(out)))
             elif step.bias is None:
                 todo.append(partial(torch.bmm, h, w[step.weight].transpose(1, 2), out=out))
@@ -163,7 +163,7 @@ class LinearSteps:
         return todo
 
     def _backward(self, views: _Views, state: Running) -> list[Callable[[], object]]:
-        """From the gradient of the scores down to the first layer; a layer moves once it has passed its gradient on."""
+        """From the gradient of the scores to the first layer; a layer is updated after propagating its gradient."""
         todo: list[Callable[[], object]] = []
         steps, move, trainable = self._network.steps, self._update.apply, self._update.trainable
         g = views.gradients[len(steps) - 1]
@@ -203,7 +203,7 @@ class LinearSteps:
 
 
 def _merged(stack: Tensor) -> Tensor:
-    """`[K, B, width]` seen as `[K * B, width]`."""
+    """`[K, B, width]` as a view `[K * B, width]`."""
     return stack.view(-1, stack.shape[2])
 
 
@@ -226,5 +226,5 @@ def _tanh_slope(out: Tensor) -> list[Callable[[], object]]:
     return [lambda: out.square_().neg_().add_(1)]
 
 
-# The derivative of an activation in place of its output, which nobody needs any more by then.
+# The derivative of an activation, written over its output, which is not needed any more.
 _SLOPES = {"relu": _relu_slope, "sigmoid": _sigmoid_slope, "tanh": _tanh_slope}

@@ -1,7 +1,7 @@
 """Local SGD over the client axis, written once for every method that trains on its clients.
 
-The step is that of `fedveil.training.updates`. Clients of unequal size share a stack: the longest come first, and a
-client that is done leaves it.
+The step is that of `fedveil.training.updates`. Clients of unequal size share a stack, sorted by descending number of
+steps; a client that has finished leaves the stack.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def scheduled_lr(lr: float, schedule: Schedule, round: int, rounds: int, floor: 
 
 @dataclass(frozen=True)
 class Trained:
-    """What local training leaves behind."""
+    """The result of local training."""
 
     params: Params
     steps: Tensor
@@ -48,10 +48,10 @@ class Trained:
 
 @dataclass(frozen=True)
 class _Walk:
-    """The order in which the clients of a stack see their examples, longest client first.
+    """The batches of the clients of a stack, the client with the most steps first.
 
-    `rows[s, k]` are the places of client k's batch s in the stack's examples laid end to end, the first
-    `counts[s, k]` of them real. `whole`: every batch is all of a client's examples where they lie, without padding.
+    `rows[s, k]` are the indices of client k's batch s in the stack's concatenated examples, of which the first
+    `counts[s, k]` are not padding. `whole`: every batch is all of a client's examples in order, without padding.
     """
 
     order: list[int]
@@ -59,7 +59,7 @@ class _Walk:
     counts: npt.NDArray[np.int64]
     whole: bool
     per_epoch: list[int]
-    """How many examples a client trains on in one epoch."""
+    """The number of examples of a client in one epoch."""
 
 
 def local_sgd(
@@ -82,10 +82,9 @@ def local_sgd(
 ) -> Trained:
     """Each client's parameters after `epochs` passes (or `steps` steps) over its own examples.
 
-    Every pass is in a fresh random order, except that examples which all fit one batch stay as they lie: a mean
-    over all of them does not depend on their order.
-    `w` holds the starts, `[1, ...]` or `[K, ...]`, and is not changed. A client without examples keeps its start.
-    Only the parameters named in `trainable` move, all if it is None.
+    Every pass has a fresh random order, unless all examples fit into one batch, whose mean does not depend on their
+    order. `w` are the initial parameters, `[1, ...]` or `[K, ...]`, and is not changed. A client without examples
+    keeps them. Only the parameters named in `trainable` are trained, all if it is None.
     """
     walk = _walk(data, batch_size, last_batch, epochs, steps, streams)
     k, widest = data.count, walk.rows.shape[2]
@@ -95,7 +94,7 @@ def local_sgd(
     update = Update(lr, momentum, weight_decay, proximal, frozenset(w if trainable is None else trainable))
     size, linear = k, None
     if task.linear is not None and x.is_floating_point():
-        if len(walk.rows) > 1:  # a single step finds nothing in the cache
+        if len(walk.rows) > 1:  # a single step does not benefit from the cache
             size = clients_per_block(w, x, widest)
         linear = LinearSteps(task, task.linear, w, x, min(size, k), widest)
 
@@ -125,7 +124,7 @@ def local_sgd(
 
 
 def _in_clients_order(params: Params, losses: Tensor | None, walk: _Walk, data: ClientData) -> Trained:
-    """What the clients of a walk have reached, in the order of the data."""
+    """The results of a walk, in the clients' original order."""
     back = np.argsort(np.asarray(walk.order))
     in_order = walk.order == list(range(data.count))
     trained = {name: leaf if in_order else leaf[back] for name, leaf in params.items()}
@@ -146,9 +145,9 @@ def _take_steps(
     counts: npt.NDArray[np.int64],
     lying: Tensor | None,
 ) -> None:
-    """All steps of a block of clients, in place: in closed form for a linear network, else by autograd.
+    """Take all steps of a block of clients, in place: in closed form for a linear network, else by autograd.
 
-    `losses`, if given, gains each client's summed loss; `lying` holds examples that need not be gathered.
+    Each client's summed loss is added to `losses`, if given; `lying` are examples that need not be gathered.
     """
     masks: Iterator[list[Tensor]] = iter(())
     if linear is not None:
@@ -171,7 +170,7 @@ def _take_steps(
 def _batches(
     x: Tensor, y: Tensor, walk: _Walk, block: slice, linear: LinearSteps | None
 ) -> Iterator[tuple[Batch, list[int]]]:
-    """The batches of a block of clients with their real sizes; clients that are done are left out."""
+    """The batches of a block of clients with their sizes; clients that have finished are left out."""
     rows = walk.rows[:, block]
     labels = y.index_select(0, rows.reshape(-1)).reshape(*rows.shape, *y.shape[1:])
     for taken, places, classes in zip(
@@ -201,7 +200,7 @@ def _walk(
     steps: int | None,
     streams: ClientStreams,
 ) -> _Walk:
-    """A fresh shuffle per epoch and client of several batches."""
+    """A new shuffle per epoch for each client with several batches."""
     sizes = data.sizes.tolist()
     cuts = {n: batch_sizes(n, batch_size, last_batch) for n in set(sizes)}
     total = [epochs * len(cuts[n]) if steps is None else steps if n else 0 for n in sizes]
@@ -209,7 +208,7 @@ def _walk(
     widest = max((max(cut) for cut in cuts.values() if cut), default=0)
     rows = np.zeros((max(total, default=0), len(sizes), widest), dtype=np.int64)
     counts = np.zeros(rows.shape[:2], dtype=np.int64)
-    for n in cuts.keys() - {0}:  # clients of one size are laid out together
+    for n in cuts.keys() - {0}:  # clients of equal size are processed together
         places = [place for place, i in enumerate(order) if sizes[i] == n]
         cut, end = cuts[n], total[order[places[0]]]
         shuffled = np.empty((math.ceil(end / len(cut)), len(places), n), dtype=np.int64)

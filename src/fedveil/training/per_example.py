@@ -1,9 +1,8 @@
-"""Gradients of every single example, and their clipped sum, for one client's model.
+"""Per-example gradients and their clipped sum, for one client's model.
 
-Book-keeping: one forward and one backward pass with respect to the outputs of the layers only; the rest follows in
-closed form (`layer_gradients`). No second backward pass, no gradient of the batch that is thrown away. Modules with
-other parametrised layers, shared parameters or layers used twice take `vmap(grad)`, or a plain loop where that is
-not possible.
+Book-keeping: one forward pass and one backward pass with respect to the layers' outputs only; the gradients follow in
+closed form (`layer_gradients`), without a second backward pass. Modules with other parametrised layers, shared
+parameters or layers used twice use `vmap(grad)`, or a plain loop if that is not possible.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ if TYPE_CHECKING:
 
 Loss = Callable[["Tensor", "Tensor"], "Tensor"]
 
-_STORED_BYTES = 96 * 2**20  # per-example gradients that are held at a time
-_ACTIVATION_BYTES = 8 * 2**20  # the largest output of a layer: above it, fresh memory costs more than work
-MARGIN = 2.0**-16  # the share of the clip that is left for rounding errors
-_FIRST = 16  # examples of the first micro-batch, which shows how large the outputs are
+_STORED_BYTES = 96 * 2**20  # per-example gradients in memory at a time
+_ACTIVATION_BYTES = 8 * 2**20  # the largest output of a layer; above it memory allocation dominates the time
+MARGIN = 2.0**-16  # the share of the clip that is reserved for rounding errors
+_FIRST = 16  # examples of the first micro-batch, which measures the size of the outputs
 
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
@@ -51,12 +50,12 @@ def clipped_gradient_sum(
 ) -> tuple[Params, Tensor]:
     """`sum_i min(1, clip / |g_i|) g_i` over the examples, and the norms `|g_i|` `[B]` before clipping.
 
-    `g_i` is the gradient of `loss(module(x_i), y_i)` with respect to all of `params` taken as one vector
-    (others keep the values of the module). Norms and the sum are in float64. What one example adds never exceeds
-    `clip`. Examples where `mask` is false add nothing and have norm 0. `micro_batch`, the
-    number of examples worked on at a time, changes the result by rounding only. Dropout masks come from the
-    stream `dropout`; without it there is no dropout. The module is left as it was. A gradient that is not
-    finite raises `DivergedError`, or counts as zero (`hidden_divergence`).
+    `g_i` is the gradient of `loss(module(x_i), y_i)` with respect to all of `params` as one vector (other parameters
+    keep the module's values). Norms and the sum are in float64. The contribution of one example never exceeds
+    `clip`. Examples where `mask` is false contribute nothing and have norm 0. `micro_batch`, the number of examples
+    processed at a time, affects the result by rounding only. Dropout masks are drawn from the stream `dropout`;
+    without it there is no dropout. The module is not changed. A gradient that is not finite raises `DivergedError`, or
+    counts as zero (`hidden_divergence`).
     """
     if isinstance(clip, bool) or not clip > 0:
         raise InputError("clip", clip, "must be above 0", "Use a positive norm, or infinity for no clipping.")
@@ -77,7 +76,11 @@ def clipped_gradient_sum(
         if not bool(finite.all()):
             bad = chosen[rows][~finite].tolist()
             if not hide(len(bad)):
-                raise DivergedError(f"the gradients of examples {bad[:5]} of the batch are not finite")
+                raise DivergedError(
+                    f"the gradients of examples {bad[:5]} of the batch are not finite",
+                    field="examples",
+                    value=bad,
+                )
             part_norms = part_norms.where(finite, 0)
             parts = [part.only(finite) for part in parts]
         norms[chosen[rows]] = part_norms
@@ -89,7 +92,7 @@ def clipped_gradient_sum(
 
 
 def clip_factors(norms: Tensor, clip: float) -> Tensor:
-    """What gradients of these norms are multiplied by, so that each is within `clip`.
+    """The factors that scale gradients of these norms to at most `clip`.
 
     The margin covers the error of the norms, of the products and of the sum of up to 2^18 gradients in float64.
     """
@@ -129,7 +132,7 @@ def _parts(
     micro_batch: int | None = None,
     dropout: Stream | None = None,
 ) -> _Parts:
-    """Micro-batch by micro-batch, the gradients of its examples."""
+    """The gradients of the examples of each micro-batch."""
     _check(module, params, x, y, micro_batch, dropout)
     if not params or x.shape[0] == 0:
         return
@@ -171,12 +174,12 @@ def _check(
             raise InputError(
                 "model",
                 name,
-                "batch norm mixes examples: none has a gradient of its own",
+                "batch norm mixes examples, so per-example gradients are undefined",
                 "Use nn.GroupNorm.",
             )
         odd = isinstance(layer, nn.modules.dropout._DropoutNd) and not isinstance(layer, nn.Dropout)
         if odd and dropout is not None:
-            raise InputError("model", name, "is a dropout without a stream of its own", "Use nn.Dropout.")
+            raise InputError("model", name, "is a kind of dropout that is not supported", "Use nn.Dropout.")
     known = dict(module.named_parameters(remove_duplicate=False))
     for name, leaf in params.items():
         if name not in known or known[name].shape != leaf.shape:
@@ -211,7 +214,7 @@ class _Dropout:
 
 
 def _book_keeping_layers(module: nn.Module, params: Params) -> list[Layer] | None:
-    """The layers that own `params`, or None if some parameter is not in a layer that is known."""
+    """The layers that own `params`, or None if some parameter is not in a supported layer."""
     every = list(module.named_parameters(remove_duplicate=False))
     if len({id(leaf) for _, leaf in every}) != len(every):
         return None  # a shared parameter
@@ -232,7 +235,7 @@ def _book_keeping_layers(module: nn.Module, params: Params) -> list[Layer] | Non
 
 
 def _micro_batch(params: Params, layers: list[Layer] | None) -> int:
-    """As many examples as keep the stored gradients within their share of memory."""
+    """The number of examples whose stored gradients fit into their share of memory."""
     held = list(params)
     if layers is not None:
         held = [layer.weight for layer in layers if layer.weight and not isinstance(layer.module, nn.Linear)]
@@ -242,7 +245,7 @@ def _micro_batch(params: Params, layers: list[Layer] | None) -> int:
 
 @contextmanager
 def _prepared(module: nn.Module, mask_of: Callable[[nn.Dropout, Tensor], Tensor] | None) -> Iterator[None]:
-    """Dropout from the given masks and no in-place activation, for the time of the block."""
+    """Apply dropout from the given masks and disable in-place activations, during the block."""
     hooks = []
     in_place = [layer for layer in module.modules() if getattr(layer, "inplace", False) is True]
     drops = [layer for layer in module.modules() if isinstance(layer, nn.modules.dropout._DropoutNd)]
@@ -251,7 +254,7 @@ def _prepared(module: nn.Module, mask_of: Callable[[nn.Dropout, Tensor], Tensor]
         for layer in in_place:
             layer.inplace = False  # type: ignore[assignment]
         for drop in drops:
-            drop.training = False  # torch's own draw comes from a global generator
+            drop.training = False  # torch's own dropout draws from a global generator
             if mask_of is not None and isinstance(drop, nn.Dropout) and drop.p > 0:
                 hooks.append(drop.register_forward_hook(_masking(mask_of)))
         yield
@@ -274,7 +277,7 @@ def _masking(mask_of: Callable[[nn.Dropout, Tensor], Tensor]) -> Callable[..., T
 
 @dataclass
 class _Seen:
-    """What a layer was given and what it made of it."""
+    """The input and output of a layer."""
 
     inputs: Tensor
     outputs: Tensor
@@ -290,9 +293,9 @@ def _by_book_keeping(
     loss: Loss,
     dropout: _Dropout,
 ) -> tuple[list[Part], int] | None:
-    """The closed forms and the bytes of the largest layer output per example.
+    """The closed-form gradients, and the size of the largest layer output per example in bytes.
 
-    None if the forward pass uses a layer in a way that the closed forms do not cover.
+    None if the forward pass uses a layer in a way that the closed forms do not support.
     """
     seen: dict[nn.Module, _Seen] = {}
     twice = False
@@ -318,7 +321,7 @@ def _by_book_keeping(
     used = [layer for layer in layers if layer.module in seen]
     largest = max((one.outputs.nbytes // x.shape[0] for one in seen.values()), default=0)
     if any(seen[layer.module].inputs.shape[:1] != x.shape[:1] for layer in used):
-        return None  # examples were folded into another axis
+        return None  # examples were merged with another axis
     if not losses.requires_grad:
         used = []
     upstreams: dict[nn.Module, Tensor | None] = {}
@@ -326,7 +329,7 @@ def _by_book_keeping(
         wanted = [seen[layer.module].outputs for layer in used]
         found = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
         upstreams = {layer.module: one for layer, one in zip(used, found, strict=True)}
-        del wanted, found  # each layer's share is freed as soon as it has been used
+        del wanted, found  # free each layer's tensors as soon as possible
     del outputs, losses
     parts: list[Part] = []
     for layer in layers:
@@ -364,9 +367,7 @@ def _by_vmap(
     """Any module: the gradient function mapped over examples, or a loop where mapping is not supported."""
     if dropout.stream is not None:
         with _prepared(module, dropout.of), torch.no_grad():
-            torch.func.functional_call(
-                module, _constants(module, params), (x,)
-            )  # draws the masks that are missing
+            torch.func.functional_call(module, _constants(module, params), (x,))  # draws missing masks
     drops = list(dropout.whole)
     masks = [dropout.whole[layer][dropout.part] for layer in drops]
     current: dict[nn.Module, Tensor] = {}

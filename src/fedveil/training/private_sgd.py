@@ -1,8 +1,8 @@
-"""DP-SGD over the client axis: every example's gradient clipped, noise on each batch's sum.
+"""DP-SGD over the client axis: per-example gradients are clipped, and noise is added to each batch's sum.
 
 Abadi et al.: Deep Learning with Differential Privacy. CCS 2016, Algorithm 1, inside each client. Batches are
-Poisson samples, and the noisy sum is divided by the expected size of a batch, so an example changes nothing but its
-own clipped gradient. `private_gradient` is the one private step that all record-level methods take.
+Poisson samples, and the noisy sum is divided by the expected batch size, so an example affects only its own clipped
+gradient. `private_gradient` is the private step of all record-level methods.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LARGEST_BATCH = 2**17
-"""Expected; a Poisson batch is never twice as large (docs/noise.md, claim 4)."""
+"""Largest expected batch size; a Poisson batch is never twice as large (docs/noise.md, claim 4)."""
 
 
 def private_steps(smallest: int, largest: int, batch_size: int, epochs: int) -> tuple[int, float]:
-    """How many noisy batches a participation reads, and the chance that one holds a given example.
+    """The number of noisy batches of a participation, and the probability that a batch contains a given example.
 
-    For clients of `smallest` to `largest` examples the most steps and the highest rate of any: a bound for all.
+    For clients with `smallest` to `largest` examples, the maximum of both over all sizes.
     """
     return epochs * math.ceil(largest / batch_size), 1 / math.ceil(smallest / batch_size)
 
 
 def accumulated_noise(lr: float, batch_size: int, epochs: int, momentum: float, records: int) -> float:
-    """The noise in each entry of a model after one participation, in units of multiplier * clip.
+    """The standard deviation of the noise in a model's entries after a participation, in units of multiplier * clip.
 
-    Every step adds lr / (expected batch) of it, which momentum repeats at most 1 / (1 - momentum) times.
+    Every step adds lr / (expected batch) of it, which momentum amplifies by at most 1 / (1 - momentum).
     """
     batches = math.ceil(records / batch_size)
     return lr * batches / records * math.sqrt(epochs * batches) / (1 - momentum)
@@ -51,7 +51,7 @@ def accumulated_noise(lr: float, batch_size: int, epochs: int, momentum: float, 
 
 @dataclass(frozen=True)
 class PoissonBatches:
-    """The batches that each client reads: how many, with which chance of a given example, and their expected size."""
+    """The Poisson batches of each client: their number, sampling rate and expected size."""
 
     steps: Sequence[int]
     rates: Sequence[float]
@@ -59,7 +59,7 @@ class PoissonBatches:
 
     @classmethod
     def of_epochs(cls, sizes: Sequence[int], batch_size: int, epochs: int) -> PoissonBatches:
-        """`epochs` times ceil(n / B) batches of rate 1 / ceil(n / B); none of a client without examples."""
+        """`epochs` times ceil(n / B) batches of rate 1 / ceil(n / B); none for a client without examples."""
         batches = [math.ceil(n / batch_size) for n in sizes]
         return cls(
             [epochs * count for count in batches],
@@ -69,7 +69,7 @@ class PoissonBatches:
 
     @classmethod
     def of_rate(cls, sizes: Sequence[int], rate: float, steps: int) -> PoissonBatches:
-        """`steps` batches of one rate; a client without examples adds its noise all the same."""
+        """`steps` batches of one rate, also for a client without examples, which adds noise only."""
         return cls([steps] * len(sizes), [rate] * len(sizes), [max(1.0, rate * n) for n in sizes])
 
     def rows(self, index: Sequence[int]) -> PoissonBatches:
@@ -80,7 +80,7 @@ class PoissonBatches:
 
 @dataclass(frozen=True)
 class StepStreams:
-    """What the private steps of K clients draw from: their batches, their noise and, unless None, their dropout."""
+    """The streams of the private steps of K clients: of batches, of noise and, unless None, of dropout."""
 
     batches: Sequence[Stream]
     noise: Sequence[Stream]
@@ -120,8 +120,8 @@ def private_sgd(
 ) -> Params:
     """Each client's parameters `[K, ...]` after its private steps from `w` `[K, ...]`.
 
-    A client without steps keeps its start. `proximal` pulls every step towards the start. `closed_form`: see
-    `clipped_sum`.
+    A client without steps keeps its initial parameters. `proximal` is the weight of the proximal term. `closed_form`:
+    see `clipped_sum`.
     """
     order = sorted(range(data.count), key=lambda k: (-batches.steps[k], k))
     back = sorted(range(data.count), key=order.__getitem__)
@@ -133,7 +133,7 @@ def private_sgd(
     ordered, batches, streams = data.rows(order), batches.rows(order), streams.rows(order)
     expected = torch.tensor(batches.expected, dtype=torch.float64)
     for step in range(max(batches.steps, default=0)):
-        active = sum(step < count for count in batches.steps)  # clients that are done are at the end
+        active = sum(step < count for count in batches.steps)  # clients that have finished are at the end
         now, own = {name: leaf[:active] for name, leaf in params.items()}, streams.first(active)
         batch = poisson_batch(ordered, batches.rates[:active], own.batches)
         gradient = private_gradient(
@@ -162,9 +162,9 @@ def private_gradient(
     *,
     closed_form: bool = True,
 ) -> Params:
-    """One private step of K clients: each example's gradient clipped, noise on their sum, divided by `expected` `[K]`.
+    """The gradient of a private step of K clients: clipped per example, with noise on the sum, divided by `expected`.
 
-    Guarantees: an example moves the sum by at most `mechanism.clip`
+    Guarantees: an example changes the sum by at most `mechanism.clip`
     (`test_one_example_moves_the_sum_by_no_more_than_the_clip`); the noise is the mechanism's
     (`test_the_noise_is_what_is_declared`).
     """
@@ -177,39 +177,40 @@ def private_gradient(
 
 
 def require_batch(expected: float, mechanism: SumMechanism) -> None:
-    """Refuse batches so large that the rounding errors of their sum are beyond the margin of the clip."""
+    """Refuse batches so large that the rounding errors of their sum exceed the margin of the clip."""
     if mechanism.step and expected > _LARGEST_BATCH:
         raise InputError(
             "batch_size",
             expected,
-            "is too large: the rounding errors of the sum would not be private",
+            "is too large: rounding errors of the sum would not be covered by the guarantee",
             f"Use batches of at most {_LARGEST_BATCH} examples.",
         )
 
 
 def dropout_streams(streams: ClientStreams) -> list[np.random.Generator]:
-    """What dropout masks are drawn from.
+    """The streams of dropout masks.
 
-    They go by place in the batch, so one record less moves the others' masks: on a deployed node nobody may know them.
+    Masks are assigned by position in the batch, so removing a record shifts those of others: on a deployed node they
+    must be secret.
     """
     return streams.unknown_to_server(streams.of_round("dropout"))
 
 
 def sampling_streams(streams: ClientStreams, seeded: Sequence[Stream]) -> Sequence[Stream]:
-    """What batches are drawn from: `seeded`, on a deployed node the system's entropy.
+    """The streams of batches: `seeded`, or on a deployed node the system's entropy.
 
-    Who is in a batch must stay secret, or sampling does not amplify privacy.
+    Amplification by sampling requires secret batches.
     """
     return seeded if streams.noise_source == "seeded" else streams.noise("sampling")
 
 
 def poisson_batch(data: ClientData, rates: Sequence[float], draws: Sequence[Stream]) -> Batch:
-    """Each example of client k with probability rates[k]; padding where others drew more.
+    """A batch with each example of client k with probability rates[k], padded to the largest.
 
-    The only place where private batches are drawn.
+    Private batches are drawn only here.
     """
     active = len(rates)
-    if data.largest == 0:  # nobody has an example: a row of padding keeps the shapes
+    if data.largest == 0:  # no client has examples: a row of padding keeps the shapes
         x, y = data.x.new_zeros(data.count, 1, *data.x.shape[2:]), data.y.new_zeros(data.count, 1)
         data = ClientData(x, y, data.sizes)
     sizes = data.sizes[:active].tolist()
@@ -238,8 +239,8 @@ def clipped_sum(
 ) -> Params:
     """`sum_i min(1, clip / |g_i|) g_i` of each client, `[K, ...]` in float64.
 
-    Networks of linear layers compute it for all clients at once, unless `closed_form` is false. They draw other dropout
-    masks than the rest.
+    Linear networks compute it for all clients at once, unless `closed_form` is false. Their dropout masks differ from
+    those of other networks.
     """
     assert batch.mask is not None
     if task.linear is not None and closed_form:

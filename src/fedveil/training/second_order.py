@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from fedveil.sequential import Activation, NamedLayer, activation, sequential_layers
 from fedveil.tree import Params
 
 
@@ -132,7 +132,7 @@ class _Convolution(_Affine):
 
 
 class _Activation(Pass):
-    def __init__(self, kind: Literal["relu", "sigmoid", "tanh"]) -> None:
+    def __init__(self, kind: Activation) -> None:
         self._kind = kind
 
     def forward(self, h: Tensor) -> Tensor:
@@ -178,27 +178,21 @@ class _Flatten(Pass):
         return dg.reshape(self._shape)
 
 
-@dataclass(frozen=True)
-class _Layer:
-    module: nn.Module
-    names: tuple[str, ...]
-    """Of its parameters: the weight, then the bias if it has one."""
-
-    def begin(self, rows: int, w: Params) -> Pass:
-        if isinstance(self.module, nn.Flatten):
-            return _Flatten()
-        if not self.names:
-            return _Activation(_KINDS[type(self.module)])
-        weight, bias = w[self.names[0]], w[self.names[1]] if len(self.names) > 1 else None
-        if isinstance(self.module, nn.Conv2d):
-            return _Convolution(rows, self.module, weight, bias)
-        return _Affine(rows, weight, bias)
+def _begin(layer: NamedLayer, rows: int, w: Params) -> Pass:
+    if isinstance(layer.module, nn.Flatten):
+        return _Flatten()
+    if (kind := activation(layer.module)) is not None:
+        return _Activation(kind)
+    weight, bias = w[layer.names[0]], w[layer.names[1]] if len(layer.names) > 1 else None
+    if isinstance(layer.module, nn.Conv2d):
+        return _Convolution(rows, layer.module, weight, bias)
+    return _Affine(rows, weight, bias)
 
 
 class Network:
     """A `nn.Sequential` of small convolutions, linear layers, activations and flatten that ends in class scores."""
 
-    def __init__(self, layers: Sequence[_Layer]) -> None:
+    def __init__(self, layers: Sequence[NamedLayer]) -> None:
         self._layers = tuple(layers)
         self.names = tuple(name for layer in layers for name in layer.names)
         self._first = next(i for i, layer in enumerate(layers) if layer.names)
@@ -206,23 +200,8 @@ class Network:
     @classmethod
     def recognise(cls, model: nn.Module) -> Network | None:
         """The network of this model in evaluation mode, or None if it is anything else."""
-        if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward:
-            return None
-        layers: list[_Layer] = []
-        for name, layer in model.named_children():
-            if isinstance(layer, (nn.Dropout, nn.Identity)):
-                continue
-            known = type(layer) is nn.Linear or (type(layer) is nn.Conv2d and _is_plain(layer))
-            flat = type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1)
-            if not known and not flat and type(layer) not in _KINDS:
-                return None
-            layers.append(_Layer(layer, tuple(f"{name}.{part}" for part, _ in layer.named_parameters())))
-        names = [name for layer in layers for name in layer.names]
-        if {id(leaf) for leaf in model.parameters()} != {
-            id(dict(model.named_parameters())[n]) for n in names
-        }:
-            return None
-        if not layers or type(layers[-1].module) is not nn.Linear or len(set(names)) != len(names):
+        layers = sequential_layers(model)
+        if layers is None:
             return None
         first = next(i for i, layer in enumerate(layers) if layer.names)
         return cls(layers) if all(type(layer.module) is nn.Flatten for layer in layers[:first]) else None
@@ -239,7 +218,7 @@ class Network:
 
     def begin(self, w: Params, x: Tensor, y: Tensor) -> tuple[list[Pass], Tensor, list[Tensor]]:
         """All layers' passes, the probabilities `[N * B, C]`, and the gradients by `names`."""
-        passes = [layer.begin(x.shape[0], w) for layer in self._layers]
+        passes = [_begin(layer, x.shape[0], w) for layer in self._layers]
         h = x.flatten(0, 1)
         for one in passes:
             h = one.forward(h)
@@ -271,11 +250,6 @@ class Network:
         return dg, centred.div_(-examples).reshape(y.shape)
 
 
-def _is_plain(layer: nn.Conv2d) -> bool:
-    zeros = layer.padding_mode == "zeros" and isinstance(layer.padding, tuple)
-    return zeros and layer.groups == 1
-
-
 class _Gradients(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, network: Network, w: Params, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
@@ -288,10 +262,3 @@ class _Gradients(torch.autograd.Function):
     def backward(ctx: Any, *v: Tensor) -> tuple[None, None, Tensor, Tensor]:
         of_x, of_y = ctx.network.moved(ctx.passes, ctx.scores, ctx.y, v)
         return None, None, of_x.reshape(ctx.shape), of_y
-
-
-_KINDS: dict[type[nn.Module], Literal["relu", "sigmoid", "tanh"]] = {
-    nn.ReLU: "relu",
-    nn.Sigmoid: "sigmoid",
-    nn.Tanh: "tanh",
-}

@@ -1,7 +1,7 @@
-"""One step of SGD as an update of tensors in place.
+"""One step of SGD as an in-place update of tensors.
 
-`w <- w - lr * (gradient + weight_decay * w + proximal * (w - w0) + correction)`, with momentum if asked. All of it
-is linear in the gradient, so where the gradient is a product of two factors, product and update are one operation.
+`w <- w - lr * (gradient + weight_decay * w + proximal * (w - w0) + correction)`, optionally with momentum. It is linear
+in the gradient, so if the gradient is a product of two factors, product and update are one operation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AddGradient = Callable[["Tensor", float, float], object]
 
 @dataclass(frozen=True)
 class Running:
-    """What a step reads and writes, all in one order of clients."""
+    """The tensors that a step reads and writes, all in the same order of clients."""
 
     w: Params
     anchor: Params
@@ -33,7 +33,7 @@ class Running:
         return next(iter(self.w.values())).shape[0]
 
     def first(self, active: int) -> Running:
-        """Views of the clients that are not done yet."""
+        """Views of the clients that have not finished."""
 
         def cut(tree: Params) -> Params:
             return {name: leaf[:active] for name, leaf in tree.items()}
@@ -75,7 +75,7 @@ class Update:
 
 
 def adding(gradient: Tensor) -> AddGradient:
-    """How a gradient that is a tensor already is added."""
+    """The operation that adds an explicit gradient."""
 
     def add(target: Tensor, keep: float, scale: float) -> None:
         if keep != 1:
@@ -86,7 +86,7 @@ def adding(gradient: Tensor) -> AddGradient:
 
 
 def adding_sum(g: Tensor) -> AddGradient:
-    """How the gradient `g.sum(1)` is added, of whatever `g` holds by then."""
+    """The operation that adds the gradient `g.sum(1)`, reading `g` when it is called."""
 
     def add(target: Tensor, keep: float, scale: float) -> None:
         adding(g.sum(1))(target, keep, scale)
@@ -95,7 +95,7 @@ def adding_sum(g: Tensor) -> AddGradient:
 
 
 def adding_product(g_transposed: Tensor, a: Tensor) -> AddGradient:
-    """How the gradient `g_transposed @ a` is added, without forming it, of whatever both hold by then."""
+    """The operation that adds the gradient `g_transposed @ a` without forming it, reading both when it is called."""
 
     def add(target: Tensor, keep: float, scale: float) -> None:
         target.baddbmm_(g_transposed, a, beta=keep, alpha=scale)

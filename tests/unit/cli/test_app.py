@@ -121,14 +121,14 @@ def test_a_person_gets_a_statement_and_a_table(fedveil: Command, config: Path) -
     assert "results in results/small/" in done.stdout
 
 
-def test_rounds_that_nobody_took_part_in_are_told(fedveil: Command, config: Path) -> None:
+def test_rounds_without_participants_are_reported(fedveil: Command, config: Path) -> None:
     poisson = ["--set", "run.sampler=poisson", "--set", "run.cohort=1", "--set", "run.rounds=10"]
     done = fedveil("run", config, *poisson, "--json")
     folder = Path(json.loads(done.stdout)["result"])
     rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     empty = sum(line["cohort"] == 0 for line in rounds)
     assert empty > 0
-    assert f"in {empty} of 10 rounds nobody took part" in " ".join(done.stderr.split())
+    assert f"in {empty} of 10 rounds nobody" in " ".join(done.stderr.split())
     assert "nobody" not in fedveil("run", config, "--json").stderr
 
 
@@ -224,45 +224,42 @@ def test_partition_names_the_users_of_a_table(fedveil: Command, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "named"),
     [
-        (["--set", "run.cohort=9"], ["run.cohort = 9", "Use 1 to 8"]),
-        (["--set", "run.what=9"], ["run.what", "unknown key"]),
+        (["--set", "run.cohort=9"], ["run.cohort = 9: "]),
+        (["--set", "run.what=9"], ["run.what = 9: "]),
         (["--set", "task.dataset=mnist"], ["mnist", "train-images", "FEDVEIL_DATA"]),
-        (["--set", "task.dataset=nothing"], ["nothing", "no such dataset"]),
-        (["--set", "task.model=nothing"], ["nothing", "no such model"]),
-        (["--set", "run.device=cuda"], ["run.device", "cpu"]),
-        (["--set", "run.device=meta"], ["run.device", "cpu"]),
-        (["--set", "privacy.budget=1", "--set", "method.noise_multiplier=0"], ["privacy.budget", "no noise"]),
-        (["--set", "privacy.ledger=."], ["privacy ledger cannot be opened"]),
-        (["--set", "partition.clients=2000"], ["partition.clients = 2000", "at most 1438"]),
-        (["--set", "partition.kind=user"], ["partition.kind", "names no users"]),
-        (["--set", "task.data_options.colour=1"], ["task.data_options.colour", "no such option"]),
-        (["--set", "attack=[{name='guess'}]"], ["attack.name = 'guess'", "no such attack"]),
-        (["--set", "attack=[{name='dlg', stepps=1}]"], ["attack.stepps", "steps"]),
+        (["--set", "task.dataset=nothing"], ["task.dataset = 'nothing': "]),
+        (["--set", "task.model=nothing"], ["task.model = 'nothing': "]),
+        (["--set", "run.device=cuda"], ["run.device = 'cuda': "]),
+        (["--set", "run.device=meta"], ["run.device = 'meta': "]),
+        (["--set", "privacy.budget=1", "--set", "method.noise_multiplier=0"], ["privacy.budget = 1.0: "]),
+        (["--set", "privacy.ledger=."], ["privacy ledger"]),
+        (["--set", "partition.clients=2000"], ["partition.clients = 2000: "]),
+        (["--set", "partition.kind=user"], ["partition.kind = 'user': "]),
+        (["--set", "task.data_options.colour=1"], ["task.data_options.colour = 1: "]),
+        (["--set", "attack=[{name='guess'}]"], ["attack.name = 'guess': "]),
+        (["--set", "attack=[{name='dlg', stepps=1}]"], ["attack.stepps = 1: "]),
         (
             ["--set", "method.name=dp-fedags", "--set", "method.selections=1e9"],
-            ["method.selections = 1000000000.0", "Use a number in (0, "],
+            ["method.selections = 1000000000.0: "],
         ),
-        (
-            ["--set", "method.name=fedceo", "--set", "method.layers=['fc9']"],
-            ["method.layers = ['fc9']", "Use some of "],
-        ),
-        (["--set", "method.name=fedceo", "--set", "method.interval=0"], ["method.interval = 0", "Use 1"]),
-        (["--set", "method.name=centaur", "--set", "method.head=9"], ["method.head = 9", "Use 1 to "]),
-        (["--results", "small.toml"], ["cannot write results to small.toml"]),
-        (["--results", "x" * 300], ["File name too long"]),
+        (["--set", "method.name=fedceo", "--set", "method.layers=['fc9']"], ["method.layers = ['fc9']: "]),
+        (["--set", "method.name=fedceo", "--set", "method.interval=0"], ["method.interval = 0: "]),
+        (["--set", "method.name=centaur", "--set", "method.head=9"], ["method.head = 9: "]),
+        (["--results", "small.toml"], ["small.toml"]),
+        (["--results", "x" * 300], ["x" * 300]),
     ],
 )
 def test_bad_input_is_one_line_exit_2_and_nothing_written(
-    fedveil: Command, config: Path, tmp_path: Path, arguments: list[str], words: list[str]
+    fedveil: Command, config: Path, tmp_path: Path, arguments: list[str], named: list[str]
 ) -> None:
     done = fedveil("run", config, *arguments)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert done.stderr.startswith("fedveil: ")  # the message alone, without a progress bar before it
     assert done.stdout == ""
-    assert all(word in done.stderr for word in words), done.stderr
+    assert all(part in done.stderr for part in named), done.stderr
     assert not (tmp_path / "results").exists()
 
 

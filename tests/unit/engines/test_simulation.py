@@ -14,11 +14,13 @@ from fedveil import At, Task
 from fedveil.data.client_data import ArrayClients, ClientData
 from fedveil.engines.pool import Pool
 from fedveil.engines.shared_memory import Leaf, SharedMemory, layout
-from fedveil.engines.simulation import Simulation
+from fedveil.engines.simulation import Simulation, cores
 from fedveil.errors import FedveilError
 from fedveil.methods.fedavg import FedAvg, TrainedModel
+from fedveil.methods.fedem import FedEM
 from fedveil.methods.fedsgd import FedSGD
 from fedveil.methods.shared_model import Model
+from fedveil.models.registry import make_model
 from fedveil.streams import ClientStreams
 from fedveil.tree import State
 from tests.contract.federation import SIZES, distance, make_clients, make_plan, make_task
@@ -185,3 +187,52 @@ def test_examples_are_gathered_once_a_round(kept: int, monkeypatch: pytest.Monke
             engine.exchange(range(5), method.broadcast(at, server, range(5)), at)
     chunks = 2 * len(engine._chunks(range(5)))
     assert clients.loads == (chunks if kept else chunks * method.exchanges(plan))
+
+
+def small_images(sizes: Sequence[int]) -> ArrayClients:
+    generator = torch.Generator().manual_seed(2)
+    pairs = [
+        (torch.rand(n, 1, 12, 12, generator=generator), torch.randint(0, 3, (n,), generator=generator))
+        for n in sizes
+    ]
+    return ArrayClients.from_arrays(pairs)
+
+
+@pytest.mark.parametrize(
+    "method", [FedSGD(batch_size=4), FedEM(batch_size=4, perturbation_steps=3), FedEM(batch_size=4, block=2)]
+)
+def test_gradients_computed_together_are_those_of_each_client_alone(method: FedSGD | FedEM) -> None:
+    """In single precision, bit for bit: on few workers or many, in any order, stacked or one by one."""
+    sizes = (9, 4, 7, 9, 2)
+    task = Task(lambda: make_model("lenet-zhu", (1, 12, 12), 3))
+    assert method.computes_together(task)
+    clients, plan = small_images(sizes), make_plan(sizes, cohort=5, rounds=2)
+    down = method.broadcast(At(plan, 1), method.init_server(task.init(0), plan), range(5))
+    found = []
+    for order, execution, workers in (
+        ((0, 1, 2, 3, 4), "one-by-one", 1),
+        ((0, 1, 2, 3, 4), "auto", 1),
+        ((3, 1, 4, 0, 2), "stacked", 1),
+        ((0, 1, 2, 3, 4), "stacked", 2),
+    ):
+        engine = Simulation(task, clients, method, plan, seed=0, execution=execution, workers=workers)
+        uploads = []
+        for exchange in range(method.exchanges(plan)):
+            up = engine.own(engine.exchange(order, down, At(plan, 1, exchange)).up)
+            uploads.append(up.rows([order.index(client) for client in range(5)]).tensors())
+        found.append(uploads)
+        engine.close()
+    for uploads in found[1:]:
+        for one, other in zip(uploads, found[0], strict=True):
+            assert all(torch.equal(leaf, other[name]) for name, leaf in one.items())
+
+
+def test_an_exchange_of_little_work_needs_no_worker() -> None:
+    """What counts is the work of one exchange: its workers wait for each other at the end."""
+    task = Task(lambda: make_model("lenet-zhu", (1, 12, 12), 3))
+    clients, plan = small_images([3000] * 4), make_plan([3000] * 4, cohort=4)
+    few, many = FedSGD(batch_size=8), FedEM(batch_size=8, perturbation_steps=1000)
+    for method, alone in ((few, True), (many, cores() == 1)):
+        engine = Simulation(task, clients, method, plan, seed=0)
+        assert engine.in_process == alone
+        engine.close()

@@ -135,9 +135,9 @@ def test_lpips_of_real_weights() -> None:
 
 
 def test_weights_are_read_without_running_code() -> None:
-    with pytest.raises(DataError, match="refused"):
+    with refuses("weights", DataError, value="pathlib.PosixPath"):
         read_arrays(pickle.dumps(Path("x")))
-    with pytest.raises(DataError, match="damaged"):
+    with refuses("weights", DataError):
         read_arrays(b"nonsense")
     array = np.arange(3.0)
     assert read_arrays(pickle.dumps({"a": array}, protocol=4))["a"].tolist() == [0.0, 1.0, 2.0]

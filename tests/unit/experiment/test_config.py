@@ -240,16 +240,12 @@ def test_the_stored_configuration_loads_to_the_same_run(tmp_path: Path) -> None:
     assert tomllib.loads(path.read_text())["method"]["epochs"] == 1
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"), [(b"a = [", "not TOML"), (b"\xff\xfe", "not TOML"), (None, "no such file")]
-)
-def test_a_file_that_is_no_configuration_is_named(
-    tmp_path: Path, content: bytes | None, problem: str
-) -> None:
+@pytest.mark.parametrize("content", [b"a = [", b"\xff\xfe", None])
+def test_a_file_that_is_no_configuration_is_named(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "c.toml"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(InputError, match=problem):
+    with refuses("config", value=str(path)):
         load_config(path)
 
 

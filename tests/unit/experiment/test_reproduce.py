@@ -11,9 +11,17 @@ from typer.testing import CliRunner
 from fedveil.attack_runs.published import attack_as_published
 from fedveil.cli import app
 from fedveil.errors import InputError, ResultError
+from fedveil.experiment.estimates import Estimate, Estimates, cost, estimate, wall_time
 from fedveil.experiment.records import Records
-from fedveil.experiment.reproduce import choose, estimate, open_cells, report, run_job, wall_time
-from fedveil.experiment.tables import PublishedTable, find_table, list_tables, load_table
+from fedveil.experiment.reproduce import choose, open_cells, report, run_job
+from fedveil.experiment.tables import (
+    PAPERS,
+    PublishedTable,
+    find_table,
+    list_tables,
+    load_table,
+    tables_folder,
+)
 from fedveil.methods.fedavg import FedAvg
 from fedveil.report.reproduction import pages
 
@@ -195,7 +203,42 @@ def test_the_time_is_estimated_from_a_measured_round(table: PublishedTable, tmp_
     assert set(found) == {"UDP-FedAvg, sigma 1, seed 0", "UDP-FedAvg, sigma 2, seed 0"}
     assert len(set(found.values())) == 1  # they differ in a real number only: one measurement
     assert 0 < wall_time(list(found.values()), 1) < 60
-    assert estimate(cells, limit=0.01)["UDP-FedAvg, sigma 1, seed 0"].lower_bound
+    assert estimate(cells, limit=0.0)["UDP-FedAvg, sigma 1, seed 0"] == Estimate(0.0, lower_bound=True)
+
+
+def test_a_kept_estimate_is_of_the_row_as_it_stands(
+    folder: Path, table: PublishedTable, tmp_path: Path
+) -> None:
+    plain, private, other = table.rows
+    kept = Estimates(table, tmp_path / "records")
+    kept.add(plain, Estimate(100.0))
+    kept.add(private, Estimate(50.0, lower_bound=True))
+    kept.write()
+    kept = Estimates(table, tmp_path / "records")
+    assert (kept.of(plain), kept.of(other)) == (Estimate(100.0), None)
+    assert kept.stale() == []
+    known = cost(table, [plain, other], tmp_path / "records")
+    assert (known.seconds, known.lower_bound) == (200.0, False)  # the unknown one costs as much as the known
+    assert cost(table, table.rows, tmp_path / "records").in_words() == "more than 4 minutes"
+    assert cost(table, [other], tmp_path / "records").in_words() == "not measured"
+    assert cost(table, [other], tmp_path / "records", like=[plain]).in_words() == "about 2 minutes"
+    kept.add(private, Estimate(40.0, lower_bound=True))  # knows less
+    assert kept.of(private) == Estimate(50.0, lower_bound=True)
+    kept.add(private, Estimate(70.0))
+    kept.add(private, Estimate(90.0, lower_bound=True))
+    assert kept.of(private) == Estimate(70.0)
+    path = folder / "fedceo" / "table-1-digits.toml"
+    path.write_text(TABLE.replace("lr = 0.1", "lr = 0.2"))
+    assert Estimates(load_table(path), tmp_path / "records").stale() == ["FedAvg", "UDP-FedAvg, sigma 1"]
+
+
+def test_damaged_estimates_are_told(table: PublishedTable, tmp_path: Path) -> None:
+    path = tmp_path / "records" / "estimates" / "fedceo" / "table-1-digits.json"
+    path.parent.mkdir(parents=True)
+    for damaged in ("{", '{"rows": {"FedAvg": {"seconds": 1}}}', '{"rows": []}'):
+        path.write_text(damaged)
+        with pytest.raises(ResultError, match="damaged"):
+            Estimates(table, tmp_path / "records")
 
 
 def test_the_command_ends_with_one_json_object(folder: Path, tmp_path: Path) -> None:
@@ -214,11 +257,37 @@ def test_the_command_ends_with_one_json_object(folder: Path, tmp_path: Path) -> 
     (table,) = json.loads(listed.stdout)["tables"]
     assert (table["rows"], table["on_record"]) == (3, 1)
     assert table["seconds_per_seed"] is not None
+    assert table["seconds_not_run"] == pytest.approx(2 * row["seconds"], rel=0.1)
     only = CliRunner().invoke(app, [*command[:3], "--estimate", *options])
     assert set(json.loads(only.stdout.splitlines()[-1])["runs"]) == {
         "UDP-FedAvg, sigma 1, seed 0",
         "UDP-FedAvg, sigma 2, seed 0",
     }
+    again = CliRunner().invoke(app, ["reproduce", "fedceo", *options])
+    (estimated,) = json.loads(again.stdout)["tables"]
+    kept = Estimates(find_table(folder, "fedceo", "table-1-digits"), folder / "records")
+    assert estimated["seconds_not_run"] == pytest.approx(
+        sum(found.seconds for row in kept.table.rows[1:] if (found := kept.of(row))), abs=0.1
+    )
+
+
+def test_names_of_tables_can_be_copied_from_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for paper in PAPERS:
+        shown = CliRunner().invoke(app, ["reproduce", paper]).stdout
+        assert all(table.name in shown for table in list_tables(tables_folder(), paper))
+
+
+def test_a_reduced_run_ends_with_one_json_object(folder: Path, tmp_path: Path) -> None:
+    options = ["--tables", str(folder), "--results", str(tmp_path / "results"), "--json", "--reduced"]
+    ran = CliRunner().invoke(app, ["reproduce", "fedceo", "table-1-digits", "--seeds", "1", *options])
+    assert ran.exit_code == 0, ran.output
+    told = json.loads(ran.stdout.splitlines()[-1])
+    assert told["scale"] == "reduced"
+    assert [len(row["accuracy"]) for row in told["rows"]] == [1, 1, 1]
+    assert set(told["order"]) >= {"tau", "published_order_reproduced"}
 
 
 ATTACKED = """

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedveil import ArrayClients, At, Plan, Task, run
 from fedveil.engines.worker import ClientWorker
-from fedveil.errors import DivergedError, InputError
+from fedveil.errors import DivergedError
 from fedveil.experiment.config import build_method
 from fedveil.methods.dp_fedags import (
     DPFedAGS,
@@ -267,7 +267,7 @@ def test_a_zero_gradient_is_all_significant_and_finite() -> None:
     ],
 )
 def test_bad_fields_are_refused_by_name(field: str, value: Any) -> None:
-    with pytest.raises(InputError, match=f"method.{field}"):
+    with refuses(f"method.{field}", value=value):
         build_method({"name": "dp-fedags", field: value})
 
 
@@ -282,7 +282,7 @@ def test_a_loss_that_is_not_finite_is_told_by_its_client() -> None:
         return cross_entropy(outputs, y) + math.inf  # whose gradient is finite
 
     layers = linear_task().module
-    with pytest.raises(DivergedError, match="the upload of client 0 is not finite in 'loss'"):
+    with refuses("upload", DivergedError, value=(0, "loss")):
         run(Task(layers, loss=endless), clients(5, 5), DPFedAGS(), rounds=1, workers=1)
 
 

@@ -66,15 +66,15 @@ def updated(
 @pytest.mark.parametrize(
     ("field", "value", "remedy"),
     [
-        ("lam", 0.0, "auto"),
-        ("lam", -1.0, "auto"),
-        ("lam", math.nan, "auto"),
-        ("lam", math.inf, "auto"),
-        ("theta", 0.99, "Use 1"),
-        ("theta", math.inf, "Use 1"),
-        ("interval", 0, "Use 1"),
-        ("layers", "first:2", "last:2"),
-        ("layers", "last:0", "last:2"),
+        ("lam", 0.0, "lam"),
+        ("lam", -1.0, "lam"),
+        ("lam", math.nan, "lam"),
+        ("lam", math.inf, "lam"),
+        ("theta", 0.99, "theta"),
+        ("theta", math.inf, "theta"),
+        ("interval", 0, "theta"),
+        ("layers", "first:2", "layers"),
+        ("layers", "last:0", "layers"),
     ],
 )
 def test_bad_fields_are_refused_with_the_remedy(field: str, value: Any, remedy: str) -> None:

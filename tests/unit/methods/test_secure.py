@@ -166,7 +166,7 @@ def test_the_noise_of_the_model_is_that_of_the_shares() -> None:
     assert float(moved.std()) == pytest.approx(3.0 * 0.5 * math.sqrt(5 / 3) / 5, rel=0.03)
 
 
-def test_a_run_states_the_noise_that_was_really_there(tmp_path: Path) -> None:
+def test_a_run_states_the_noise_of_the_clients_that_answered(tmp_path: Path) -> None:
     method = make("udp-fedavg", noise_multiplier=4.0)
     found = fedveil.run(
         make_task(),

@@ -12,6 +12,7 @@ from fedveil.privacy import ledger as ledger_module
 from fedveil.privacy.accounting import account
 from fedveil.privacy.ledger import GENESIS, Budget, BudgetKeeper, Ledger, spent
 from fedveil.privacy.releases import Plan
+from tests.refusals import refuses
 from tests.unit.privacy.declarations import fedceo, udp_fedavg
 
 PLAN = Plan(100, 10, "poisson", 40)
@@ -94,7 +95,7 @@ def test_an_altered_line_is_refused(tmp_path: Path, line: int) -> None:
         .replace('"multiplier": 1.0', '"multiplier": 9.0')
     )
     path.write_text("".join(lines))
-    with pytest.raises(LedgerError, match=f"ledger.jsonl: line {line + 1}: altered .* Restore the file"):
+    with refuses("hash", LedgerError):
         Ledger(path)
 
 
@@ -107,7 +108,7 @@ def test_a_rehashed_line_breaks_the_chain(tmp_path: Path) -> None:
     body["release"]["protection"]["multiplier"] = 100.0
     lines[1] = json.dumps({**body, "hash": ledger_module.Entry.digest(body)})
     path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(LedgerError, match="line 3: a line before it"):
+    with refuses("previous", LedgerError, value=3):
         Ledger(path)
 
 
@@ -118,7 +119,7 @@ def test_a_missing_line_is_refused(tmp_path: Path, gap: int) -> None:
     lines = path.read_text().splitlines(keepends=True)
     del lines[gap]
     path.write_text("".join(lines))
-    with pytest.raises(LedgerError, match="missing or replaced"):
+    with refuses("previous", LedgerError):
         Ledger(path)
 
 
@@ -127,12 +128,12 @@ def test_a_cut_off_end_and_a_lost_file_are_refused(tmp_path: Path) -> None:
     ledger = _charge(path, 3)
     data = path.read_bytes()
     path.write_bytes(b"".join(data.splitlines(keepends=True)[:-2]))
-    with pytest.raises(LedgerError, match="4 entries where 6"):
+    with refuses("entries", LedgerError, value=4):
         Ledger(path)
-    with pytest.raises(LedgerError, match="shorter"):
+    with refuses("size", LedgerError, value=2386):
         ledger.charge("run", 4, RELEASES, PLAN, replay_safe=True)
     path.unlink()
-    with pytest.raises(LedgerError, match="disappeared"):
+    with refuses("ledger", LedgerError):
         Ledger(path)
 
 
@@ -141,7 +142,7 @@ def test_another_ledger_of_the_same_length_is_refused(tmp_path: Path) -> None:
     _charge(tmp_path / "ledger.jsonl", 3)
     _charge(tmp_path / "other.jsonl", 3, run="another run")
     (tmp_path / "other.jsonl").replace(tmp_path / "ledger.jsonl")
-    with pytest.raises(LedgerError, match="holds 6 entries where 6 were written"):
+    with refuses("entries", LedgerError, value=6):
         Ledger(tmp_path / "ledger.jsonl")
 
 
@@ -166,7 +167,7 @@ def test_nonsense_is_refused(tmp_path: Path) -> None:
     for text in ("hello\n", "{}\n", "[1]\n", '{"hash": 3}\n'):
         path.write_text(text)
         (tmp_path / "ledger.jsonl.head").write_text(json.dumps({"entries": 0, "hash": GENESIS}))
-        with pytest.raises(LedgerError, match="line 1"):
+        with refuses("entry", LedgerError, value=1):
             Ledger(path)
 
 
@@ -209,7 +210,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(LedgerError, match="No space left"):
+    with refuses("file", LedgerError, value="No space left on device"):
         ledger.charge("run", 1, RELEASES, PLAN, replay_safe=True)
     monkeypatch.undo()
     assert ledger.charge("run", 1, RELEASES, PLAN, replay_safe=True) == 2
@@ -229,7 +230,7 @@ def test_two_writers_share_one_ledger(tmp_path: Path) -> None:
 def test_a_locked_ledger_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_module, "LOCK_SECONDS", 0.05)
     first, second = Ledger(tmp_path / "ledger.jsonl"), Ledger(tmp_path / "ledger.jsonl")
-    with first._locked(), pytest.raises(LedgerError, match="locked"):
+    with first._locked(), refuses("lock", LedgerError):
         second.charge("run", 1, RELEASES, PLAN, replay_safe=True)
 
 
@@ -317,7 +318,7 @@ def test_a_head_that_is_none_is_an_error_with_a_remedy(head: str, tmp_path: Path
     path = tmp_path / "ledger.jsonl"
     _charge(path, 1)
     (tmp_path / "ledger.jsonl.head").write_bytes(head.encode("utf-8", "surrogateescape"))
-    with pytest.raises(LedgerError, match=r"not the head of a privacy ledger\. Restore"):
+    with refuses("head", LedgerError):
         Ledger(path)
 
 
@@ -325,7 +326,7 @@ def test_a_line_nested_without_end_is_no_entry(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_text("[" * 100_000 + "\n")
     (tmp_path / "ledger.jsonl.head").write_text(json.dumps({"entries": 0, "hash": GENESIS}))
-    with pytest.raises(LedgerError, match="line 1: not a ledger entry"):
+    with refuses("entry", LedgerError, value=1):
         Ledger(path)
 
 

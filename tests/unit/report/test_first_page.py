@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -78,7 +79,84 @@ def test_the_noise_of_a_seed_is_a_duty_and_a_warning(tmp_path: Path) -> None:
         "noise": "seeded",
     }
     write_run(tmp_path, "udp-fedavg", privacy=privacy)
-    assert "Do not publish this model" in section_of(render(read_runs([tmp_path])), "statement")
+    first = section_of(render(read_runs([tmp_path])), "statement")
+    assert "Do not publish this model" in first
+    assert "publish no more than the model" not in first
+    assert "Only if the seed stays secret: whoever sees the published model can raise" in first
+
+
+@pytest.mark.parametrize(("epsilon", "publish"), [(None, False), (20.0, False), (3.0, True)])
+def test_a_model_is_to_be_published_only_if_something_is_proven_of_it(
+    tmp_path: Path, epsilon: float | None, publish: bool
+) -> None:
+    write_run(tmp_path, "udp-fedavg", proven=[proof("server", epsilon), proof("observer", epsilon)])
+    first = section_of(render(read_runs([tmp_path])), "statement")
+    assert ("Do not publish this model" in first) is not publish
+    assert ("publish no more than the model" in first) is publish
+    nothing = epsilon is None
+    assert ("nothing bounds what that tells" in first) is nothing
+    assert ("No row depends on a trusted server" in first) is not nothing
+    assert ("Keep the ledger" in first) is not nothing
+
+
+def test_a_bound_that_excludes_nothing_is_called_so(tmp_path: Path) -> None:
+    write_run(tmp_path, "udp-fedavg", proven=[proof("observer", 25.0)])
+    first = section_of(render(read_runs([tmp_path])), "statement")
+    assert "may become certain whether a given client contributed its data" in first
+    assert "at most more" not in first
+
+
+def test_a_run_that_its_budget_ended_says_so_on_the_first_page(tmp_path: Path) -> None:
+    write_run(tmp_path, "udp-fedavg", stopped="the privacy budget does not allow round 3")
+    first = section_of(render(read_runs([tmp_path])), "statement")
+    assert "the privacy budget does not allow round 3" in first
+
+
+def test_the_data_of_a_federation_is_not_that_of_the_server(tmp_path: Path) -> None:
+    write_run(tmp_path, "udp-fedavg", deployed=True, client_names=["Basel", "Bern"])
+    page = render(read_runs([tmp_path]))
+    first = section_of(page, "statement")
+    assert "the own data of 4 nodes (Basel, Bern)" in first
+    assert "on the server&#x27;s test set (digits)" in first
+    assert "digits, held by" not in page
+    assert "the nodes&#x27; own, tested on digits" in page
+
+
+def test_the_first_page_has_the_score_of_numbers_with_its_interval(tmp_path: Path) -> None:
+    scores: dict[str, Any] = {
+        "r2": 0.9,
+        "metrics": {"all": {"r2": {"value": 0.9, "low": 0.85, "high": 0.93}}},
+    }
+    write_run(tmp_path, "udp-fedavg", accuracy=None, **scores)
+    first = section_of(render(read_runs([tmp_path])), "statement")
+    assert "R² of 0.900 on the test set (95 % interval: 0.850 to 0.930)" in first
+
+
+def test_how_the_data_was_prepared_and_what_that_means_for_a_person_is_on_the_first_page(
+    tmp_path: Path,
+) -> None:
+    privacy = {
+        "paper_claim": "none",
+        "proven": [proof("observer", 1.0, "record")],
+        "data": ["Scales were computed without protection."],
+        "persons": [{"adversary": "observer", "epsilon": 3.0, "delta": 1e-4}, {"adversary": "server"}],
+    }
+    write_run(tmp_path, "dp-fedprox", privacy=privacy)
+    first = section_of(render(read_runs([tmp_path])), "statement")
+    assert "Scales were computed without protection." in first
+    assert "(group privacy): epsilon 3 at delta 10⁻⁴ against published results." in first
+    assert "how data is prepared: public" not in first
+
+
+def test_scores_of_clients_are_not_in_the_public_report(tmp_path: Path) -> None:
+    known = {"value": 0.5, "low": 0.4, "high": 0.6}
+    metrics = {"all": {"auc": known | {"value": 0.77}}, "clients": {"Basel": {"examples": 12, "auc": known}}}
+    write_run(tmp_path, "udp-fedavg", metrics=metrics)
+    runs = read_runs([tmp_path])
+    full, public = (section_of(render(runs, public=hidden), "scores") for hidden in (False, True))
+    assert "Basel" in full
+    assert "Basel" not in public
+    assert "0.77" in public
 
 
 def test_what_is_made_again_differs_where_noise_comes_from_entropy(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from fedveil.experiment.config import WITHOUT_EFFECT, Config, distinguishing
 from fedveil.experiment.sections import Metric, PaperSection
-from fedveil.report.groups import Spread, group, mixed
+from fedveil.report.groups import Spread, best_of, group, mixed
 from fedveil.report.reading import Paper, Run, read_runs
 from fedveil.report.verdict import against_paper, headline, lines, percent, small
 from fedveil.validation import known_keys
@@ -24,8 +24,8 @@ def test_seeds_of_one_setting_are_one_group_and_names_tell_settings_apart(tmp_pa
     settings = group(read_runs([write_everything(tmp_path)]))
     assert [setting.name for setting in settings] == [
         "fedavg",
-        "udp-fedavg, noise multiplier 1",
-        "udp-fedavg, noise multiplier 2",
+        "udp-fedavg (noise multiplier 1)",
+        "udp-fedavg (noise multiplier 2)",
     ]
     assert [len(setting.runs) for setting in settings] == [2, 2, 2]
     spread = settings[0].accuracy
@@ -48,11 +48,11 @@ def test_names_hold_as_few_settings_as_tell_them_apart() -> None:
         "task": {"model": "mlp-2"},
         "method": second["method"] | {"noise_multiplier": 6.0},
     }
-    assert _names([first, second]) == ["m, model logistic", "m, model mlp-2"]
+    assert _names([first, second]) == ["m (logistic)", "m (mlp-2)"]
     assert _names([first, second, third]) == [
-        "m, noise multiplier 4",
-        "m, noise multiplier 5",
-        "m, noise multiplier 6",
+        "m (noise multiplier 4)",
+        "m (noise multiplier 5)",
+        "m (noise multiplier 6)",
     ]
     grid = [{"method": {"name": "m", "clip": clip, "lr": rate}} for clip in (1.0, 2.0) for rate in (0.1, 0.2)]
     assert len(set(_names(grid))) == 4
@@ -158,13 +158,13 @@ def test_other_data_is_called_hard_to_compare(tmp_path: Path) -> None:
 def test_the_headline_picks_the_best_run_with_a_meaningful_proof(tmp_path: Path) -> None:
     said = headline(group(read_runs([write_everything(tmp_path)])))
     assert said.level == "weak"
-    assert "udp-fedavg, noise multiplier 1 reaches 80.50" in said.text
+    assert "udp-fedavg (noise multiplier 1) reaches 80.50" in said.text
     assert (
         "epsilon 4 proven for one client's whole data against those who see only what is published"
         in said.text
     )
     assert "Against the server: epsilon 20, too large to be called protection." in said.text
-    assert "fedavg reaches 91.00 ± 1.41 % without any proof" in said.text
+    assert "fedavg reaches 91.00 ± 1.41 % accuracy without any proof" in said.text
 
 
 def test_the_headline_prefers_a_useful_model_that_is_protected_against_the_server(tmp_path: Path) -> None:
@@ -172,8 +172,13 @@ def test_the_headline_prefers_a_useful_model_that_is_protected_against_the_serve
     write_run(tmp_path, "udp-fedavg", accuracy=0.95, proven=public)
     write_run(tmp_path, "dp-fedavg", accuracy=0.9, proven=[proof("observer", 4.0), proof("server", 4.0)])
     said = headline(group(read_runs([tmp_path])))
-    assert said.text.startswith("dp-fedavg reaches 90.00 % with epsilon 4 proven for one client's whole data")
-    assert "against the server: limited protection. udp-fedavg reaches 95.00 % with epsilon 1." in said.text
+    assert said.text.startswith(
+        "dp-fedavg reaches 90.00 % accuracy with epsilon 4 proven for one client's whole data"
+    )
+    assert (
+        "against the server: limited protection. udp-fedavg reaches 95.00 % accuracy with epsilon 1."
+        in said.text
+    )
     (tmp_path / "b").mkdir()
     rows = [proof("observer", 4.0), proof("server", 4.0)]
     write_run(tmp_path / "b", accuracy=0.34, proven=rows, majority=majority(0.34, 500))
@@ -221,11 +226,9 @@ def test_a_finished_run_without_test_data_is_not_called_unfinished(tmp_path: Pat
     (setting,) = group(read_runs([tmp_path / "a"]))
     said = headline([setting])
     assert said.level == "weak"
-    assert said.text.startswith(
-        "No accuracy was measured. udp-fedavg proves epsilon 4 for one client's whole"
-    )
+    assert said.text.startswith("No score was measured. udp-fedavg proves epsilon 4 for one client's whole")
     assert "Against the server: epsilon 20, too large to be called protection." in said.text
-    assert lines(setting)[0].text.startswith("No accuracy was measured. Proven for one client's whole data")
+    assert lines(setting)[0].text.startswith("No score was measured. Proven for one client's whole data")
     write_run(tmp_path / "b", "fedavg", accuracy=None)
     assert headline(group(read_runs([tmp_path / "b"]))).level == "bad"
 
@@ -253,6 +256,51 @@ def test_a_model_is_held_against_the_most_frequent_class(
     write_run(tmp_path, "udp-fedavg", accuracy=accuracy, proven=rows, classes=["no", "yes"], majority=known)
     said = headline(group(read_runs([tmp_path]))).text
     assert ("most frequent class" in said) is useless
+
+
+@pytest.mark.parametrize(
+    ("key", "low", "high", "useless"),
+    [
+        ("r2", 0.92, 0.96, False),
+        ("r2", -0.1, 0.2, True),  # not better than the mean for sure
+        ("concordance", 0.55, 0.7, False),
+        ("concordance", 0.4, 0.6, True),
+    ],
+)
+def test_models_of_numbers_and_times_have_their_own_score_and_guess(
+    tmp_path: Path, key: str, low: float, high: float, useless: bool
+) -> None:
+    value = (low + high) / 2
+    scores: dict[str, Any] = {
+        key: value,
+        "metrics": {"all": {key: {"value": value, "low": low, "high": high}}},
+    }
+    write_run(tmp_path, "udp-fedavg", accuracy=None, proven=[proof("observer", 0.5)], **scores)
+    (setting,) = group(read_runs([tmp_path]))
+    assert setting.measure.key == key
+    assert setting.interval == (low, high)
+    said = headline([setting]).text
+    assert f"of {value:.3f}" in said
+    assert ("no better than" in said) is useless
+
+
+def test_of_perplexities_the_least_is_best(tmp_path: Path) -> None:
+    for name, values in {"fedavg": (30.0, 30.1), "udp-fedavg": (80.0, 81.0)}.items():
+        for seed, value in enumerate(values):
+            write_run(tmp_path, name, seed=seed, accuracy=None, perplexity=value, identity=f"{name}{seed}")
+    settings = group(read_runs([tmp_path]))
+    best = best_of(settings)
+    assert best is not None
+    assert best.method == "fedavg"
+    assert "perplexity of 30.05" in headline(settings).text
+
+
+def test_settings_with_other_measures_are_called_hard_to_compare(tmp_path: Path) -> None:
+    write_run(tmp_path, "fedavg", accuracy=0.9)
+    write_run(tmp_path, "udp-fedavg", accuracy=None, r2=0.5)
+    settings = group(read_runs([tmp_path]))
+    assert any("measures (R², accuracy)" in note for note in mixed(settings))
+    assert headline(settings).text.startswith("fedavg reaches 90.00 % accuracy")
 
 
 def majority(rate: float, labels: int) -> dict[str, float]:

@@ -85,7 +85,7 @@ def test_two_runs_at_once_do_not_both_take_the_last_round(
 
     def interrupted(ledger: Ledger, *args: Any, **more: Any) -> int:
         monkeypatch.setattr(Ledger, "charge", charge)
-        with pytest.raises(LedgerError, match="another run keeps the ledger locked"):
+        with refuses("lock", LedgerError):
             other.round_starts(at, ())  # both have found room; the ledger is not written yet
         return charge(ledger, *args, **more)
 

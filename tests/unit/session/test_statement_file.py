@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -10,19 +11,25 @@ import pytest
 import torch
 
 import fedveil
-from fedveil.privacy.ledger import Ledger
-from fedveil.session.statement_file import SCHEMA, STATEMENT, Check, verify
+from fedveil.privacy.ledger import Entry, Ledger
+from fedveil.session.model_file import CHECKSUM
+from fedveil.session.statement_file import SCHEMA, STATEMENT, Check, summary_bytes, verify
 
 
 def train(
-    folder: Path, *, ledger: Path | None = None, noise: str = "entropy", method: str = "udp-fedavg"
+    folder: Path,
+    *,
+    ledger: Path | None = None,
+    noise: str = "entropy",
+    method: str = "udp-fedavg",
+    **fields: float,
 ) -> Path:
     data = [(torch.randn(15, 5), torch.randint(0, 2, (15,))) for _ in range(4)]
     task = fedveil.Task(lambda: torch.nn.Linear(5, 2))
     fedveil.run(
         task,
         data,
-        fedveil.METHODS[method](),
+        fedveil.METHODS[method](**fields),
         rounds=2,
         cohort=2,
         noise=noise,  # type: ignore[arg-type]
@@ -89,14 +96,31 @@ def test_a_smaller_epsilon_in_the_statement_is_found(run: Path) -> None:
 
 
 def test_a_forged_statement_with_a_right_hash_is_found_by_the_ledger(run: Path) -> None:
-    from fedveil.privacy.ledger import Entry
-
     stated = json.loads((run / STATEMENT).read_text())
     del stated["hash"]
     stated["proven"][0]["epsilon"] = 0.1
     (run / STATEMENT).write_text(json.dumps(stated | {"hash": Entry.digest(stated)}))
     row = stated["proven"][0]
     assert failed(verify(run)) >= {"claims", f"epsilon, {row['unit']} against {row['adversary']}"}
+
+
+def test_files_that_were_all_made_anew_pass_and_only_a_head_kept_elsewhere_differs(
+    run: Path, tmp_path: Path
+) -> None:
+    """What verification cannot show: the model had little noise, everything else is of a run with much."""
+    forged = train(tmp_path / "forged", noise_multiplier=50.0)
+    kept = json.loads((run / STATEMENT).read_text())["ledger"]["head"]
+    shutil.copy(run / "model.safetensors", forged)
+    summary = json.loads((forged / "summary.json").read_text())
+    summary[CHECKSUM] = json.loads((run / "summary.json").read_text())[CHECKSUM]
+    (forged / "summary.json").write_bytes(summary_bytes(summary))
+    stated = json.loads((forged / STATEMENT).read_text())
+    del stated["hash"]
+    for name in ("model.safetensors", "summary.json"):
+        stated["files"][name] = hashlib.sha256((forged / name).read_bytes()).hexdigest()
+    (forged / STATEMENT).write_text(json.dumps(stated | {"hash": Entry.digest(stated)}))
+    assert failed(verify(forged)) == set()
+    assert stated["ledger"]["head"] != kept
 
 
 @pytest.mark.parametrize(

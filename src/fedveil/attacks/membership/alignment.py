@@ -1,10 +1,10 @@
-"""Is an uploaded gradient made up of the example's own gradient?
+"""Membership from the alignment of an uploaded gradient with an example's own gradient.
 
-A server that sees one client's upload takes the gradient of each example in question at the model it had sent.
-"least-squares" writes the upload as a combination of them all: members get weights near 1 / n_k, others near zero.
-"cosine" compares each example alone. Against methods that noise some coordinates only, `trust_below` makes the
-attack adaptive: clipping leaves no coordinate that large, so larger ones are noise and are left out; what remains
-of DP-FedAGS's upload is the bare gradient.
+A server that observes one client's upload computes the gradient of each candidate at the model that it sent.
+"least-squares" fits the upload as a combination of all of them: members get weights near 1 / n_k, non-members near
+zero. "cosine" compares each example separately. Against methods that add noise to some coordinates only, `trust_below`
+makes the attack adaptive: clipped coordinates are smaller, so larger ones are noise and are left out; the rest of
+DP-FedAGS's upload is the gradient without noise.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 _CHUNK = 64
 
 
-@register_membership("gradient-alignment", "whether an upload is made up of the example's own gradient")
+@register_membership("gradient-alignment", "whether an upload contains the example's own gradient")
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class GradientAlignment:
     fit: Literal["least-squares", "cosine"] = "least-squares"
-    """Whether the upload is written as a combination of all examples' gradients, or compared with each alone."""
+    """Whether the upload is fitted by all examples' gradients together, or compared with each separately."""
     trust_below: Annotated[float, Field(gt=0)] | None = None
-    """Coordinates of at least this size count as noise and are left out; none if not given."""
+    """Coordinates of at least this magnitude count as noise and are left out; default: none."""
     ridge: Annotated[float, Field(gt=0)] = 1e-3
     """Regularisation of the least squares."""
 
     def __call__(self, view: MembershipView, rng: np.random.Generator) -> Tensor:
         if view.sent is None or view.start is None:
             raise InputError(
-                "target", "model", "this attack reads a client's upload", 'Use target = "upload".'
+                "target", "model", "this attack needs a client's upload", 'Use target = "upload".'
             )
         sent = flatten(view.sent)[0]
         trusted = torch.arange(len(sent))

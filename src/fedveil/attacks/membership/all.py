@@ -1,4 +1,4 @@
-"""Every membership attack; importing this module makes their names known."""
+"""All membership attacks; importing this module registers them."""
 
 from fedveil.attacks.membership import alignment, learned, lira, thresholds
 from fedveil.attacks.membership.threat_model import MEMBERSHIP_ATTACKS, MembershipAttack

@@ -1,8 +1,8 @@
-"""Attacks that learn from a shadow model what membership looks like.
+"""Attacks that learn to recognise members from a shadow model.
 
 ML-Leaks: Salem et al. 2019, adversary 1: one shadow, the three largest probabilities, no label needed.
 White-box: after Nasr, Shokri, Houmansadr 2019: loss, norm of the gradient and gradients of the last layer, over
-all rounds seen. Deviation: both train a logistic regression, where the papers train small networks.
+all observed rounds. Deviation: both train a logistic regression, where the papers train small networks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TINY = 1e-12
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class MLLeaks:
     top: Annotated[int, Field(ge=1)] = 3
-    """How many of the largest probabilities the classifier sees."""
+    """Number of the largest probabilities that the classifier uses."""
 
     def __call__(self, view: MembershipView, rng: np.random.Generator) -> Tensor:
         inside, outside, shadow = _one_shadow(view, rng)
@@ -57,7 +57,7 @@ class MLLeaks:
 
 
 @register_membership(
-    "white-box", "a classifier of gradient norms and last-layer gradients, over the rounds seen"
+    "white-box", "a classifier of gradient norms and last-layer gradients, over the observed rounds"
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class WhiteBox:
@@ -104,7 +104,9 @@ def _last_layer(w: Params) -> str:
 def _one_shadow(view: MembershipView, rng: np.random.Generator) -> tuple[Examples, Examples, Params]:
     """The attacker's own examples split in half, and a model trained on the first half."""
     if len(view.own) < 4:
-        raise InputError("own", len(view.own), "too few for a shadow model", "Give the attacker at least 4.")
+        raise InputError(
+            "own", len(view.own), "are too few for a shadow model", "Give the attacker at least 4 examples."
+        )
     inside, outside = half_of(len(view.own), rng)
     shadow = train_shadows(view.task, view.recipe, view.own, [inside], rng, view.start)
     return view.own.take(inside), view.own.take(outside), shadow

@@ -1,8 +1,8 @@
-"""LiRA: is the model's confidence in an example more like that of models trained with it, or without it?
+"""LiRA: the likelihood ratio of the model's confidence under models trained with and without an example.
 
 Carlini, Chien, Nasr, Song, Terzis, Tramer: Membership Inference Attacks From First Principles. S&P 2022, the
-online attack. n shadows are n clients of one stacked run, each trained on a random half of the examples in
-question, filled up with the attacker's own to the size of the target's training set.
+online attack. n shadow models are n clients of one stacked run, each trained on a random half of the candidates,
+completed by the attacker's own examples to the size of the target's training set.
 
 Deviation: with few shadows one variance is used for all examples, one for "in" and one for "out", as the paper
 recommends below 64 shadows.
@@ -57,7 +57,7 @@ class LiRA:
 
 
 def balanced_halves(shadows: int, examples: int, rng: np.random.Generator) -> Tensor:
-    """Which shadow trains on which example, `[S, n]`: every example is in half of the shadows, at random."""
+    """The training examples of each shadow, `[S, n]`: every example is in a random half of the shadows."""
     ranks = rng.random((shadows, examples)).argsort(axis=0)
     return torch.from_numpy(ranks < shadows // 2)
 

@@ -1,4 +1,4 @@
-"""How well scores tell members from others: accuracy, AUC, the low end of the ROC curve, all with intervals."""
+"""Evaluation of membership scores: accuracy, AUC, the low end of the ROC curve, all with intervals."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class MembershipFinding:
-    """What an attack achieved. `fpr`, `tpr` are its ROC curve.
+    """The result of an attack. `fpr`, `tpr` are its ROC curve.
 
-    `accuracy` is that of the best threshold of one half of members and others, on the other half.
+    `accuracy` is that of the best threshold on one half of members and non-members, on the other half.
     `tpr_at` gives, for false-positive rates, the true positives of the largest threshold not above the rate; with
-    n others a rate below 1/n means none of them. Its interval takes the threshold as given.
+    n non-members a rate below 1/n means none of them. Its interval takes the threshold as given.
     """
 
     attack: str
@@ -72,7 +72,7 @@ class MembershipFinding:
         }
 
     def named_rates(self) -> dict[str, Interval]:
-        """True positives by the rate they are at; a rate that so few others cannot show says what it stands for."""
+        """True positives by false-positive rate; a rate too small for the number of non-members is marked."""
         return {
             f"TPR at {100 * rate:g} % FPR"
             + (f" (none of {self.others})" if rate * self.others < 1 else ""): tpr
@@ -88,7 +88,7 @@ class MembershipFinding:
 
 
 def clopper_pearson(events: int, trials: int) -> Interval:
-    """The exact two-sided 95 % interval of a probability of which `events` in `trials` were observed."""
+    """The exact two-sided 95 % interval of a probability after `events` in `trials`."""
     from scipy.stats import beta
 
     tail = (1 - 0.95) / 2
@@ -98,7 +98,7 @@ def clopper_pearson(events: int, trials: int) -> Interval:
 
 
 def area(members: Floats, others: Floats) -> float:
-    """The chance that a member scores above another, ties counting half."""
+    """The probability that a member scores above a non-member, with ties counting half."""
     from scipy.stats import rankdata
 
     ranks = rankdata(np.concatenate([members, others]))[: len(members)]
@@ -117,14 +117,14 @@ def roc(members: Floats, others: Floats) -> tuple[Floats, Floats]:
 
 
 def true_positives_at(members: Floats, others: Floats, rate: float) -> Interval:
-    """True positives when at most `rate` of the others may be taken for members."""
+    """The true-positive rate when at most `rate` of the non-members are classified as members."""
     allowed = int(rate * len(others) + 1e-9)
     bar = np.sort(others)[::-1][allowed] if allowed < len(others) else -np.inf
     return clopper_pearson(int((members > bar).sum()), len(members))
 
 
 def held_out_accuracy(members: Floats, others: Floats, rng: np.random.Generator) -> Interval:
-    """Accuracy on one half of equally many members and others, with the threshold that is best on the other half."""
+    """Accuracy on one half of equally many members and non-members, with the best threshold of the other half."""
     count = min(len(members), len(others))
     ins, outs = rng.permutation(members)[:count], rng.permutation(others)[:count]
     half = count // 2
@@ -148,14 +148,14 @@ def judge(
         raise InputError("scores", scores.shape, "do not match the examples", "Give one score for each.")
     if not np.isfinite(scores).all():
         raise InputError(
-            "scores", "nan or inf", "a score is not finite", "Look at the attacked model's weights."
+            "scores", "nan or inf", "a score is not finite", "Check the weights of the attacked model."
         )
     members, others = scores[is_member], scores[~is_member]
     if min(len(members), len(others)) < 4:
         raise InputError(
             "members",
             (len(members), len(others)),
-            "too few to judge an attack",
+            "are too few to evaluate an attack",
             "Use 4 of each kind or more.",
         )
     draws = [area(rng.choice(members, len(members)), rng.choice(others, len(others))) for _ in range(_DRAWS)]
@@ -186,7 +186,7 @@ def save(finding: MembershipFinding, folder: Path) -> None:
 
 
 def draw_roc(findings: Sequence[MembershipFinding], path: Path) -> None:
-    """The ROC curves on logarithmic axes, where the low end, which matters, can be seen."""
+    """Plot ROC curves on logarithmic axes, which show the low end."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

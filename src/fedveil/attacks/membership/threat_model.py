@@ -1,6 +1,6 @@
-"""What a membership attacker is given: what it saw, whom it asks about, and examples of its own.
+"""The threat model of membership attacks: observations, candidates, and the attacker's own examples.
 
-The attacker never learns who is a member; scoring happens elsewhere (`score.py`).
+The attacker does not get the membership labels; scoring happens elsewhere (`score.py`).
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Examples:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the target was trained, as far as its public configuration says: shadows are trained alike.
+    """How the target was trained, from its public configuration; shadow models are trained in the same way.
 
-    `examples` is how many it was trained on, where that is known.
+    `examples` is the size of its training set, if known.
     """
 
     lr: float
@@ -64,10 +64,10 @@ class Recipe:
 
 @dataclass(frozen=True)
 class MembershipView:
-    """The models `[R, ...]` that were observed, in their order, and the examples in question.
+    """The observed models `[R, ...]`, in order, and the candidates.
 
-    `own` are examples of the attacker, from the same population and disjoint from those asked about. `sent` and
-    `start` are one client's uploaded gradient and the model it answers, both `[1, ...]`, where that is attacked.
+    `own` are the attacker's examples, from the same population and disjoint from the candidates. `sent` and `start`
+    are one client's uploaded gradient and the broadcast model, both `[1, ...]`, if an upload is attacked.
     """
 
     task: Task
@@ -80,7 +80,7 @@ class MembershipView:
 
     def __post_init__(self) -> None:
         if len(self.asked) == 0:
-            raise InputError("asked", 0, "there is no example in question", "Give at least one.")
+            raise InputError("asked", 0, "there is no candidate", "Give at least one example.")
 
     @property
     def model_count(self) -> int:
@@ -98,22 +98,22 @@ class MembershipAttack(Protocol):
     summary: ClassVar[str]
 
     def __call__(self, view: MembershipView, rng: np.random.Generator) -> Tensor:
-        """A score for each example in question, `[n]` in float64: higher means rather a member."""
+        """A score for each candidate, `[n]` in float64; higher means more likely a member."""
         ...
 
 
 MEMBERSHIP_ATTACKS: dict[str, type[MembershipAttack]] = {}
 C = TypeVar("C")
-_CHUNK = 1024  # examples that a model is asked about at a time
+_CHUNK = 1024  # examples evaluated at a time
 
 
 def register_membership(name: str, summary: str) -> Callable[[type[C]], type[C]]:
-    """Make an attack known under its name."""
+    """Register an attack under its name."""
     return register_among(MEMBERSHIP_ATTACKS, name, summary)
 
 
 def make_membership_attack(name: str, settings: Mapping[str, Any] | None = None) -> MembershipAttack:
-    """The attack of this name with these settings, each checked."""
+    """The attack of this name with these settings, validated."""
     kind = MEMBERSHIP_ATTACKS[known_name("attack", "attack", name, MEMBERSHIP_ATTACKS)]
     return with_settings(kind, settings)
 
@@ -126,13 +126,15 @@ def train_shadows(
     rng: np.random.Generator,
     start: Params | None = None,
 ) -> Params:
-    """One shadow model per part of the pool, `[S, ...]`: the shadows are the clients of a single stacked run.
+    """One shadow model per part of the pool, `[S, ...]`, trained as the clients of a single stacked run.
 
-    Without `start` `[1, ...]`, every shadow starts from weights of its own (with a task whose model is an instance,
-    from that model's).
+    Without `start` `[1, ...]`, every shadow has its own initial weights (or the model instance's, if the task's model
+    is an instance).
     """
     if any(len(part) == 0 for part in parts) or not parts:
-        raise InputError("own", len(pool), "a shadow has no example to train on", "Give the attacker more.")
+        raise InputError(
+            "own", len(pool), "leaves a shadow model without examples", "Give the attacker more examples."
+        )
     seed = int(rng.integers(2**31))
     w = start
     if w is None:
@@ -140,7 +142,9 @@ def train_shadows(
         w = {name: torch.stack([one[name] for one in fresh]) for name in fresh[0]}
     data = ArrayClients(pool.x, pool.y, parts).load(range(len(parts)))
     batch = recipe.batch_size
-    if recipe.examples is not None and data.largest < recipe.examples:  # as many steps on fewer examples
+    if (
+        recipe.examples is not None and data.largest < recipe.examples
+    ):  # the same number of steps on fewer examples
         batch = max(1, round(batch * data.largest / recipe.examples))
     return local_sgd(
         task,
@@ -166,7 +170,7 @@ def losses(task: Task, models: Params, examples: Examples) -> Tensor:
 
 
 def _asked(models: Params, examples: Examples, ask: Callable[[Params, Tensor, Tensor], Tensor]) -> Tensor:
-    """What every model, alone, says of every example, `[R, n, ...]` in float64."""
+    """The output of every model for every example, model by model, `[R, n, ...]` in float64."""
     parts = list(zip(examples.x.split(_CHUNK), examples.y.split(_CHUNK), strict=True))
     out = []
     for r in range(next(iter(models.values())).shape[0]):
@@ -176,6 +180,6 @@ def _asked(models: Params, examples: Examples, ask: Callable[[Params, Tensor, Te
 
 
 def half_of(count: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """A random half of `count` places, and the other half."""
+    """A random half of `count` positions, and the other half."""
     order = torch.from_numpy(rng.permutation(count))
     return order[: count // 2], order[count // 2 :]

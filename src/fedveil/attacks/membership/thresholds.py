@@ -1,4 +1,4 @@
-"""Attacks that need nothing but the model: members have a lower loss, a higher confidence.
+"""Attacks that need only the model: members have a lower loss and a higher confidence.
 
 Yeom et al. 2018 (loss); Gu, Bai, Xu 2022 (confidences over the rounds of a federated run, averaged here).
 """
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 @register_membership("loss-threshold", "a low loss, or a high confidence, discloses a member")
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class LossThreshold:
-    """`statistic` "confidence" takes the largest probability and needs no label; the mean over all observed models."""
+    """Scores by the mean over all observed models; "confidence" uses the largest probability and needs no label."""
 
     statistic: Literal["loss", "confidence"] = "loss"
-    """What betrays a member: a low loss, or a large greatest probability, which needs no label."""
+    """The statistic: the loss, or the largest probability, which needs no label."""
 
     def __call__(self, view: MembershipView, rng: np.random.Generator) -> Tensor:
         if self.statistic == "confidence":

@@ -3,17 +3,18 @@
 Balunovic, Dimitrov, Jovanovic, Vechev: LAMP: Extracting text from gradients with language model priors. NeurIPS 2022.
 
 Symbols: n_c = `swap_every` steps of Adam between `swaps` = n_d discrete candidates, alpha_lm = `prior_weight`,
-alpha_reg = `norm_weight`. Known to the attacker, as there: labels, the length of every text, and where its special
-tokens stand. The targets of a language model are its own tokens; they are never known, but follow the candidate.
+alpha_reg = `norm_weight`. Known to the attacker, as in the paper: labels, the length of every text, and the positions
+of special tokens. The targets of a language model are its own tokens; they are never known, but derived from the
+candidate.
 
 Deviations:
-- What the gradient of the embedding table names (see `leak`) restricts the candidates, and starts are drawn from it
-  where it is small. A discrete change may also put another such token in a place, not only change the order.
-- The prior is asked only about the `shortlist` discrete candidates of least distance.
-- The prior's weight is a share of the distance: the better a gradient is explained, the less language has to say.
-- `polish` discrete candidates follow on the decoded tokens; a text whose gradient fits is then found exactly.
+- Tokens disclosed by the gradient of the embedding table (see `leak`) restrict the candidates, and starts are drawn
+  from them if they are few. A discrete change may also replace a token by another of these, not only change the order.
+- The prior scores only the `shortlist` discrete candidates with the smallest distance.
+- The prior's weight is a share of the distance, so it has less influence the better the gradient is explained.
+- `polish` discrete candidates follow on the decoded tokens, which finds a text exactly if its gradient matches.
 - The learning rate is in units of the embeddings' root mean square, 0.05 for BERT: 0.2 is the published 0.01 there.
-- Uploads and restarts run as one stack. A model trained over several local steps is compared as if by one.
+- Uploads and restarts run as one stack. A model trained over several local steps is treated as one step.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
 Count = Annotated[int, Field(ge=1)]
 Weight = Annotated[float, Field(ge=0)]
 
-_BURN_IN = 0.1  # of the steps, before the first discrete change
-_EXACT = 1e-5  # a distance that only the text itself has
+_BURN_IN = 0.1  # share of the steps before the first discrete change
+_EXACT = 1e-5  # a smaller distance means that the text was found exactly
 _DECAY_EVERY = 50
 _TURN = 16  # discrete candidates of which the best is taken, at the end: small turns make more changes
 
@@ -64,30 +65,28 @@ class Lamp(Named):
     norm_weight: Weight = 1.0
     """Weight of the distance of the embeddings' mean norm from that of the table."""
     starts: Count = 500
-    """Random starts of which the best is taken."""
+    """Number of random starts, of which the best is used."""
     swap_every: Count = 75
     """Steps between two rounds of discrete changes."""
     swaps: Count = 200
-    """Discrete candidates in each of them."""
+    """Number of discrete candidates in each round."""
     shortlist: Count = 16
-    """Candidates of least distance that the language prior scores."""
+    """Number of candidates with the smallest distance that the language prior scores."""
     polish: Annotated[int, Field(ge=0)] = 3000
-    """Discrete candidates on the decoded tokens at the end."""
+    """Number of discrete candidates on the decoded tokens at the end."""
     prior: PriorName = "auto"
     """The language model that scores texts."""
     prior_weight: Weight = 0.3
     """Weight of the prior, as a share of the distance."""
     use_leak: bool = True
-    """Whether tokens that the gradient of the embedding table names restrict the candidates."""
+    """Whether tokens disclosed by the gradient of the embedding table restrict the candidates."""
 
     def __call__(
         self, view: ServerView, rng: np.random.Generator, callback: StepCallback | None = None
     ) -> Finding:
         clock = Clock()
         if view.text is None:
-            raise InputError(
-                "attack", self.name, "the run's data are no texts", "Attack images with another."
-            )
+            raise InputError("attack", self.name, "the run's data is not text", "Use an attack on images.")
         prior = make_prior(
             self.prior if self.prior_weight else "none",
             view.text.public,
@@ -116,7 +115,7 @@ class Lamp(Named):
         rng: np.random.Generator,
         callback: StepCallback | None,
     ) -> tuple[Tensor, int]:
-        """Adam on the embeddings with discrete changes in between; ends early where a text was found exactly."""
+        """Adam on the embeddings with discrete changes in between; ends early if all texts are found exactly."""
         unit = search.embeddings.square().mean().sqrt()
         variable = (x / unit).requires_grad_()
         optimiser = torch.optim.Adam([variable], lr=self.lr)
@@ -126,7 +125,7 @@ class Lamp(Named):
             optimiser.param_groups[0]["lr"] = self.lr * self.decay ** (step // _DECAY_EVERY)
             distance = search.distance(variable * unit)
             objective = distance + self.norm_weight * search.norm_gap(variable * unit)
-            # Rows do not share variables, so the gradient of the sum is each row's own.
+            # Rows share no variables, so the gradient of the sum has each row's own gradient.
             variable.grad = torch.autograd.grad(objective.sum(), variable)[0]
             optimiser.step()
             if callback is not None:

@@ -1,9 +1,9 @@
-"""Which tokens a gradient names outright: the embedding of a token gets a gradient only if the token occurs.
+"""Tokens disclosed directly by a gradient: the embedding of a token has a gradient only if the token occurs.
 
 Melis, Song, De Cristofaro, Shmatikov: Exploiting unintended feature leakage in collaborative learning. 2019.
 
-Where every row has a gradient (noise on all coordinates, or a table that also scores the next token) the rows of
-tokens that occur are longer than the rest, and outliers among the lengths are taken for them.
+If every row has a gradient (noise on all coordinates, or a table that also scores the next token), the rows of
+occurring tokens have larger norms, so outliers among the norms are assumed to be these.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_FAR = 5.0  # robust standard deviations above the median that make an outlier
+_FAR = 5.0  # an outlier is so many robust standard deviations above the median
 
 
 @dataclass(frozen=True)
 class TokenLeak:
-    """The tokens that one upload names, in order of id; empty where it names none, and `how` says why."""
+    """The tokens disclosed by one upload, in order of id, and how; empty if none, with `how` as the reason."""
 
     tokens: tuple[int, ...]
     how: str
 
 
 def leaked_tokens(gradient: Tensor | None, places: int, ignored: Sequence[int] = ()) -> TokenLeak:
-    """The tokens behind the gradient `[V, E]` of an embedding table, at most as many as there are `places`.
+    """The tokens disclosed by the gradient `[V, E]` of an embedding table, at most as many as there are `places`.
 
-    `ignored` are tokens that need no finding: padding, and those whose places are known.
+    `ignored` are tokens that are not searched: padding, and those with known positions.
     """
     if gradient is None:
         return TokenLeak((), "the embeddings are not trained, so they have no gradient")
@@ -47,22 +47,22 @@ def leaked_tokens(gradient: Tensor | None, places: int, ignored: Sequence[int] =
         spread = 1.4826 * (logged - middle).abs().median()
         far = occurring[logged > middle + _FAR * spread]
         occurring = far[lengths[far].argsort(descending=True)][:places]
-        how = "rows of the embedding gradient that stand out: all have one"
+        how = "outlier rows of the embedding gradient, all of which are not zero"
     if not len(occurring):
-        return TokenLeak((), "no row of the embedding gradient stands out")
+        return TokenLeak((), "no row of the embedding gradient is an outlier")
     return TokenLeak(tuple(sorted(occurring.tolist())), how)
 
 
 @dataclass(frozen=True)
 class LeakScore:
-    """How right a leak is about the distinct tokens of the texts."""
+    """The precision and recall of a leak on the distinct tokens of the texts."""
 
     precision: float
     recall: float
 
 
 def score_leak(leak: TokenLeak, truth: Tensor, ignored: Sequence[int] = ()) -> LeakScore:
-    """The leak against the ids `truth` that occurred; a leak that names nothing scores 0."""
+    """Score the leak against the ids `truth` that occurred; an empty leak scores 0."""
     held = set(truth.flatten().tolist()) - set(ignored)
     named = set(leak.tokens)
     shared = len(held & named)
@@ -70,7 +70,7 @@ def score_leak(leak: TokenLeak, truth: Tensor, ignored: Sequence[int] = ()) -> L
 
 
 def allowed_tokens(leak: TokenLeak, vocabulary: int, ignored: Sequence[int]) -> Tensor:
-    """Which tokens are candidates, `[V]`: those that leaked, or all but the ignored where none did."""
+    """The candidate tokens, `[V]`: those that leaked, or all but the ignored if none did."""
     allowed = torch.zeros(vocabulary, dtype=torch.bool)
     if leak.tokens:
         allowed[list(leak.tokens)] = True

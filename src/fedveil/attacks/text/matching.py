@@ -1,4 +1,4 @@
-"""Gradients of candidate texts that are given by their embeddings, for many candidates at once."""
+"""Gradients of candidate texts given by their embeddings, for many candidates at once."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ if TYPE_CHECKING:
     from fedveil.text_model import TextModel
 
 TextLoss = Callable[["Tensor", "Tensor"], "Tensor"]
-_AT_ONCE = 1 << 23  # numbers in the gradients of the candidates that are held at a time
+_AT_ONCE = 1 << 23  # largest number of gradient entries in memory
 
 
 def text_model(task: Task) -> TextModel:
-    """The model of texts inside a task that has one."""
+    """The text model of a task."""
     assert task.text is not None
     return task.text
 
 
 def predicts_tokens(task: Task) -> bool:
-    """Whether the targets are the next tokens: then they are what the attacker looks for, never given."""
+    """Whether the targets are the next tokens, which the attacker searches and is never given."""
     return task.example_loss is next_token_loss
 
 
 def soft_next_token_loss(scores: Tensor, targets: Tensor) -> Tensor:
-    """The mean cross-entropy of each text `[B]` for `targets [B, L, V]`: probabilities of the token after each place,
-    all zero where there is none."""
+    """The mean cross-entropy of each text `[B]` for `targets [B, L, V]`: probabilities of the next token at each
+    position, all zero if there is none."""
     each = -(targets * torch.log_softmax(scores, dim=-1)).sum(-1)
     return each.sum(-1) / targets.sum(-1).sum(-1).clamp(min=1)
 
 
 def text_gradients(view: ServerView, padding: Tensor, embedded: Tensor, targets: Tensor) -> Params:
-    """What clients with these texts would have sent, `[N, ...]`, but for the embedding table.
+    """The gradients of clients with these texts, `[N, ...]`, except for the embedding table.
 
-    `embedded [N, B, L, E]` stand in the places where `padding [N, B, L]` is False; `targets` are classes `[N, B]`, or
+    `embedded [N, B, L, E]` are the embeddings where `padding [N, B, L]` is False; `targets` are classes `[N, B]`, or
     probabilities `[N, B, L, V]` of next tokens. Differentiable in `embedded` and in probabilities.
     """
     model = text_model(view.task)
@@ -73,6 +73,6 @@ def text_gradients(view: ServerView, padding: Tensor, embedded: Tensor, targets:
 
 
 def rows_at_once(view: ServerView) -> int:
-    """How many candidates are compared at a time when no further derivative is needed."""
+    """The number of candidates compared at a time if no further derivative is needed."""
     size = sum(leaf.numel() for name, leaf in view.params.items() if name != text_model(view.task).table)
     return max(1, min(64, _AT_ONCE // max(size, 1)))

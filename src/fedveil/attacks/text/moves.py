@@ -1,7 +1,7 @@
-"""Small changes of texts: LAMP's transformations of the order, and other tokens in single places.
+"""Discrete changes of texts: LAMP's transformations of the order, and replacements of single tokens.
 
-A text batch is one line of F free places; `texts` lists the places of each text. A change says for every place where
-its content comes from, and optionally puts a token in one place.
+A text batch is one sequence of F free positions; `texts` lists the positions of each text. A change gives the source
+position of every position, and optionally sets one position to a token.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Change:
-    """Place i gets what was in `source[i]`; then `place`, if there is one, gets `token`."""
+    """Position i gets the content of `source[i]`; then position `place`, if given, gets `token`."""
 
     source: tuple[int, ...]
     place: int | None = None
@@ -23,10 +23,10 @@ class Change:
 
 
 def reorder(texts: Sequence[Sequence[int]], count: int, rng: np.random.Generator) -> Change:
-    """One of LAMP's transformations, at random: swap two tokens, move one, move a part, or the beginning to the end.
+    """A random transformation of LAMP: swap two tokens, move one, move a part, or move the beginning to the end.
 
-    In a batch one in four swaps tokens of two texts, since a gradient does not tell whose a token is. Every token
-    stays as often as it was.
+    In a batch one in four swaps tokens of two texts, since a gradient does not show which text has a token. The
+    multiset of tokens does not change.
     """
     source = list(range(count))
     filled = [text for text in texts if text]
@@ -68,9 +68,9 @@ def _transformed(order: list[int], rng: np.random.Generator) -> list[int]:
 def substitute(
     content: Sequence[int], choices: Sequence[Sequence[int]], named: frozenset[int], rng: np.random.Generator
 ) -> Change | None:
-    """Another of a place's `choices` in it; None where there is none.
+    """Replace a token by another of the position's `choices`; None if there is none.
 
-    A `named` token is known to occur, so it is never replaced where it stands alone.
+    A `named` token is known to occur, so its last occurrence is never replaced.
     """
     counts = Counter(content)
     open_places = [i for i, token in enumerate(content) if token not in named or counts[token] > 1]

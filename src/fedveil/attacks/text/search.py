@@ -1,4 +1,4 @@
-"""The search for texts: where candidates may move, how far they are from an upload, and which tokens they stand for."""
+"""The search for texts: free positions of candidates, their distance from an upload, and their decoding to tokens."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from fedveil.tree import Params
 if TYPE_CHECKING:
     from torch import Tensor
 
-_SHARP = 20.0  # how sharply an embedding is taken for the tokens near it, where targets follow the candidate
-_CHOICES = 64  # a leak of more tokens than this restricts each place to the nearest few
+_SHARP = 20.0  # sharpness of the softmax that assigns tokens to an embedding, if targets are derived from candidates
+_CHOICES = 64  # if more tokens leaked, each position is restricted to the nearest few
 _NEAREST = 8
 
 
 @dataclass
 class Search:
-    """Rows t*R .. t*R+R-1 belong to upload t. Texts are cut to the longest; `free [N, B, L]` are the places to fill."""
+    """Rows t*R .. t*R+R-1 belong to upload t. Texts are cut to the longest; `free [N, B, L]` are unknown positions."""
 
     view: ServerView
     restarts: int
@@ -61,19 +61,19 @@ class Search:
         return values.reshape(self.view.targets, self.restarts)
 
     def padded(self, tokens: Tensor) -> Tensor:
-        """Texts `[.., B, L]` at the width they were sent with."""
+        """Texts `[.., B, L]` padded to their original width."""
         assert self.view.text is not None
         return functional.pad(tokens, (0, self.view.text.known.shape[2] - tokens.shape[-1]), value=self.pad)
 
     # From embeddings to distances
 
     def whole(self, x: Tensor, row: int | None = None) -> Tensor:
-        """The embeddings with what is known put in."""
+        """The embeddings with known tokens filled in."""
         free, fixed = (self.free, self.fixed) if row is None else (self.free[row], self.fixed[row])
         return torch.where(free.unsqueeze(-1), x, fixed)
 
     def distance(self, x: Tensor) -> Tensor:
-        """How far the gradients of these embeddings `[N, B, L, E]` are from the uploads, `[N]`; differentiable."""
+        """The distances of the gradients of embeddings `[N, B, L, E]` from the uploads, `[N]`; differentiable."""
         embedded = self.whole(x)
         return self.stacked(text_gradients(self.view, self.padding, embedded, self._targets(embedded)))
 
@@ -96,7 +96,7 @@ class Search:
             known = self.known if row is None else self.known[row].expand(embedded.shape[:3])
             certain = functional.one_hot(known.clamp(min=0), len(self.embeddings)).to(embedded.dtype)
             likely = torch.where((known == UNKNOWN).unsqueeze(-1), likely, certain)
-        # The target of a place is the token after it; padding is none.
+        # The target of a position is the next token; padding is not a target.
         following = torch.cat([likely[:, :, 1:], torch.zeros_like(likely[:, :, :1])], dim=2)
         ended = torch.cat([padding[:, :, 1:], torch.ones_like(padding[:, :, :1])], dim=2)
         return following * (~ended).unsqueeze(-1)
@@ -122,9 +122,9 @@ class Search:
     # From embeddings to tokens
 
     def decode(self, x: Tensor) -> Tensor:
-        """The nearest candidate token by cosine of each place `[N, B, L]`, and what is known where it is known.
+        """The nearest candidate token by cosine at each position `[N, B, L]`, and known tokens at theirs.
 
-        A token that leaked occurs: each gets the place that suits it best, and the places left over choose among all.
+        A leaked token occurs, so each gets its best position; the remaining positions choose among all candidates.
         """
         rows = [self._decode(row, x[row : row + 1]) for row in range(self.count)]
         return torch.cat(rows)
@@ -157,15 +157,15 @@ class Search:
     def token_scores(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Distance plus weighted surprise of texts `[N, B, L]`, and the distance alone.
 
-        A nat of surprise counts `prior_weight` times the distance that the best restart has: the worse a gradient
-        is explained, the more language has to say.
+        A nat of surprise has the weight `prior_weight` times the distance of the best restart, so the prior has more
+        influence the worse the gradient is explained.
         """
         distance = self.token_distance(tokens)
         weight = self.prior_weight * self.per_target(distance).amin(1).repeat_interleave(self.restarts)
         return distance + weight * self.surprise(tokens).to(distance), distance
 
     def surprise(self, tokens: Tensor) -> Tensor:
-        """The prior's mean surprise at the texts of each row, `[N]`; a text is asked about once."""
+        """The prior's mean surprise at the texts of each row, `[N]`; each distinct text is scored once."""
         texts = [[self._text(text) for text in batch] for batch in tokens.tolist()]
         new = list({text for batch in texts for text in batch if text not in self.surprises})
         if new:
@@ -180,7 +180,7 @@ class Search:
     # Starts and discrete changes
 
     def best_start(self, starts: int, rng: np.random.Generator) -> Tensor:
-        """For each row the start of least distance: of random tokens where they leaked, else Gaussian."""
+        """The start with the smallest distance for each row: random leaked tokens, or Gaussian if none leaked."""
         chosen = []
         for row in range(self.count):
             x = torch.cat([self._start(row, rng) for _ in range(starts)])
@@ -202,7 +202,7 @@ class Search:
         return self.embed(tokens).unsqueeze(0)
 
     def improve(self, x: Tensor, count: int, shortlist: int, rng: np.random.Generator) -> Tensor:
-        """Each row `[B, L, E]` after its best discrete change, or as it was where none is better."""
+        """Each row `[B, L, E]` after its best discrete change, or unchanged if none is better."""
         return torch.stack(
             [self._improve_row(row, x[row], None, count, shortlist, rng)[0] for row in range(self.count)]
         )
@@ -245,7 +245,7 @@ class Search:
         near = distance.argsort()[:shortlist]
         near = torch.cat(
             [torch.zeros(1, dtype=torch.long), near[near != 0]]
-        )  # the row as it is must be beaten
+        )  # a change must improve on the unchanged row
         weight = self.prior_weight * distance[0]
         total = distance[near] + weight * self.surprise(written[near]).to(distance)
         best = near[total.argmin()]
@@ -280,7 +280,7 @@ def make_search(
     *,
     use_leak: bool,
 ) -> Search:
-    """The search of these uploads, with what their embedding gradients name."""
+    """The search for these uploads, with the tokens that leak from their embedding gradients."""
     assert view.text is not None
     model = text_model(view.task)
     known = view.text.known
@@ -291,7 +291,7 @@ def make_search(
     leaks = tuple(
         leaked_tokens(None if gradient is None else gradient[t], int((known[t] == UNKNOWN).sum()), ignored)
         if use_leak
-        else TokenLeak((), "the embedding gradient was not looked at")
+        else TokenLeak((), "the embedding gradient was not used")
         for t in range(view.targets)
     )
     allowed = torch.stack([allowed_tokens(leak, view.text.vocabulary, ignored) for leak in leaks])

@@ -1,1 +1,1 @@
-"""The engine that reaches clients through Flower: what goes over the wire, and who is at its other end."""
+"""The engine that reaches clients through Flower: its messages, and the identities of the nodes."""

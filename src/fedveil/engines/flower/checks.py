@@ -1,4 +1,4 @@
-"""Which messages fit the model: what a node was sent, and the uploads of an exchange. The rest is refused, and why."""
+"""Checks of messages against the model: of broadcasts on nodes, and of uploads on the server."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Signature = tuple[Any, ...]
 
 
 def require_downlink(task: Task, down: Message) -> None:
-    """Refuse what a node was sent if it is not one row, finite, and of the model's shapes and type.
+    """Refuse a broadcast that is not one finite row with the model's shapes and types.
 
-    Rows and types decide how much noise an upload carries, so a node does not take the server's word for them.
+    The noise of an upload depends on rows and types, so a node does not trust the server's.
     """
     params = dict(task.module.named_parameters())
     for name, leaf in down.tensors().items():
@@ -36,13 +36,13 @@ def require_downlink(task: Task, down: Message) -> None:
 
 
 def require_explained(method: AnyMethod, at: At, sent: Message, up: Message) -> None:
-    """Refuse an upload that is longer than the method's clip and noise can explain: it was not made by the method."""
+    """Refuse an upload whose norm exceeds what the method's clip and noise can explain."""
     try:
         bounded = method.bounded_upload(at, sent, up)
         if bounded is None:
             return
         length, longest = float(bounded.lengths()[0]), float(bounded.longest()[0])
-    except Exception as error:  # a hostile upload may lack anything that a method looks for
+    except Exception as error:  # a malicious upload may raise anything
         raise RefusalError("message", f"its upload cannot be read ({type(error).__name__})") from error
     if not length <= longest:
         raise RefusalError(
@@ -51,7 +51,7 @@ def require_explained(method: AnyMethod, at: At, sent: Message, up: Message) -> 
 
 
 class UploadChecks:
-    """Shapes against the model and against each other; numbers that index something against their range."""
+    """Checks shapes against the model and between uploads, and indices against their range."""
 
     def __init__(self, task: Task, plan: Plan, classes: int | None) -> None:
         self._params = dict(task.module.named_parameters())
@@ -60,17 +60,19 @@ class UploadChecks:
         self._usual: Signature | None = None
 
     def require_fit(self, sent: Message, up: Message) -> None:
-        """Refuse an upload that does not fit the model, or does not repeat what it was told to repeat."""
+        """Refuse an upload that does not match the model, or changes fields that it must repeat."""
         for name, leaf in up.tensors().items():
             key = name.partition("/")[2]
             like = self._params.get(key)
             if like is not None and (leaf.shape[1:] != like.shape or leaf.dtype != like.dtype):
                 shown, wanted = (_shown(tensor) for tensor in (leaf[0], like))
                 raise RefusalError("message", f"{name!r} is {shown}, the model's is {wanted}")
-        told, said = sent.scalars(), up.scalars()
-        for name in told.keys() & said.keys():
-            if told[name] != said[name]:
-                raise RefusalError("message", f"{name!r} is {said[name]!r:.40}, it was sent {told[name]!r}")
+        given, repeated = sent.scalars(), up.scalars()
+        for name in given.keys() & repeated.keys():
+            if given[name] != repeated[name]:
+                raise RefusalError(
+                    "message", f"{name!r} is {repeated[name]!r:.40}, it was sent {given[name]!r}"
+                )
         given, back = sent.tensors(), up.tensors()
         for name in given.keys() & back.keys():
             whole = not given[name].is_floating_point()
@@ -87,11 +89,11 @@ class UploadChecks:
         if int(leaf.min()) < low or int(leaf.max()) > high:
             raise RefusalError("message", f"{name!r} is not between {low} and {high}")
 
-    def strangers(self, uploads: Mapping[int, Message]) -> dict[int, str]:
-        """The clients whose upload has another form than the others', and how it differs.
+    def mismatched(self, uploads: Mapping[int, Message]) -> dict[int, str]:
+        """The clients whose upload has other shapes than the others', with the reason.
 
-        The form that was used before decides, else that of most; where two are as frequent nobody can tell which
-        is broken, and neither is used.
+        The shapes of earlier uploads decide, else those of the majority; in a tie no upload is used, since it is
+        unknown which are wrong.
         """
         forms = {client: _signature(up) for client, up in uploads.items()}
         if not forms:

@@ -1,4 +1,4 @@
-"""The engine of a federation: every client behind a node of Flower, asked through its grid."""
+"""The engine of a federation: every client is a Flower node, reached through Flower's grid."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from fedveil.tree import State
 
 log = logging.getLogger("flwr.fedveil")
 R = TypeVar("R", bound=Record)
-ROUND_TIMEOUT = 3600.0  # where no deadline is set, a node that hangs holds the round for so many seconds
+ROUND_TIMEOUT = 3600.0  # the timeout of an exchange in seconds if no deadline is set
 _RESTORED: Version = (0, 0)
-_CHECKPOINTS = 2  # as many as are kept on disk
+_CHECKPOINTS = 2  # the number of checkpoints kept on disk
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long an exchange may take, how large an upload may be, and how few answers still count."""
+    """The deadline of an exchange, the largest upload, and the smallest number of answers."""
 
     deadline: float | None = None
     max_message: int = LARGEST_MESSAGE
@@ -59,10 +59,10 @@ class Limits:
 
 
 class FlowerEngine:
-    """Asks the cohort's nodes, one client each, and keeps only answers that are whole, finite and expected.
+    """Sends messages to the cohort's nodes, one client each, and uses only intact, finite and expected answers.
 
-    A client that misses an exchange is not asked again in that round. With `states` the clients' states are files of
-    this machine (a simulation), else they stay with the nodes and a checkpoint holds their versions only.
+    A client that misses an exchange drops out of the round. With `states` the clients' states are files of this
+    machine (a simulation), else they stay on the nodes and a checkpoint has only their versions.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class FlowerEngine:
             messages.append(Envelope(content, node, EXCHANGE, ttl=timeout, group_id=f"{at.round}"))
         remembering: set[int] = set()
         uploads = self._collect(sent, messages, timeout, at, remembering)
-        for client, problem in self._checks.strangers(uploads).items():
+        for client, problem in self._checks.mismatched(uploads).items():
             del uploads[client]
             self.drop(client, at, problem)
         for client in sent.keys() - uploads.keys() - self.missing.keys():
@@ -123,13 +123,13 @@ class FlowerEngine:
         return Answers(tuple(answered), self.on_device(up), dict(self.missing))
 
     def begin(self, at: At) -> None:
-        """Forget who dropped out of the last round, and ask who is online."""
+        """Start a round: reset dropouts, and update the list of online nodes."""
         if at.exchange == 0:
             self.missing.clear()
             self._roster.refresh()
 
     def accept(self, clients: Iterable[int], at: At) -> None:
-        """The states of these clients after this exchange are those to continue from."""
+        """Mark the states of these clients after this exchange as the current ones."""
         self._accepted |= dict.fromkeys(clients, (at.round, at.exchange))
 
     def on_device(self, up: Message) -> Message:
@@ -138,7 +138,7 @@ class FlowerEngine:
     def ask_leg(
         self, asked: Mapping[int, RecordDict], name: str, key: tuple[str, int, int], at: At
     ) -> tuple[dict[int, Leg], int, int]:
-        """The answers of these clients to a leg of a secure sum, and the bytes that were sent and received."""
+        """The answers of these clients to a leg of a secure sum, and the bytes sent and received."""
         timeout = self._limits.deadline or ROUND_TIMEOUT
         nodes = {client: self._roster.node(client) for client in asked}
         messages = [
@@ -184,10 +184,10 @@ class FlowerEngine:
         at: At,
         remembering: set[int],
     ) -> dict[int, Message]:
-        """The uploads that are whole; the clients that keep a state are added to `remembering`."""
+        """The valid uploads; clients that keep a state are added to `remembering`."""
         uploads: dict[int, Message] = {}
         for reply in send_and_receive(self._grid, messages, timeout) if messages else []:
-            if reply.has_error():  # such a reply does not name its node: who is missing is found below
+            if reply.has_error():  # such a reply does not name its node; missing clients are determined below
                 log.warning("round %d: a node failed: %s", at.round, reply.error.reason)
                 continue
             node = reply.metadata.src_node_id
@@ -228,7 +228,7 @@ class FlowerEngine:
 
     def leave_out(self, client: int, at: At, problem: str) -> bool:
         if self._states is not None:
-            return False  # a simulation of ours
+            return False  # a simulation
         self.drop(client, at, problem)
         return True
 
@@ -243,7 +243,11 @@ class FlowerEngine:
             if client not in self._cache or self._cache[client][0] != version:
                 held = StateStore(self._states / str(client), self.run).load(version)
                 if held is None:
-                    raise FedveilError(f"the state of client {client} is missing in {self._states}")
+                    raise FedveilError(
+                        f"the state of client {client} is missing in {self._states}",
+                        field="state",
+                        value=client,
+                    )
                 self._cache[client] = (version, held)
         return {client: state for client, (_, state) in self._cache.items()}
 
@@ -261,8 +265,8 @@ class FlowerEngine:
         self._on_disk.append(dict(self._accepted))
 
     def saved(self) -> None:
-        """A checkpoint of the last `state()` is on disk: older versions than the kept checkpoints' are not needed."""
+        """Delete state versions that no kept checkpoint needs."""
         self._on_disk.append(dict(self._at_round_end))
 
     def close(self) -> None:
-        """The nodes stay; they belong to others."""
+        """Do nothing: the nodes keep running."""

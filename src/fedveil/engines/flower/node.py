@@ -1,4 +1,4 @@
-"""A node's half of an exchange: one client, K = 1, through the same method objects as everywhere."""
+"""A node's half of an exchange: one client, K = 1, with the same method objects as in simulation."""
 
 from __future__ import annotations
 
@@ -37,10 +37,9 @@ Admit = Callable[[Order, Message], None]
 
 @dataclass(frozen=True)
 class Node:
-    """One client of a federation: who it is, what it computes with, and where it keeps its state.
+    """One client of a federation: its identity, task, method and state.
 
-    `admit` is asked before each round whether this client takes part, and refuses by raising; what it needs to write
-    down, it has written when it returns.
+    `admit` is called before each round and refuses by raising; when it returns, the charge has been written.
     """
 
     name: str
@@ -59,9 +58,9 @@ class Node:
         return introduce(who)
 
     def answer(self, content: RecordDict) -> RecordDict:
-        """The upload that this order asks for, or the reason why there is none. Never raises.
+        """The upload for this order, or the reason of a refusal. Never raises.
 
-        The server is told the kind of a refusal; its text, which may speak of data, stays in the node's log.
+        Only the kind of a refusal is sent to the server; its text, which may contain data, stays in the node's log.
         """
         try:
             return pack_reply(self._work(read_order(content, self.limit)))
@@ -74,13 +73,13 @@ class Node:
 
     def _work(self, order: Order) -> Reply:
         if secure_part(self.worker.method) is not None:
-            raise RefusalError("policy", "uploads of a secure sum leave this node under masks only")
+            raise RefusalError("policy", "uploads of a secure sum are sent masked only")
         up, remembers = self.compute(order)
         mark = fingerprint(self.worker.task, self.worker.method)
         return Reply(self.client, order.at.round, order.at.exchange, VERSION, mark, remembers, up.to_bytes())
 
     def compute(self, order: Order) -> tuple[Message, bool]:
-        """What the order asks for, charged before it is computed, and whether the node keeps a state of it."""
+        """The upload for the order, charged before it is computed, and whether the node keeps a state of it."""
         worker, at = self.worker, order.at
         mark = fingerprint(worker.task, worker.method)
         require_same((order.version, order.fingerprint), (VERSION, mark), "the server's")
@@ -90,7 +89,7 @@ class Node:
         store = StateStore(self.states, order.run)
         held = None if order.state is None else store.load(order.state)
         if order.state is not None and held is None:
-            log.warning("client %d has no state after exchange %s; it starts anew", self.client, order.state)
+            log.warning("client %d has no state after exchange %s; it starts again", self.client, order.state)
         known = {} if held is None else {self.client: held}
         with one_thread():
             up, after = worker.update([self.client], down, known, at)
@@ -105,7 +104,7 @@ class Node:
             raise RefusalError("plan", f"this is client {self.client}, not {order.client}")
         plan = order.at.plan
         if not plan.records_per_client <= max(1, self.size) <= plan.largest_client:
-            raise RefusalError("plan", "the plan's sizes of clients do not include this one's")
+            raise RefusalError("plan", "the plan's range of client sizes does not include this client's")
         if order.at.exchange >= self.worker.method.exchanges(plan):
             raise RefusalError("plan", f"a round has no exchange {order.at.exchange}")
 
@@ -119,13 +118,15 @@ class Node:
 
 
 def admit_all(_order: Order, _down: Message) -> None:
-    """Takes part in everything: a simulated client has no policy of its own."""
+    """Accept every round: a simulated client has no policy."""
 
 
 def refused_by(error: Exception, name: str) -> RecordDict:
-    """The answer of a node that cannot even begin; the text of the error stays in the node's log."""
+    """The refusal of a node that cannot start; the text of the error stays in the node's log."""
     trace = None if isinstance(error, FedveilError) else error
-    log.warning("node %s cannot take part: %s", name, error, exc_info=trace)
-    if isinstance(error, InputError):  # raised before any example is read, so it is about the configuration
+    log.warning("node %s cannot participate: %s", name, error, exc_info=trace)
+    if isinstance(
+        error, InputError
+    ):  # raised before any example is read, so it depends on the configuration only
         error = RefusalError("configuration", str(error), error.field)
     return refuse(error if isinstance(error, RefusalError) else RefusalError("error", "failed"), name)

@@ -1,7 +1,7 @@
-"""Which node is which client. Nodes come and go.
+"""The mapping of online nodes to clients.
 
-Where nodes have keys, a node is the client that its key was registered for. Where they have none (a simulation, or a
-trial on loopback), a client is known by what its node says, never by a node's number.
+A node with a key is the client for which its key was registered. Nodes without keys (in a simulation, or a trial on
+loopback) are identified by their introduction, never by Flower's number.
 """
 
 from __future__ import annotations
@@ -31,25 +31,27 @@ from fedveil.secure_sum.identities import PROTOCOL
 
 log = logging.getLogger("flwr.fedveil")
 _SOON, _LATER = 0.1, 2.0
-HELLO_SECONDS = 120.0  # a round waits so long for the answer of a node that has just come
-HELLO_VALID = 300.0  # but it may answer later: asking again would throw away what a slow node has done so far
-ASK_AGAIN_SECONDS = 600.0  # a node that was not let in may have been fixed since
+HELLO_SECONDS = 120.0  # how long a round waits for the introduction of a new node
+HELLO_VALID = (
+    300.0  # a later answer is still accepted, since a slow node would have to start again if asked again
+)
+ASK_AGAIN_SECONDS = 600.0  # a refused node is asked again after this time, since it may have been fixed
 CONNECT_TIMEOUT = 120.0  # seconds
 T = TypeVar("T")
 
 
 def send_and_receive(grid: Grid, messages: Sequence[Envelope], timeout: float) -> list[Envelope]:
-    """The replies that arrived in time. A reply that cannot even be decoded costs its sender, not the round."""
+    """The replies that arrive in time. A reply that cannot be decoded only drops its sender."""
     return receive(grid, {number for number in send(grid, messages) if number}, timeout)
 
 
 def send(grid: Grid, messages: Sequence[Envelope]) -> list[str]:
-    """The number of each message; empty for one that could not be sent."""
+    """Send messages; returns the id of each, empty for one that could not be sent."""
     return list(with_retries(lambda: grid.push_messages(messages)))
 
 
 def receive(grid: Grid, waiting: set[str], timeout: float) -> list[Envelope]:
-    """The replies to these messages that come in time; what is left in `waiting` is unanswered."""
+    """The replies to these messages that arrive in time; ids left in `waiting` are unanswered."""
     replies: list[Envelope] = []
     end = time.monotonic() + timeout
     pause = _SOON
@@ -65,7 +67,7 @@ def receive(grid: Grid, waiting: set[str], timeout: float) -> list[Envelope]:
 
 
 def with_retries(ask: Callable[[], T]) -> T:
-    """The answer, though the SuperLink may be out of reach for a while."""
+    """The answer, with retries while the SuperLink cannot be reached."""
     end = time.monotonic() + CONNECT_TIMEOUT
     while True:
         try:
@@ -73,16 +75,17 @@ def with_retries(ask: Callable[[], T]) -> T:
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             if time.monotonic() > end:
                 raise FedveilError(
-                    f"Flower's SuperLink was out of reach for {CONNECT_TIMEOUT:g} s."
+                    f"Flower's SuperLink could not be reached for {CONNECT_TIMEOUT:g} s. Start it again.",
+                    field="superlink",
                 ) from error
-            log.warning("Flower's SuperLink is out of reach: %s", type(error).__name__)
+            log.warning("Flower's SuperLink cannot be reached: %s", type(error).__name__)
             time.sleep(_LATER)
 
 
 def _pull(grid: Grid, waiting: set[str]) -> Iterable[Envelope]:
     try:
         return list(grid.pull_messages(sorted(waiting)))
-    except httpx.TransportError as error:  # asked again until the exchange's time is up
+    except httpx.TransportError as error:  # retried until the timeout of the exchange
         log.warning("Flower's SuperLink did not answer: %s", type(error).__name__)
         return []
     except (ValueError, TypeError, KeyError):
@@ -99,7 +102,7 @@ def _pull(grid: Grid, waiting: set[str]) -> Iterable[Envelope]:
 
 @dataclass(frozen=True)
 class Member:
-    """Whom a registered key belongs to: a node's name, its client, and the key's fingerprint."""
+    """The owner of a registered key: a node's name, its client, and the key's fingerprint."""
 
     name: str
     client: int
@@ -107,11 +110,11 @@ class Member:
 
 
 class Roster:
-    """The nodes that have introduced themselves. Two that claim one client: the one that joined first stays.
+    """The nodes that have introduced themselves. If two claim the same client, the first one stays.
 
-    `members` are the registered nodes by Flower's number, which a node proves with its key.
+    `members` are the registered nodes by Flower's number, which is authenticated by the node's key.
 
-    **Guarantees** With `members`, nobody is let in under another's name or client
+    **Guarantees** With `members`, nobody is admitted under another node's name or client
     (`tests/engines/test_impostors.py::test_an_impostor_is_refused_and_named_by_its_key`).
     """
 
@@ -122,7 +125,7 @@ class Roster:
         members: Mapping[int, Member] | None = None,
         agreed: str | None = None,
     ) -> None:
-        """`agreed` is the digest of the roster that all nodes of a secure sum must hold."""
+        """`agreed` is the digest of the roster that all nodes of a secure sum must have."""
         self._grid = grid
         self._agreed = agreed
         self.other_rosters: dict[str, str] = {}
@@ -141,7 +144,7 @@ class Roster:
         return next((node for node, who in self._known.items() if who.client == client), None)
 
     def names(self, node: int) -> str:
-        """A node for the log: its own name, and Flower's number for it."""
+        """A node's name and Flower's number, for the log."""
         member = None if self._members is None else self._members.get(node)
         if member is not None:
             return f"node {member.name!r} ({node})"
@@ -153,13 +156,13 @@ class Roster:
         return None if who is None else who.client
 
     def refresh(self, timeout: float = HELLO_SECONDS, *, waits: bool = False) -> None:
-        """Forget nodes that have left and get to know those that have come.
+        """Remove nodes that went offline and request introductions of new ones.
 
-        It waits for the answers of those who were not asked before, or for all that are missing (`waits`).
+        It waits for the answers of nodes that were not asked before, or of all that are missing (`waits`).
         """
         here = set(with_retries(self._grid.get_node_ids))
         for node in self._known.keys() - here:
-            log.warning("%s has left", self.names(node))
+            log.warning("%s went offline", self.names(node))
             del self._known[node]
         since = time.monotonic() - ASK_AGAIN_SECONDS
         self._refused = {node: when for node, when in self._refused.items() if node in here and when > since}
@@ -193,7 +196,7 @@ class Roster:
         except RefusalError as refusal:
             self._refused[node] = time.monotonic()
             self.refusals[name] = str(refusal)
-            log.warning("%s is not let in: %s", name, refusal)
+            log.warning("%s is refused: %s", name, refusal)
 
     def _require_own(self, node: int, who: Introduction) -> None:
         """Refuse who claims another name or client than its key was registered for."""
@@ -233,15 +236,15 @@ class Roster:
         log.info("%s is client %d with %d examples", self.names(node), who.client, who.size)
 
     def wait_for(self, count: int, timeout: float) -> None:
-        """Wait until so many nodes are online, whether admitted or not, or the timeout has passed."""
+        """Wait until so many nodes are online, admitted or not, or until the timeout."""
         end = time.monotonic() + timeout
-        told = -1
+        reported = -1
         while True:
             self.refresh(_LATER, waits=True)
             here = len(self._known) + len(self._refused)
             if here >= count or time.monotonic() >= end:
                 return
-            if here != told:
+            if here != reported:
                 log.info("%d of %d nodes are online; waiting for the others up to %g s", here, count, timeout)
-                told = here
+                reported = here
             time.sleep(1.0)

@@ -1,4 +1,4 @@
-"""The engine of a federation with secure sums: an exchange is five legs, after which the server knows a sum only."""
+"""The engine of a federation with secure sums: an exchange has five legs, after which the server knows only a sum."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LegReport:
-    """What one leg cost: `nodes` answered, of those that were asked."""
+    """The traffic and time of one leg; `nodes` is the number of nodes that answered."""
 
     round: int
     attempt: int
@@ -64,8 +64,8 @@ class SecureEngine:
     Args:
         flower: Reaches the nodes.
         roster: All nodes' public keys.
-        clients: The name of each client's node.
-        folder: Where attempts are counted and legs are reported.
+        clients: The node name of each client.
+        folder: The folder for the attempt counter and the reports of legs.
     """
 
     def __init__(
@@ -100,7 +100,10 @@ class SecureEngine:
 
     def _terms(self, clients: Sequence[int], down: Message, at: At) -> Terms:
         if down.count != 1 or at.exchange:
-            raise FedveilError("a secure sum needs one message for all nodes and one exchange in a round")
+            raise FedveilError(
+                "a secure sum needs one message for all nodes and one exchange in a round",
+                field="aggregation.kind",
+            )
         if unknown := [client for client in clients if client not in self._names]:
             raise InputError("roster", unknown, "has no node of these clients", "Add them to the roster.")
         group = group_of(self._method.settings, at.plan)
@@ -113,7 +116,7 @@ class SecureEngine:
         )
 
     def _next_attempt(self, round_: int) -> int:
-        """Of a round that is run again, also by a server that was restarted. Nodes answer each at most once."""
+        """The number of the next attempt at a round, persistent across restarts. Nodes answer each at most once."""
         path = self._folder / ATTEMPTS
         known: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
         known[str(round_)] = known.get(str(round_), 0) + 1
@@ -126,7 +129,7 @@ class SecureEngine:
             file.write(json.dumps(asdict(report)) + "\n")
 
     def leave_out(self, client: int, at: At, problem: str) -> bool:
-        return False  # the sum cannot do without one of its terms
+        return False  # a term cannot be removed from the sum
 
     def own(self, record: R) -> R:
         return self._flower.own(record)
@@ -155,7 +158,7 @@ class _Legs:
     report: Callable[[LegReport], None]
 
     def run(self, roster: Roster, down: Message) -> tuple[Any, tuple[str, ...], list[int]]:
-        """The sum, whose uploads are in it, and the clients that keep a state of this exchange."""
+        """The sum, the clients whose uploads are in it, and those that keep a state of this exchange."""
         asked, length = down.to_bytes(), self.terms.length
         server = ServerRound(roster, self.terms, asked)
         remembering: list[int] = []
@@ -172,16 +175,16 @@ class _Legs:
             self._leg("advertise", first, lambda name, leg: read_advertisement(leg.content, name))
         )
         self._drop(first, [one.node for one in keys], "its keys are not signed for these terms")
-        told = dict.fromkeys([one.node for one in keys], plain(keys))
+        sent = dict.fromkeys([one.node for one in keys], plain(keys))
         sealed = server.shared(
             self._leg(
-                "share", told, lambda name, leg: [read_shares(one, name) for one in listed(leg.content)]
+                "share", sent, lambda name, leg: [read_shares(one, name) for one in listed(leg.content)]
             )
         )
-        self._drop(told, sealed, "its shares do not fit")
+        self._drop(sent, sealed, "its shares are invalid")
         given = {name: plain(shares) for name, shares in sealed.items()}
         survivors = server.uploaded(self._leg("upload", given, uploaded, down))
-        self._drop(given, survivors, "its upload does not fit")
+        self._drop(given, survivors, "its upload is invalid")
         lists = {name: list(survivors) for name in survivors}
         signed = server.confirmed(
             self._leg("confirm", lists, lambda name, leg: read_confirmation(leg.content, name))
@@ -201,7 +204,7 @@ class _Legs:
         read: Callable[[str, Leg], T],
         down: Message | None = None,
     ) -> list[T]:
-        """The answers of the nodes that are asked, in the order of their names; who does not answer drops out."""
+        """The answers of the nodes, in the order of their names; nodes that do not answer drop out."""
         began = time.monotonic()
         asked = {}
         for node, part in content.items():
@@ -230,7 +233,7 @@ class _Legs:
         return found
 
     def _drop(self, asked: Mapping[str, Any], kept: Any, problem: str) -> None:
-        """Say who answered and drops out all the same."""
+        """Log nodes that answered but drop out because of their answer."""
         for name in asked:
             client = self.clients[name]
             if name not in kept and client not in self.flower.missing:

@@ -1,4 +1,4 @@
-"""A node's half of a secure sum over Flower: each leg may be answered by a process of its own."""
+"""A node's half of a secure sum over Flower, where each leg may run in a separate process."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ log = logging.getLogger("flwr.fedveil")
 
 @dataclass(frozen=True)
 class Membership:
-    """What a node brings to secure sums, all of it its own.
+    """A node's own part of secure sums: identity, roster, journal and store.
 
-    `colluders` is the fewest that a sum must withstand, by the node's policy.
+    `colluders` is the number of colluders that a sum must tolerate, by the node's policy.
     """
 
     identity: Identity
@@ -57,11 +57,11 @@ class Membership:
 class SecureNode:
     """Answers the five legs of rounds, each at most once.
 
-    Guarantees: uploads leave under masks only, and a round is charged before its upload is computed
+    Guarantees: uploads are sent masked only, and a round is charged before its upload is computed
     (`test_an_unmasked_upload_is_refused`, `test_a_round_is_charged_before_it_is_computed`).
 
     Args:
-        member: Its keys, roster and memory.
+        member: Its keys, roster and journal.
         method: The method of the run.
         node: Opens the client with its data, for the leg that computes.
     """
@@ -72,11 +72,11 @@ class SecureNode:
         self._node = node
 
     def answer(self, content: RecordDict, limit: int = LARGEST_MESSAGE) -> RecordDict:
-        """The answer to a leg, or a fixed reason why there is none. Never raises."""
+        """The answer to a leg, or a fixed reason for a refusal. Never raises."""
         name = self._member.identity.node
         try:
             return pack_leg(self._work(read_leg(content, limit)))
-        except RefusedError as refusal:  # the protocol has logged it
+        except RefusedError as refusal:  # already logged by the protocol
             return refuse(RefusalError("protocol", str(refusal)), name)
         except RefusalError as refusal:
             log.warning("node %s refuses: %s", name, refusal)
@@ -114,7 +114,7 @@ class SecureNode:
         if terms.colluders < member.colluders:
             raise RefusalError(
                 "policy",
-                f"the sum withstands {terms.colluders} colluders, this node asks for {member.colluders}",
+                f"the sum tolerates {terms.colluders} colluders, this node requires {member.colluders}",
                 "aggregation.colluders",
             )
         return NodeRound(member.identity, member.roster, self._method.settings, terms, member.journal)
@@ -122,31 +122,33 @@ class SecureNode:
     def _taken(self, leg: Leg) -> NodeRound:
         saved = self._member.store.take(leg.key)
         if saved is None:
-            text = f"nothing is kept for the leg {leg.name!r:.20} of {leg.key}: restarted, or answered before"
+            text = (
+                f"no state is stored for the leg {leg.name!r:.20} of {leg.key}: restarted, or answered before"
+            )
             raise RefusalError("protocol", text)
         return NodeRound.resumed(self._member.identity, self._member.roster, self._member.journal, saved)
 
     def _uploaded(self, round_: NodeRound, leg: Leg) -> Leg:
-        """Leg 3: compute what the order asks for, and mask it."""
+        """Leg 3: compute the upload of the order, and mask it."""
         order, terms = leg.order, round_.terms
         if order is None or (order.run, order.at.round, order.at.exchange) != (*terms.key[:2], 0):
             raise RefusalError("message", "the order is missing, or of another round")
         group = group_of(self._method.settings, order.at.plan)
         if group != terms.group:
-            raise RefusalError("plan", f"the plan makes {group}, the terms say {terms.group}")
+            raise RefusalError("plan", f"the plan has {group}, the terms have {terms.group}")
         shares = [read_shares(one) for one in listed(leg.content)]
         up, remembers = self._node().compute(order)
         assert isinstance(up, IntegerUpload)
         words = up.words()
         if len(words) != terms.length:
-            raise RefusalError("plan", f"{len(words)} numbers are sent, the terms say {terms.length}")
+            raise RefusalError("plan", f"the upload has {len(words)} numbers, the terms have {terms.length}")
         masked = round_.upload(shares, words, order.down)
         body = masked.values.astype("<u4").tobytes()
         return Leg(leg.name, leg.key, None, body=body, remembers=remembers)
 
 
 def _answered(round_: NodeRound, leg: Leg) -> Any:
-    """The answer to a leg that computes nothing."""
+    """The answer to a leg without training."""
     content = leg.content
     if leg.name == "advertise":
         return round_.advertise()

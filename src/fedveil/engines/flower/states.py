@@ -1,7 +1,7 @@
-"""What a client remembers, on its own disk: one file per version, so that an upload nobody used is as if never made.
+"""A client's states on its own disk: one file per version, so that unused uploads have no effect.
 
-The server names the version to continue from, the one after the client's last upload that was used. A reply that came
-too late, or a round that the server repeats, finds the state as it was.
+The server names the version to continue from, the one after the client's last upload that was used. If a reply was
+late, or the server repeats a round, the earlier state is still available.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class StateStore:
         return {name.partition("/")[2]: leaf for name, leaf in sorted(held.items())}
 
     def save(self, version: Version, state: State) -> None:
-        """Keep this state; the order of its leaves is part of it."""
+        """Store this state, including the order of its leaves."""
         self._folder.mkdir(parents=True, exist_ok=True)
         numbered = {f"{i:04d}/{name}": leaf.contiguous() for i, (name, leaf) in enumerate(state.items())}
         write_atomically(self._path(version), safetensors.torch.save(numbered))
 
     def forget(self, before: Version, needed: Collection[Version]) -> None:
-        """Remove the versions before this one that will not be asked for again."""
+        """Remove versions before this one, except those still needed."""
         kept = {self._path(version).name for version in (before, *needed)}
         for path in self._folder.glob("*.state"):
             if path.name < self._path(before).name and path.name not in kept:

@@ -1,7 +1,7 @@
-"""What server and nodes say to each other: fedveil's own bytes in Flower's records, believed only when checked.
+"""Messages between server and nodes: fedveil's own encoding in Flower's records, validated on receipt.
 
-A hello asks a node who it is. An order is one client's row of a broadcast with everything the client half needs
-to know; a reply is the client's upload, or the reason why there is none.
+A hello requests a node's introduction. An order is one client's row of a broadcast with everything that the client's
+half needs; a reply is the client's upload, or the reason of a refusal.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ REASONS: Mapping[Reason, str] = {
     "unavailable": "the node is not ready",
     "error": "the computation failed",
 }
-"""All that a server is told of a refusal. A text of its own could speak of data, of a limit or of what is spent."""
+"""The texts of refusals that a server gets, fixed so that they disclose no data, limits or spent budget."""
 Version = tuple[int, int]
-"""Of a client's state: after which exchange of which round."""
+"""The version of a client's state: the round and exchange after which it was stored."""
 
 
 class RefusalError(FedveilError):
-    """A message that is not answered, or an answer that is not used, and why.
+    """A refused message or answer, with the reason.
 
-    A node's refusal leaves it as `reason` and `field` only; `text` stays in the log of whoever refuses. `field` is a
-    key of the configuration that the server sent, so it says nothing of the node's data.
+    A node sends only `reason` and `field` of its refusal; `text` stays in its log. `field` is a key of the server's
+    configuration, so it does not depend on the node's data.
     """
 
     def __init__(self, reason: Reason, text: str, field: str = "") -> None:
@@ -74,7 +74,7 @@ class RefusalError(FedveilError):
 
 
 def fingerprint(task: Task, method: AnyMethod) -> str:
-    """The same for all who hold the same model (names, shapes, types, structure) and run the same method on it."""
+    """A hash of the model (names, shapes, types, structure) and the method, equal on all that agree on both."""
     leaves = [(n, list(p.shape), str(p.dtype)) for n, p in task.module.named_parameters()]
     text = json.dumps([leaves, repr(task.module), repr(method)])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -82,8 +82,8 @@ def fingerprint(task: Task, method: AnyMethod) -> str:
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a node says of itself: its name, which client it is, how many examples it has, and for secure sums its
-    protocol and the digest of its roster, empty where it has none."""
+    """A node's introduction: name, client number, number of examples, and for secure sums its protocol and the digest
+    of its roster (empty if it has none)."""
 
     name: str
     client: int
@@ -96,7 +96,7 @@ class Introduction:
 
 @dataclass(frozen=True)
 class Order:
-    """What one client is asked to do."""
+    """The server's request to one client."""
 
     run: str
     client: int
@@ -104,9 +104,9 @@ class Order:
     version: str
     fingerprint: str
     state: Version | None
-    """After which exchange the client's upload was last used: the state to continue from (None: its first)."""
+    """The exchange of the client's last used upload, whose state it continues from (None: its first state)."""
     needed: tuple[Version, ...]
-    """The older states that may be asked for again, should the server resume from a checkpoint."""
+    """Older states that are needed if the server resumes from a checkpoint."""
     down: bytes
 
 
@@ -129,7 +129,7 @@ def hello() -> RecordDict:
 
 
 def read_hello(content: RecordDict) -> None:
-    """Refuse the hello of another version before anything else of it is read: its words may mean other things."""
+    """Refuse a hello of another version before the rest of it is read, since its format may differ."""
     head, _ = _unpack(content, "hello", 0)
     theirs = head.get("version")
     if theirs != VERSION:
@@ -141,16 +141,16 @@ def introduce(who: Introduction) -> RecordDict:
 
 
 def refuse(refusal: RefusalError, node: str) -> RecordDict:
-    """A reply without an upload: a fixed reason, and which field of the server's configuration it is about.
+    """A refusal as a reply: a fixed reason, and the field of the server's configuration that it is about.
 
-    **Guarantees** It depends on nothing that the node holds
+    **Guarantees** It does not depend on the node's data
     (`tests/engines/test_refusals.py::test_a_refusal_carries_its_reason_and_nothing_of_the_node`).
     """
     return _pack({"kind": "refusal", "reason": refusal.reason, "field": refusal.field[:100], "node": node})
 
 
 def _refusal(head: Mapping[str, Any]) -> RefusalError:
-    """The refusal that a node sent, in our own words."""
+    """A node's refusal, with the texts of this installation."""
     reason: Reason = next((known for known in REASONS if known == head.get("reason")), "error")
     field = _one_line(str(head.get("field") or ""))[:100]
     text = f"node {_one_line(str(head.get('node')))[:64]} refused: {REASONS[reason]}"
@@ -242,9 +242,9 @@ def read_reply(content: RecordDict, limit: int = LARGEST_MESSAGE) -> Reply:
 
 @dataclass(frozen=True)
 class Leg:
-    """One leg of a secure sum, asked or answered: `content` as in `secure_sum.encoding`.
+    """One leg of a secure sum, as request or answer: `content` as in `secure_sum.encoding`.
 
-    The leg in which nodes compute carries an order. Its answer has the masked upload as `body`.
+    The request of the leg in which nodes train contains an order; its answer has the masked upload as `body`.
     """
 
     name: str
@@ -289,14 +289,14 @@ def read_leg(content: RecordDict, limit: int = LARGEST_MESSAGE) -> Leg:
 
 
 def size_of(content: RecordDict) -> int:
-    """The bytes of a message of ours, without what Flower puts around it."""
+    """The size of a message in bytes, without Flower's own overhead."""
     head = len(str(content.config_records[_HEAD]["head"])) if _HEAD in content.config_records else 0
     arrays = content.array_records.get(_BODY)
     return head + (0 if arrays is None else sum(len(array.data) for array in arrays.values()))
 
 
 def require_same(theirs: tuple[str, str], ours: tuple[str, str], whose: str) -> None:
-    """Refuse another version of fedveil and another model or method; both sides ask."""
+    """Refuse another version of fedveil, model or method; both sides check."""
     if theirs[0] != ours[0]:
         raise RefusalError("version", f"{whose} fedveil is {theirs[0]!r:.40}, ours {ours[0]!r}")
     if theirs[1] != ours[1]:
@@ -306,7 +306,7 @@ def require_same(theirs: tuple[str, str], ours: tuple[str, str], whose: str) -> 
 
 
 def read_upload(method: AnyMethod, data: bytes) -> Message:
-    """The upload of one client: of the method's type, one row, every number finite."""
+    """Decode the upload of one client: refuses other types, several rows and numbers that are not finite."""
     try:
         up = method.up_type.from_bytes(data)
     except MessageError as error:
@@ -320,7 +320,7 @@ def read_upload(method: AnyMethod, data: bytes) -> Message:
 
 
 def _one_line(text: str) -> str:
-    """Words for a log, in which nobody may begin a line of his own."""
+    """Text for the log without control characters, so that a node cannot inject log lines."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
@@ -330,7 +330,7 @@ def _version(value: Any) -> Version:
 
 
 def _whole(value: Any) -> int:
-    """The number, if it is a whole one that a machine counts with: an infinity has no place in a plan."""
+    """The number; refuses anything but integers, such as infinity."""
     if type(value) is not int or not -LARGEST_NUMBER <= value <= LARGEST_NUMBER:
         raise TypeError("not a whole number")
     return value

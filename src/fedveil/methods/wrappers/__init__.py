@@ -1,4 +1,4 @@
-"""Every registered wrapper by its name; a wrapper's module is imported when the wrapper is asked for."""
+"""All built-in wrappers by name; a wrapper's module is imported at its first use."""
 
 from fedveil.methods.wrappers.wrapper import WRAPPERS, Rule, WrappedMethod, Wrapper
 

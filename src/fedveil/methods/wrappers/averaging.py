@@ -1,4 +1,4 @@
-"""Rules that filter the released model over rounds: noise that flickers from round to round averages out."""
+"""Rules that filter the released model over rounds, which averages out noise that is independent between rounds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ModelAverage(Rule):
     """
 
     decay: Annotated[float, Field(gt=0, lt=1)] = 0.95
-    """Weight of the past in the average, from round to round."""
+    """Weight of the earlier models in the average."""
 
     def start(self, params: Params) -> Memory:
         return zeros_like(params)
@@ -36,7 +36,7 @@ class ModelAverage(Rule):
 @wrapper("low-pass", "releases the models after a second-order low-pass filter over the rounds")
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class LowPass(Rule):
-    """A Butterworth filter of the displacement from the public start, which it takes as its state of rest.
+    """A Butterworth filter of the displacement from the public initial model, where the filter is at rest.
 
     Args:
         cutoff: Frequency of half power, in cycles per two rounds (1 would pass everything).

@@ -1,8 +1,8 @@
 """Defences against gradient inversion, as wrappers around a method whose clients upload gradients.
 
-Each changes the gradient on the client, before it is sent. Noise without a bound on what it hides proves nothing, so
-all but DP-SGD are declared unprotected: attacks measure them. Their noise is a distortion (`privacy/distortions.py`);
-DP-SGD's is that of a mechanism, in the private step that all methods share. Several may be stacked; the first is
+Each changes the gradient on the client, before it is sent. Noise on an unbounded value has no guarantee, so all but
+DP-SGD are declared unprotected: attacks measure them. Their noise is a distortion (`privacy/distortions.py`); DP-SGD's
+noise comes from a mechanism, in the private step that all methods share. Several may be stacked; the first is
 innermost.
 
 Deviations:
@@ -55,7 +55,7 @@ Part = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Defence(Wrapper):
-    """Makes the clients' uploads in place of the method it is wrapped around."""
+    """Computes the clients' uploads in place of the wrapped method."""
 
     def around(self, method: AnyMethod) -> AnyMethod:
         if "gradient" not in {field.name for field in fields(method.up_type)}:
@@ -78,19 +78,19 @@ class Defence(Wrapper):
         state: State,
         rng: ClientStreams,
     ) -> tuple[Any, State]:
-        """What the clients send, and what they remember."""
+        """The clients' uploads and states."""
 
     @abstractmethod
     def releases(self, inner: AnyMethod, plan: Plan) -> Sequence[Release]:
-        """What is disclosed with this defence."""
+        """The releases with this defence."""
 
     def adaptation(self, dimension: int, examples: int) -> Adaptation:
-        """How an attacker adapts to what this did to a gradient of `dimension` coordinates and so many examples."""
+        """How an attacker adapts to this defence, for a gradient of `dimension` coordinates and so many examples."""
         return Adaptation()
 
 
 class GradientDefence(Defence):
-    """Changes the gradient that the inner method would send."""
+    """Changes the gradient of the inner method."""
 
     reason = "the gradient is not clipped, so no noise can be measured against it"
 
@@ -113,12 +113,12 @@ class GradientDefence(Defence):
 
     @abstractmethod
     def defend(self, gradient: Params, rng: ClientStreams) -> Params:
-        """The gradients `[K, ...]` that are sent in place of these, row k with client k's streams."""
+        """The gradients `[K, ...]` to send in place of these, row k with client k's streams."""
 
 
 @record(frozen=True)
 class Defended(Around[Record]):
-    """A method whose clients answer through a defence; the server notices nothing."""
+    """A method whose clients apply a defence; the server's half is unchanged."""
 
     defence: Defence
 
@@ -134,11 +134,11 @@ class Defended(Around[Record]):
         return self.defence.releases(self.inner, plan)
 
     def bounded_upload(self, at: At, down: Message, up: Message) -> BoundedUpload | None:
-        """The defence may have made it longer."""
+        """None: the defence may have increased the norm."""
         return None
 
     def adaptation(self, at: At, dimension: int, examples: int) -> Adaptation:
-        """To the outermost defence that there is anything to adapt to."""
+        """The adaptation to the outermost defence that has one."""
         own = self.defence.adaptation(dimension, examples)
         return self.inner.adaptation(at, dimension, examples) if own.kind == "none" else own
 
@@ -147,7 +147,7 @@ class Defended(Around[Record]):
 
 
 def _layer_around(inner: AnyMethod) -> int:
-    """A number of its own for each layer that draws noise: the same draws twice would not be two noises."""
+    """A distinct number for each layer that draws noise, so that layers draw independent noise."""
     if isinstance(inner, Defended):
         return 1 + _layer_around(inner.inner)
     return 0 if isinstance(inner, (FedSGD, FedEM)) else 1  # these two draw none themselves
@@ -184,10 +184,10 @@ class GradientLaplace(GradientDefence):
 class PPFA(GradientDefence):
     reason = "the distortion has a fixed length whatever the data are; it bounds no ratio of probabilities"
     epsilon: Annotated[float, Field(ge=0, le=1)] = 0.995
-    """1 leaves the gradient as it is; it moves by 4 sqrt(d) (1 - epsilon). No privacy parameter."""
+    """The gradient is displaced by 4 sqrt(d) (1 - epsilon); 1 means no change. Not a privacy parameter."""
 
     def length(self, dimension: int) -> float:
-        """How far the gradient is moved: 4 D (1 - epsilon) with D = sqrt(d)."""
+        """The length of the displacement: 4 D (1 - epsilon) with D = sqrt(d)."""
         return 4 * math.sqrt(dimension) * (1 - self.epsilon)
 
     def defend(self, gradient: Params, rng: ClientStreams) -> Params:
@@ -288,14 +288,14 @@ class GradientPruning(GradientDefence):
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class DPSGD(Defence):
     """Abadi et al., CCS 2016, around FedSGD. A record is in one batch of a round, so a participation releases one
-    noisy sum of it; that batches come in a random order is not made use of.
+    noisy sum that contains it; the random order of batches is not used for amplification.
     """
 
     clip: Clip = 1.0
     noise_multiplier: NoiseMultiplier = 1.0
 
     def mechanism(self) -> SumMechanism:
-        """What perturbs every gradient, and what `releases` charges."""
+        """Perturbs every gradient; `releases` accounts for it."""
         return gaussian(self.clip, self.noise_multiplier)
 
     def around(self, method: AnyMethod) -> AnyMethod:

@@ -1,4 +1,4 @@
-"""Denoising of the displacement from the public start: what training added is low-rank, what privacy added is not."""
+"""Denoising of the displacement from the public initial model: updates are low-rank, privacy noise is not."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 )
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class DisplacementDenoise(Rule):
-    """`w(0) + shrink(w(t) - w(0))` for every weight matrix; vectors are left alone.
+    """`w(0) + shrink(w(t) - w(0))` for every weight matrix; vectors are unchanged.
 
     Noise of standard deviation s in every entry of a d x h matrix has singular values up to the edge
-    (sqrt(d) + sqrt(h)) s. `soft` lowers every singular value by the edge; `optimal` by what the noise adds to it
-    on average (Gavish, Donoho: Optimal Shrinkage of Singular Values. IEEE Trans. Inf. Theory 2017, Frobenius loss).
+    (sqrt(d) + sqrt(h)) s. `soft` lowers every singular value by the edge; `optimal` by the expected contribution of
+    the noise (Gavish, Donoho: Optimal Shrinkage of Singular Values. IEEE Trans. Inf. Theory 2017, Frobenius loss).
     `noise` is s after one round (it grows with the root of the rounds), or is estimated from the median singular
-    value. `resume` lets training continue from the denoised model; else only what is released is denoised.
+    value. `resume` lets training continue from the denoised model; otherwise only the released model is denoised.
     """
 
     noise: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["estimate"] = "estimate"
     """Standard deviation of the noise after one round, or "estimate" from the singular values."""
     shrinkage: Literal["soft", "optimal"] = "soft"
-    """How singular values shrink: "soft" by the edge of the noise, "optimal" by what it adds on average."""
+    """How singular values shrink: "soft" by the edge of the noise, "optimal" by its expected contribution."""
     resume: bool = False
-    """Whether training goes on from the denoised model; else only what is released is denoised."""
+    """Whether training continues from the denoised model; otherwise only the released model is denoised."""
 
     def start(self, params: Params) -> Memory:
         return dict(params)

@@ -1,8 +1,8 @@
 """Post-processing of the released model, usable with any method: `[[wrap]]` in a configuration.
 
-A rule reads the model that a method has after each round and answers with the model to release in its place, and
-perhaps with one to continue training from. It is given nothing else, so it discloses nothing else: the releases, and
-with them every epsilon, are those of the method inside.
+A rule gets the model of a method after each round and returns the model to release in its place, and optionally one to
+continue training from. It gets no other input, so it is post-processing: the releases, and with them every epsilon, are
+those of the inner method.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Memory = dict[str, "Tensor"]
 
 @dataclass(frozen=True)
 class Step:
-    """What a rule makes of a round: what it remembers, what is released, where training continues (None: as it was)."""
+    """The result of a rule: its memory, the released model, and the model to continue from (None: unchanged)."""
 
     memory: Memory
     released: Params
@@ -50,14 +50,14 @@ class Step:
 
 
 class Wrapper(ABC):
-    """What a `[[wrap]]` section names: a frozen, validated dataclass whose fields are its configuration."""
+    """A `[[wrap]]` section: a frozen, validated dataclass whose fields are its configuration."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
 
     @abstractmethod
     def around(self, method: AnyMethod) -> AnyMethod:
-        """The method with this wrapped around it; a method that it does not fit is refused."""
+        """The wrapped method; refuses a method that it does not apply to."""
 
 
 class Rule(Wrapper):
@@ -68,11 +68,11 @@ class Rule(Wrapper):
 
     @abstractmethod
     def start(self, params: Params) -> Memory:
-        """What is remembered before the first round, from the public starting model."""
+        """The memory before the first round, from the public initial model."""
 
     @abstractmethod
     def step(self, round: int, memory: Memory, before: Params, after: Params) -> Step:
-        """Round 1..: `before` is the model released last (at first the public start), `after` the method's new one."""
+        """One round: `before` is the last released model (at first the public one), `after` the method's new one."""
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,14 @@ class Wrapped(Record):
 
 @dataclass(frozen=True)
 class Around(Method[S, Message, Message]):
-    """A method around another, whose exchanges, states, messages to clients, claim and hooks it keeps."""
+    """A method around another; by default everything is delegated to the inner method."""
 
     inner: AnyMethod
 
     def named(
         self, name: str, summary: str, server_type: type[Record], up_type: type[Message] | None = None
     ) -> None:
-        """Take the names and types of the inner method and of what is around it."""
+        """Set name, summary and types from the inner method and the wrapper."""
         own: dict[str, Any] = {
             "name": f"{self.inner.name}+{name}",
             "summary": f"{self.inner.summary}; {summary}",
@@ -118,6 +118,9 @@ class Around(Method[S, Message, Message]):
 
     def demand(self, plan: Plan, records: int, classes: int) -> Demand:
         return self.inner.demand(plan, records, classes)
+
+    def computes_together(self, task: Task) -> bool:
+        return self.inner.computes_together(task)
 
     def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
         return self.inner.init_client(task, data, rng)
@@ -221,7 +224,7 @@ class Around(Method[S, Message, Message]):
 
 @dataclass(frozen=True)
 class WrappedMethod(Around[Wrapped]):
-    """A method whose released model goes through a rule. Everything else is the method's own.
+    """A method whose released model is post-processed by a rule. Everything else is delegated.
 
     Args:
         inner: The method.
@@ -276,7 +279,7 @@ class WrappedMethod(Around[Wrapped]):
         return self.inner.personal_model(self.inner.with_model(inner, server.params), state)
 
     def cohort_models(self, server: Wrapped) -> Params | None:
-        """None: the rule has changed what the server goes on from, not the models it holds for single clients."""
+        """None: the rule changes the server's model, not the models that it holds for single clients."""
         return None
 
     def releases(self, plan: Plan) -> Sequence[Release]:
@@ -294,7 +297,7 @@ C = TypeVar("C")
 
 
 def wrapper(name: str, summary: str) -> Callable[[type[C]], type[C]]:
-    """Make a wrapper known under its name."""
+    """Register a wrapper under its name."""
 
     def add(kind: type[C]) -> type[C]:
         assert issubclass(kind, Wrapper)

@@ -1,7 +1,7 @@
 """The only package that draws privacy noise. Mechanisms and distortions use it; nothing else does.
 
 Each entry point `add_...` takes the value, the scale of the noise and the streams it is drawn from, and returns the
-noisy value: noise never exists without the value that it protects. Normal and Laplace noise is exact on a grid
+noisy value: no function returns noise alone. Normal and Laplace noise is exact on a grid
 (`grid`), choices compare real numbers (`choice`), integers are drawn exactly (`integers`). Proofs: docs/noise.md.
 """
 
@@ -42,7 +42,7 @@ def add_gaussian(value: Params, std: float, streams: Sequence[Stream], step: flo
     (`test_words_at_the_border_between_two_multiples_are_decided_exactly`), rounded to the type of `value`.
 
     Args:
-        value: What is protected.
+        value: The values to protect.
         std: The standard deviation.
         streams: One for each row.
         step: The grid, a power of two; by default `grid_step(std)`.
@@ -60,7 +60,7 @@ def add_laplace(value: Params, scale: float, streams: Sequence[Stream]) -> Param
 def reaching(
     values: Tensor, threshold: float, scales: tuple[float, float], order: Tensor, most: int, stream: Stream
 ) -> Tensor:
-    """The first `most` places in `order` whose value `[d]` reaches the threshold, Laplace noise on both sides.
+    """The first `most` positions in `order` whose value `[d]` reaches the threshold, with Laplace noise on both.
 
     The threshold gets one draw of scale `scales[0]`, each value one of `scales[1]`.
     """
@@ -70,7 +70,7 @@ def reaching(
 
 
 def largest(values: Tensor, scale: float, count: int, streams: Sequence[Stream]) -> Tensor:
-    """The places `[K, count]` of the largest values `[K, d]` with Gumbel noise of `scale`, row k from stream k."""
+    """The positions `[K, count]` of the largest values `[K, d]` with Gumbel noise of `scale`, row k from stream k."""
     rows = values.double().cpu().numpy()
     found = [
         choice.largest_by_gumbel(row, scale, count, stream) for row, stream in zip(rows, streams, strict=True)
@@ -79,7 +79,7 @@ def largest(values: Tensor, scale: float, count: int, streams: Sequence[Stream])
 
 
 def add_direction(value: Tensor, length: float, streams: Sequence[Stream]) -> Tensor:
-    """A vector of fixed `length` and random direction on each row of `value` `[K, d]`; it proves nothing."""
+    """Add a vector of fixed `length` and random direction to each row of `value` `[K, d]`; gives no guarantee."""
     drawn = normal(streams, value.shape[1:], value)
     unit: Tensor = drawn / drawn.norm(dim=1, keepdim=True)
     return value + length * unit
@@ -90,7 +90,7 @@ def _by_row(
     streams: Sequence[Stream],
     draw: Callable[[npt.NDArray[np.floating], Stream], npt.NDArray[np.floating]],
 ) -> Params:
-    """`draw` on each row of each leaf; rows of float32 and float64 are read as they are."""
+    """Apply `draw` to each row of each leaf; float32 and float64 rows are not converted."""
     noisy: Params = {}
     for name, leaf in value.items():
         kept = leaf.dtype if leaf.dtype in (torch.float32, torch.float64) else torch.float64

@@ -1,4 +1,4 @@
-"""Private choices by exact comparison: no two noisy values are ever equal, and rounding decides nothing.
+"""Private choices by exact comparison: noisy values are never tied, and rounding never decides a comparison.
 
 Double precision decides nearly all comparisons. Where two values are closer than its error, more digits of the draws
 are taken until they differ.
@@ -36,7 +36,7 @@ Bounds = tuple[Any, Any]
 def above_noisy_threshold(
     values: Floats, threshold: float, scales: tuple[float, float], order: Places, most: int, stream: Stream
 ) -> Places:
-    """The first `most` places in `order` whose noisy value reaches the noisy threshold.
+    """The first `most` positions in `order` whose noisy value reaches the noisy threshold.
 
     The threshold gets one Laplace draw of scale `scales[0]`, each value one of `scales[1]`.
     """
@@ -59,7 +59,7 @@ def above_noisy_threshold(
 
 
 def largest_by_gumbel(values: Floats, scale: float, count: int, stream: Stream) -> Places:
-    """The places, ascending, of the `count` largest values with Gumbel noise of `scale` on each."""
+    """The ascending positions of the `count` largest values with Gumbel noise of `scale` on each."""
     words = words_of(stream, len(values))
     noisy = values + scale * gumbel_quantiles(words)
     doubt = scale * _error(words) + _ROUNDINGS * (np.abs(values) + np.abs(noisy) + 64 * scale)
@@ -72,11 +72,11 @@ def largest_by_gumbel(values: Floats, scale: float, count: int, stream: Stream) 
 
 
 def _certain_and_close(low: Floats, high: Floats, count: int) -> tuple[Places, Places]:
-    """Which numbers between `low` and `high` are among the `count` largest for certain, and which may be."""
+    """Given bounds `low` and `high`, the numbers certainly among the `count` largest, and those possibly among them."""
     if count >= len(low):
         return np.arange(len(low)), np.arange(0)
     first = len(low) - count
-    reached = np.partition(low, first)[first]  # by `count` numbers at least
+    reached = np.partition(low, first)[first]  # at least `count` numbers reach this
     others = np.partition(high, first - 1)[first - 1]  # at most `count` numbers exceed this
     certain = low > others
     return np.flatnonzero(certain), np.flatnonzero(~certain & (high >= reached))
@@ -90,13 +90,13 @@ def gumbel_quantiles(words: SignedWords) -> Floats:
 
 
 def _error(words: SignedWords) -> Floats:
-    """What a quantile may be off: double precision, and the digits that are not drawn yet."""
+    """A bound on a quantile's error from double precision and from digits that are not drawn yet."""
     error: Floats = UNCERTAIN + 2.0**-61 / tail(words)
     return error
 
 
 class _Draw:
-    """value + scale * quantile(uniform), the uniform known to as many binary digits as were asked for."""
+    """value + scale * quantile(uniform), where the digits of the uniform number are drawn as needed."""
 
     def __init__(
         self, value: float, scale: float, word: int, quantile: Callable[[Any], Any], stream: Stream
@@ -105,7 +105,7 @@ class _Draw:
         self.digits, self.uniform = 64, word + 2**63
 
     def bounds(self) -> Bounds:
-        """Numbers between which the noisy value lies."""
+        """A lower and an upper bound of the noisy value."""
         with mpmath.workprec(self.digits + 2 * GUARD_DIGITS):
             ends = []
             for side in (0, 1):
@@ -143,6 +143,6 @@ def _larger(one: _Draw, other: _Draw) -> bool:
 
 
 def _largest(draws: Sequence[_Draw], count: int) -> list[int]:
-    """The places of the `count` largest, by as many comparisons as each against each needs."""
+    """The positions of the `count` largest, by pairwise comparison."""
     wins = [sum(_larger(one, other) for other in draws if other is not one) for one in draws]
     return sorted(range(len(draws)), key=lambda place: -wins[place])[:count]

@@ -1,14 +1,14 @@
-"""Exact noise on a grid: what leaves is the rounding of (value + noise), drawn without any error.
+"""Exact noise on a grid: the result is exactly the rounding of (value + noise), without floating-point error.
 
-A floating-point sum `value + noise` reaches some numbers only for some values, so its last bits give the value away.
+A floating-point sum `value + noise` reaches some numbers only for some values, so its last bits disclose the value.
 Here the exact sum of the value and a real-valued draw is rounded to a multiple of a public power of two. Rounding is
-post-processing, so every guarantee of the real-valued mechanism holds as it is. Scaling, averaging and conversion to
+post-processing, so every guarantee of the real-valued mechanism holds unchanged. Scaling, averaging and conversion to
 another floating-point type come afterwards and are post-processing, too. The proof is in docs/noise.md.
 
-A draw is a uniform number of which 64 binary digits are known, put through the inverse distribution function. In all
-but one of about a billion cases these digits and double precision decide to which multiple the sum is rounded. In the
-others more digits are drawn and the distribution function is evaluated to as many digits as the decision needs.
-Neither the machine nor the accuracy of its mathematical functions has an influence on the result.
+A draw is the inverse distribution function of a uniform number of which 64 binary digits are known. In all but about
+one in a billion cases these digits and double precision decide to which multiple the sum is rounded. Otherwise more
+digits are drawn and the distribution function is evaluated to as many digits as the decision needs. The result depends
+neither on the machine nor on the accuracy of its mathematical functions.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def grid_step(std: float, fineness: int = FINENESS) -> float:
 
 
 def rounded_normal(value: Rows, std: float, step: float, stream: Stream) -> Rows:
-    """`value` plus normal noise of `std`, rounded to a multiple of `step`, a power of two. Not finite values stay."""
+    """`value` plus normal noise of `std`, rounded to a multiple of `step`, a power of two; keeps non-finite values."""
     return _rounded(value, step, std / step, normal_quantiles, _normal_below, stream)
 
 
@@ -68,7 +68,7 @@ def _rounded(
 ) -> Rows:
     """The multiples of `step` nearest to `value + step * tau * quantile`, in blocks that stay in the cache.
 
-    They are rounded to the type of `value` at the very end.
+    They are converted to the dtype of `value` at the end.
     """
     if not (finite := np.isfinite(value)).all():
         zeros = np.where(finite, value, np.zeros_like(value))
@@ -100,26 +100,26 @@ def _at_scale(below: Callable[[Any, float], Any], tau: float, bound: Any) -> Any
 def words_of(stream: Stream, count: int) -> SignedWords:
     """Uniform 64-bit integers; w stands for the uniform numbers from (w + 2^63) / 2^64 to (w + 2^63 + 1) / 2^64."""
     if isinstance(stream, np.random.Generator) and isinstance(stream.bit_generator, np.random.Philox):
-        # Three times as fast as its `bytes`. Other generators' raw words may be shorter.
+        # Three times as fast as `bytes`. Other bit generators may have shorter raw words.
         return stream.bit_generator.random_raw(count).view(np.int64)
     return np.frombuffer(stream.bytes(8 * count), dtype="<i8")
 
 
 def _outer(words: SignedWords) -> Places:
-    """Words of the outermost 2^-11 of the probability, where the distance from 0 or 1 has to be exact."""
+    """Words in the outermost 2^-11 of the probability, where the distance from 0 or 1 must be exact."""
     return np.flatnonzero((words >= _TAIL) | (words < -_TAIL))
 
 
 def tail(words: SignedWords) -> Floats:
-    """The probability of the smaller of both sides, in the middle of each word's interval."""
+    """The smaller of both tail probabilities, at the middle of each word's interval."""
     depth = np.where(words < 0, words - _LOWEST, ~_LOWEST - words)
     tail: Floats = (depth.astype(np.float64) + 0.5) * 2.0**-64
     return tail
 
 
 def normal_quantiles(words: SignedWords) -> Floats:
-    """Standard normal quantiles, with an error of less than `UNCERTAIN` but for the digits not drawn yet."""
-    from scipy.special import ndtri  # takes as long to import as numpy, and only drawing needs it
+    """Standard normal quantiles, with an error below `UNCERTAIN` plus that of the digits not drawn yet."""
+    from scipy.special import ndtri  # slow to import, and only drawing needs it
 
     middle = torch.from_numpy(words.astype(np.float64)).mul_(2.0**-63)
     drawn: Floats = torch.erfinv(middle).mul_(math.sqrt(2)).numpy()
@@ -130,16 +130,16 @@ def normal_quantiles(words: SignedWords) -> Floats:
 
 
 def laplace_quantiles(words: SignedWords) -> Floats:
-    """Laplace quantiles of scale 1, with an error of less than `UNCERTAIN` but for the digits not drawn yet."""
+    """Laplace quantiles of scale 1, with an error below `UNCERTAIN` plus that of the digits not drawn yet."""
     far = np.log(2 * tail(words))
     return np.copysign(far, words)
 
 
 def _unclear(distance: Floats, words: SignedWords, tau: float) -> Places:
-    """Where a sum that lies `distance` from the nearest integer may belong to the next one."""
+    """Where a sum at `distance` from the nearest integer may round to the next one."""
     doubt = np.abs(distance) > 0.5 - 2 * tau * UNCERTAIN
     outer = words[places := _outer(words)]
-    # Digits not drawn yet move a quantile by their share of the tail; within, that is below one more UNCERTAIN.
+    # Digits not drawn yet change a quantile by their share of the tail; elsewhere that is below another UNCERTAIN.
     doubt[places] |= np.abs(distance[places]) > 0.5 - tau * (UNCERTAIN + 2.0**-61 / tail(outer))
     return np.flatnonzero(doubt)
 

@@ -53,7 +53,7 @@ def bernoulli_exp(numerator: Ints, denominator: int, stream: Stream) -> Bools:
     whole, part = numerator // denominator, numerator % denominator
     alive = np.ones(len(numerator), dtype=np.bool_)
     step = 0
-    while True:  # exp(-whole) as that many coins of exp(-1), all of which must succeed
+    while True:  # exp(-whole) as that many trials of probability exp(-1), all of which must succeed
         due = np.flatnonzero(alive & (whole > step))
         if not len(due):
             break
@@ -65,7 +65,7 @@ def bernoulli_exp(numerator: Ints, denominator: int, stream: Stream) -> Bools:
 
 
 def _bernoulli_exp_small(numerator: Ints, denominator: int, stream: Stream) -> Bools:
-    """exp(-x) for x in [0, 1]: coins of x/1, x/2, x/3, ... until one fails; True if their number is odd."""
+    """exp(-x) for x in [0, 1]: trials of x/1, x/2, x/3, ... until one fails; True if their number is odd."""
     result = np.zeros(len(numerator), dtype=np.bool_)
     left = np.arange(len(numerator))
     count = 1
@@ -87,19 +87,19 @@ def discrete_laplace(scale: int, size: int, stream: Stream) -> Ints:
         kept = bernoulli_exp(low, scale, stream)
         high = np.zeros(len(left), dtype=np.int64)
         going = np.flatnonzero(kept)
-        while len(going):  # geometric: coins of exp(-1)
+        while len(going):  # geometric: trials of probability exp(-1)
             going = going[bernoulli_exp(np.ones(len(going), dtype=np.int64), 1, stream)]
             high[going] += 1
         value = low + scale * high
         negative = uniform_below(np.full(len(left), 2, dtype=np.int64), stream) == 1
-        kept &= ~(negative & (value == 0))  # zero would be drawn twice
+        kept &= ~(negative & (value == 0))  # otherwise zero would have twice its probability
         out[left[kept]] = np.where(negative, -value, value)[kept]
         left = left[~kept]
     return out
 
 
 def rational_variance(std: float) -> Fraction:
-    """A rational not below `std` squared, with terms small enough for 64-bit arithmetic."""
+    """A rational number not below `std` squared, with terms small enough for 64-bit arithmetic."""
     if not 0 < std <= LARGEST_STD:
         raise InputError(
             "std", std, "is out of range for exact sampling", f"Use a coarser grid: 0 < std <= {LARGEST_STD}."
@@ -111,7 +111,7 @@ def rational_variance(std: float) -> Fraction:
 def discrete_gaussian(std: float, size: int, stream: Stream) -> Ints:
     """Integers with probability proportional to exp(-x^2 / (2 variance)), variance `rational_variance(std)`.
 
-    Candidates are discrete Laplace of scale t; each is accepted by an exact coin of probability
+    Candidates are discrete Laplace of scale t; each is accepted by an exact trial of probability
     exp(-(|x| - variance/t)^2 / (2 variance)), computed in integers.
     """
     variance = rational_variance(std)
@@ -155,7 +155,7 @@ def _binomial_by_table(trials: int, size: int, stream: Stream) -> Ints:
     draws = np.frombuffer(stream.bytes(8 * size), dtype="<u8")
     found: Ints = np.searchsorted(first, draws).astype(np.int64)
     close = np.flatnonzero(first[np.minimum(found, len(first) - 1)] == draws)
-    for place in close:  # 64 digits do not decide, which is as rare as 2^-64 for each entry of the table
+    for place in close:  # 64 digits do not decide, which has probability 2^-64 for each entry of the table
         more = int.from_bytes(stream.bytes(8), "little")
         ties = np.searchsorted(first, draws[place], side="right") - found[place]
         found[place] += np.searchsorted(second[found[place] :][:ties], np.uint64(more), side="right")
@@ -166,11 +166,13 @@ def _binomial_by_table(trials: int, size: int, stream: Stream) -> Ints:
 def _binomial_table(trials: int) -> tuple[Words, Words]:
     """The distribution function from -reach up to reach - 1: its first 64 binary digits, and the next 64.
 
-    Floating point will not do: an error of 1e-7 in the logarithm of a factorial is one in every probability, and what
-    leaves a client has as many coordinates as the model.
+    Floating point is not accurate enough: an error of 1e-7 in the logarithm of a factorial affects every probability,
+    and an upload has as many coordinates as the model.
     """
     half = trials // 2
-    reach = math.ceil(6 * math.sqrt(trials))  # twelve deviations: what lies beyond is below 1e-30
+    reach = math.ceil(
+        6 * math.sqrt(trials)
+    )  # twelve standard deviations: the tails have a probability below 1e-30
     whole = 2 * sum(_binomial_masses(half, reach)) - _MIDDLE
     digits = np.empty((2, 2 * reach), dtype=np.uint64)
     twice = whole - _MIDDLE
@@ -183,7 +185,7 @@ def _binomial_table(trials: int) -> tuple[Words, Words]:
 
 
 def _binomial_masses(half: int, reach: int) -> Iterator[int]:
-    """What the values 0 to `reach` weigh, where 0 weighs `_MIDDLE`."""
+    """The relative weights of the values 0 to `reach`, where 0 has the weight `_MIDDLE`."""
     mass = _MIDDLE
     for step in range(reach + 1):
         yield mass

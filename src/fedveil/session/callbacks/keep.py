@@ -1,4 +1,4 @@
-"""A callback that keeps what went over the wire, for figures."""
+"""A callback that keeps messages in memory, for figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedveil.session.loop import Callback, RoundEnd
 
 @dataclass(frozen=True)
 class Kept:
-    """The last answered exchange of a round, and the server after the round; each of its method's own type."""
+    """The last answered exchange of a round, and the server's state after the round."""
 
     at: At
     down: Any
@@ -28,7 +28,7 @@ def _own(_: str, leaf: Tensor) -> Tensor:
 
 
 class KeepRounds(Callback):
-    """Keeps these rounds under `found`; a round without any answer is not kept."""
+    """Keeps these rounds in `found`; a round without answers is not kept."""
 
     def __init__(self, rounds: Collection[int]) -> None:
         self._rounds = frozenset(rounds)
@@ -36,7 +36,7 @@ class KeepRounds(Callback):
         self.found: dict[int, Kept] = {}
 
     def exchange_ends(self, at: At, cohort: Sequence[int], down: Message, up: Message | None) -> None:
-        if at.round in self._rounds and up is not None:  # the engine may use the memory again
+        if at.round in self._rounds and up is not None:  # copied, since the engine may reuse the memory
             self._last = at, down.map(_own), up.map(_own)
 
     def round_ends(self, end: RoundEnd) -> None:

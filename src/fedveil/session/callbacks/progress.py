@@ -25,11 +25,11 @@ from fedveil.session.loop import Callback, RoundEnd
 
 _NARROW_BAR = 8
 LINE_SECONDS = 30.0
-"""Where there is no terminal, progress is a line at most so often."""
+"""Without a terminal: the smallest interval between progress lines, in seconds."""
 
 
 class _Bars(Progress):
-    """On the terminal from the first bar on: a command that is refused before shows its message alone."""
+    """Starts the display with the first bar, so that a command that is refused shows only its message."""
 
     def __enter__(self) -> Self:
         return self
@@ -46,7 +46,7 @@ class _Bars(Progress):
 
 
 class _Time(ProgressColumn):
-    """How long it will take, then how long it took: two times beside each other are too wide for 80 columns."""
+    """The remaining time, after the end the elapsed time; both together are too wide for 80 columns."""
 
     max_refresh = 0.5
 
@@ -66,7 +66,7 @@ def _clock(seconds: float) -> str:
 
 
 def progress_bar(console: Console) -> Progress:
-    """Bars on this console; on a narrow one (60 columns) the bar is short and so are the words."""
+    """Progress bars on this console, in a shorter form on narrow ones (60 columns)."""
     width = _NARROW_BAR if _is_narrow(console) else 30
     return _Bars(
         TextColumn("{task.description}"),
@@ -82,7 +82,7 @@ class ShowProgress(Callback):
     def __init__(self, progress: Progress, title: str, rounds: int) -> None:
         self._progress = progress
         self._title, self._rounds = title, rounds
-        self._bar: TaskID | None = None  # shown once there is something to wait for: errors come before it
+        self._bar: TaskID | None = None  # created with the first round, so that errors are printed before it
         self._accuracy = ""
         self._epsilon = ""
         self._told = time.monotonic()
@@ -95,7 +95,7 @@ class ShowProgress(Callback):
         return None
 
     def round_ends(self, end: RoundEnd) -> None:
-        bar = self._shown(end.at.round - 1)  # of rounds elsewhere only the end is told
+        bar = self._shown(end.at.round - 1)  # a round on a cluster only reports its end
         if end.metrics.get("accuracy") is not None:
             word = "" if _is_narrow(self._progress.console) else "accuracy "
             self._accuracy = f"{word}{100 * end.metrics['accuracy']:5.2f} %"
@@ -103,10 +103,10 @@ class ShowProgress(Callback):
             self._epsilon = f"ε {end.metrics['epsilon']:.2f}"
         status = f"{self._accuracy}  {self._epsilon}".strip()
         self._progress.update(bar, completed=end.at.round, status=status)
-        self._tell_plainly(end.at.round, status)
+        self._print_line(end.at.round, status)
 
-    def _tell_plainly(self, done: int, status: str) -> None:
-        """A line now and then where no bar can be drawn: in a log file, under nohup or Slurm."""
+    def _print_line(self, done: int, status: str) -> None:
+        """Print a line at intervals where no bar can be drawn: in a log file, under nohup or Slurm."""
         console, now = self._progress.console, time.monotonic()
         if console.is_terminal or now - self._told < LINE_SECONDS:
             return

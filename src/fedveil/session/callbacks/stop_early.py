@@ -1,4 +1,4 @@
-"""A callback that stops a run whose model no longer gets better on public examples."""
+"""A callback that stops a run whose model no longer improves on public examples."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class StopEarly(Callback):
     """Scores every model on public examples, and stops before a round is charged.
 
-    What it decides follows from models that were released anyway and from public examples, so it costs no privacy; it
-    is decided from the rounds on record, so a resumed run decides alike.
+    The decision depends only on released models and public examples, so it is post-processing. It is made from the
+    recorded rounds, so a resumed run makes the same decision.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Rounds for other people's tools: TensorBoard and MLflow, each only if it is installed."""
+"""Callbacks for external trackers: TensorBoard and MLflow, each only if it is installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedveil.session.loop import Callback, RoundEnd
 
 
 class TensorBoardLog(Callback):
-    """Writes every number of a round to a TensorBoard folder, against the round."""
+    """Writes every metric of a round to a TensorBoard folder."""
 
     def __init__(self, folder: Path) -> None:
         board = require_tensorboard(str(folder))
@@ -30,7 +30,7 @@ class TensorBoardLog(Callback):
 
 
 class MLflowLog(Callback):
-    """Writes every number of a round to an MLflow tracking store, one MLflow run per run."""
+    """Writes every metric of a round to an MLflow tracking store, one MLflow run per run."""
 
     def __init__(self, uri: str, experiment: str, name: str) -> None:
         flow = require_mlflow(uri)
@@ -58,12 +58,12 @@ def numbers(end: RoundEnd) -> dict[str, float]:
 
 
 def require_tensorboard(folder: str) -> ModuleType:
-    """The package, or an error that says how to get it."""
+    """Import the package; the error says how to install it."""
     return _optional("torch.utils.tensorboard", "--tensorboard", folder, "tensorboard")
 
 
 def require_mlflow(uri: str) -> ModuleType:
-    """The package with a store that answers, or an error that says how to get them; its telemetry stays off."""
+    """Import the package, with telemetry off, and check that the store answers."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     flow = _optional("mlflow", "--mlflow", uri, "mlflow-skinny")
     try:
@@ -74,7 +74,7 @@ def require_mlflow(uri: str) -> ModuleType:
             "--mlflow",
             uri,
             f"the store does not answer: {reason[0]}",
-            "Name a data base, such as sqlite:///mlflow.db (needs sqlalchemy and alembic), or a running server",
+            "Give a database, such as sqlite:///mlflow.db (needs sqlalchemy and alembic), or a running server",
         ) from error
     return flow
 

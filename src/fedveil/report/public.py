@@ -1,0 +1,36 @@
+"""What a report may show to those who may see the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedveil.report.reading import Run
+
+
+def published(run: Run) -> Run:
+    """The run without what carries no noise: what is left may be shown to those who may see the model.
+
+    Left out are scores and label counts of clients, attacks and pictures, traffic and time (they show the size of
+    hidden cohorts), the configuration with its seed and paths, and the names of clients and folders.
+    """
+    return replace(
+        run,
+        name=f"{run.method}{'' if run.seed is None else f', seed {run.seed}'}",
+        personal=None,
+        seconds=None,
+        bytes_up=None,
+        bytes_down=None,
+        per_client=(),
+        client_metrics={},
+        partition=(),
+        clients=(),
+        attacks=(),
+        synthetic=(),
+        figures=(),
+        config_text="",
+        environment={},
+        history=tuple(replace(point, bytes=0.0) for point in run.history),
+        problems=(),
+        notes=(),
+        folder=None,
+    )
