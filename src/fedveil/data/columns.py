@@ -95,8 +95,11 @@ def complete_rows(table: RawTable, names: Sequence[str]) -> RawTable:
     if not gone.any():
         return table
     if gone.all():
+        counts = {name: int(table.missing(name).sum()) for name in names}
+        worst = max(counts, key=lambda name: counts[name])
         raise DataError(
-            f'{table.path}: every row has a missing value, so missing = "drop" leaves none. Use another choice.',
+            f'{table.path}: every row has a missing value, so missing = "drop" leaves none. Column {worst!r} lacks '
+            f"{counts[worst]} of {len(table)}: name it in drop = [{worst!r}], or use another choice.",
             field="missing",
             value="drop",
         )
@@ -123,7 +126,7 @@ def schema_of(path: Path, label: str, options: ColumnOptions | None = None) -> T
         if column.categories is None:
             continue
         values, words = parse_numbers(table, column.name, said.decimal)
-        if problem := suspicion(table, column.name, values, len(words) > 0):
+        if problem := suspicion(table, column.name, values, len(words)):
             raise DataError(
                 f"{table.path}: column {column.name!r} {problem} A schema is shared with others.",
                 field=column.name,
@@ -189,7 +192,7 @@ def _fit_column(table: RawTable, name: str, options: ColumnOptions) -> Column:
     if name in options.categorical:
         return _fit_categories(table, name, options.missing)
     values, words = parse_numbers(table, name, options.decimal)
-    problem = None if name in options.numeric else suspicion(table, name, values, len(words) > 0)
+    problem = None if name in options.numeric else suspicion(table, name, values, len(words))
     if problem is not None:
         raise DataError(f"{table.path}: column {name!r} {problem}", field=name)
     if len(words) and (name in options.numeric or 2 * len(words) < len(table)):
@@ -253,10 +256,16 @@ def classes_of(tables: Sequence[RawTable], label: str, options: ColumnOptions) -
     """The classes in these tables; none for regression and survival."""
     if options.target == "classes":
         return class_names(tables, label)
+    events = False
     for table in tables:
-        for name in (label, options.event):
-            if name is not None:
-                target_numbers(name, table, options.decimal)
+        target_numbers(label, table, options.decimal)
+        if options.event is not None:
+            events |= bool((target_numbers(options.event, table, options.decimal) == 1).any())
+    if options.event is not None and not events:
+        problem = f"column {options.event!r} is 1 in no row, so there is no event to learn from"
+        raise DataError(
+            f"{tables[0].path}: {problem}. Name another column, or add rows.", field=options.event, value=0
+        )
     return ()
 
 
@@ -276,7 +285,8 @@ def class_names(tables: Sequence[RawTable], label: str) -> tuple[str, ...]:
         for cell in numeric:
             if not cell.strip().removeprefix("-").isdigit():
                 raise DataError(
-                    f"{tables[0].path}: label {cell!r} is not a whole number. Use whole numbers or names.",
+                    f"{tables[0].path}: label {cell!r} in column {label!r} is not a whole number. Use whole numbers "
+                    'or names, or set target = "number".',
                     field=label,
                     value=cell,
                 )

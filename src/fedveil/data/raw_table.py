@@ -218,16 +218,17 @@ def _read_csv(path: Path) -> RawTable:
     except pa.ArrowException as error:
         problem = ragged[0] if ragged else f"{path}: is not readable CSV. Fix the file."
         raise DataError(problem, field="csv", value=str(path)) from error
-    return RawTable(path, {name: _array(arrow.column(name)) for name in arrow.column_names})
+    return RawTable(path, {name.strip(): _array(arrow.column(name)) for name in arrow.column_names})
 
 
 def _header_names(content: bytearray, path: Path) -> list[str]:
-    """The names in the header line; refuses duplicate names."""
+    """The names in the header line; refuses names that differ in blanks at most."""
     start = bytes(content[:_HEADER_BYTES]).decode("utf-8", errors="ignore").removeprefix("\ufeff")
     names = next(csv.reader(io.StringIO(start, newline="")), [])
     if not names:
         raise DataError(f"{path}: the header line is empty. Name the columns in it.", field="header")
-    if twice := [name for name in names if names.count(name) > 1]:
+    bare = [name.strip() for name in names]
+    if twice := [name for name in bare if bare.count(name) > 1]:
         raise DataError(
             f"{path}: the header line names a column twice: {twice[0]!r}. Rename one.",
             field="header",
@@ -265,18 +266,25 @@ def _as_text(column: Any) -> Any:
     return _array(pc.fill_null(pc.cast(column, pa.string()), ""))
 
 
+_MONTH = r"[-/. ]+[^\W\d_]{3,10}\.?[-/., ]+"
 _DATE = re.compile(
-    r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})([T ].*)?|\d{1,2}:\d{2}(:\d{2})?"
+    r"\d{4}[-/.] ?\d{1,2}[-/.] ?\d{1,2}\.?([T ].*)?|\d{1,2}[-/.] ?\d{1,2}[-/.] ?(\d{4}|\d{2})([T ].*)?"
+    rf"|\d{{1,2}}:\d{{2}}(:\d{{2}})?|\d{{1,2}}{_MONTH}\d{{2,4}}([T ].*)?|\d{{4}}{_MONTH}\d{{1,2}}"
+    r"|[^\W\d_]{3,10}\.? \d{1,2},? \d{4}"
 )
 _COMMA = re.compile(r"[-+]?\d+,\d+")
+_WHOLE_OR_COMMA = re.compile(r"[-+]?\d+(,\d+)?")
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(([.' ]\d{3})+(,\d+)?|([,' ]\d{3})+\.\d+|([,.]\d{3}){2,})")
+_ADDRESS = re.compile(r"\S+@\S+\.\w+")
 _IDENTIFIER = re.compile(
     r"(?i)(^|.*[_\-. ])(id|ids|mrn|ssn|uuid|guid|nr|no|number|identifier)$|.*[a-z]I[dD]$"
 )
 _NAMES_SOMEBODY = re.compile(r"(?i)(^|.*[_\-. ])(id|ids|mrn|ssn|uuid|guid|identifier)$|.*[a-z]I[dD]$")
-_FEW = 20  # below so many rows nothing can be said about how often values repeat
+_FEW = 20  # below so many rows nothing can be said about how often values repeat,
+_FEWEST = 8  # but where none does
 
 
-def suspicion(table: RawTable, name: str, values: npt.NDArray[np.float64], words: bool) -> str | None:
+def suspicion(table: RawTable, name: str, values: npt.NDArray[np.float64], words: int) -> str | None:
     """Why a column is no feature, with the remedy; None for an ordinary one. No value of it is shown.
 
     Whole numbers count as identifiers if they are all different and are named like one or count the rows; other
@@ -285,18 +293,25 @@ def suspicion(table: RawTable, name: str, values: npt.NDArray[np.float64], words
 
     Args:
         values: The column's numbers, NaN where there is none.
-        words: Whether some cells are no numbers.
+        words: How many cells are no numbers. Where they are few, each is a mistake, not the column.
     """
     if not words:
         return _suspicious_numbers(name, values[~np.isnan(values)])
     missing = table.missing(name)
     cells = table.column(name, "feature").filter(pa.array(~missing))
     distinct = [cell.strip() for cell in pc.unique(cells).to_pylist()]
-    if _most(_COMMA, distinct):
+    if _most(_THOUSANDS, distinct):
+        return "has marks between thousands. Remove them from the numbers."
+    if _most(_WHOLE_OR_COMMA, distinct) and any(map(_COMMA.fullmatch, distinct)):
         return 'has decimal commas. Set decimal = ",".'
     if _most(_DATE, distinct):
         return f"holds dates or times. Name it in drop = [{name!r}], or make it a number such as an age."
-    if len(distinct) > _FEW and 2 * len(distinct) > len(cells):
+    if 2 * words < len(table):
+        return None
+    if _most(_ADDRESS, distinct):
+        return f"holds addresses. Name it in drop = [{name!r}]."
+    nearly = len(distinct) > _FEW and 2 * len(distinct) > len(cells)
+    if nearly or len(distinct) == len(cells) >= _FEWEST:
         several = sum(len(cell.split()) for cell in distinct) > 3 * len(distinct)
         what = "free text" if several else "an identifier"
         return (
@@ -321,6 +336,8 @@ def _suspicious_numbers(name: str, values: npt.NDArray[np.float64]) -> str | Non
     if len(values) < _FEW or bool((values != np.round(values)).any()):
         return None
     ordered = np.unique(values)
+    if _are_days(ordered):
+        return f"holds dates, written as numbers. Name it in drop = [{name!r}], or in numeric if it is a measurement."
     if len(ordered) < len(values):
         if len(ordered) > _FEW and _NAMES_SOMEBODY.fullmatch(name):
             return _repeated_identifier(name, len(ordered), len(values), "numeric if it is a measurement")
@@ -333,6 +350,14 @@ def _suspicious_numbers(name: str, values: npt.NDArray[np.float64]) -> str | Non
         "looks like an identifier: a different whole number in every row. "
         f"Name it in drop = [{name!r}], or in numeric if it is a measurement."
     )
+
+
+def _are_days(ordered: npt.NDArray[np.float64]) -> bool:
+    """Whether numbers such as 20241231 are days of the calendar, all of them."""
+    if not 18_500_000 < ordered[0] <= ordered[-1] < 21_500_000:
+        return False
+    month, day = ordered // 100 % 100, ordered % 100
+    return bool(((month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)).all())
 
 
 def _most(pattern: re.Pattern[str], cells: Sequence[str]) -> bool:

@@ -1,6 +1,6 @@
 """Exchanges of FedSGD and FedEM on small batches, against a plain PyTorch loop and against another version.
 
-    python benchmarks/small_batches.py --before ../fedveil-before
+    python benchmarks/peers/small_batches.py --before ../fedveil-before
 
 4 clients x 3000 images of 28x28, batches of 8, LeNetZhu; all contenders take turns in one run. `--before` is a work
 tree of another version (`git worktree add`): it runs in a process of its own and is asked for one turn at a time.
@@ -17,16 +17,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from cases import BATCH, LR, MethodRounds, images, plain_fedsgd
+from measuring import Ratio
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parent))  # the peers' cases lie beside this file
 
 import fedveil
 from fedveil import ArrayClients, Task
 from fedveil.methods.fedem import FedEM
 from fedveil.methods.fedsgd import FedSGD
-from peers.cases import BATCH, LR, MethodRounds, images, plain_fedsgd
-from peers.measuring import Ratio
 
 STEPS, SHAPE = 15, (1, 28, 28)
 REPEATS = {"fedsgd": 30, "fedem": 2}
