@@ -32,7 +32,7 @@ def report(tmp_path: Path, page: Page) -> str:
     return path.as_uri()
 
 
-def test_it_opens_without_complaint_and_asks_nobody_for_anything(page: Page, report: str) -> None:
+def test_the_page_opens_without_errors_or_external_requests(page: Page, report: str) -> None:
     page.value("document.querySelectorAll('details').forEach(part => { part.open = true; })")
     page.size(390, 844, dark=True)
     page.value("new Promise(done => setTimeout(done, 200))")
@@ -50,7 +50,7 @@ def test_the_policy_stops_requests_and_foreign_scripts(page: Page) -> None:
 
 
 @pytest.mark.usefixtures("report")
-def test_the_table_sorts_by_click_and_says_so(page: Page) -> None:
+def test_the_table_sorts_by_click_and_announces_it(page: Page) -> None:
     page.value(f"{BUTTON}.click()")
     assert page.value(SORTED) == "ascending"
     assert page.value(ACCURACY) == ["60.50 ± 0.71 %", "80.50 ± 0.71 %", "91.00 ± 1.41 %"]

@@ -183,7 +183,7 @@ def configuration(path: Path, model: str = "lstm", **changes: Any) -> dict[str, 
     } | changes
 
 
-def test_a_configuration_of_texts_runs_and_tells_its_vocabulary(tmp_path: Path) -> None:
+def test_a_text_run_records_its_vocabulary(tmp_path: Path) -> None:
     films, plain = write_texts(tmp_path)
     summary = run_seed(
         make_config(configuration(films, task={"text": {"length": 4, "size": 50}})),

@@ -86,7 +86,7 @@ def test_an_unknown_category_gives_zeros_in_training(tmp_path: Path) -> None:
     assert found.x.tolist() == [[0.0, 0.0, 0.0]]
 
 
-def test_a_hospital_of_one_class_has_no_auc_and_says_so(tmp_path: Path) -> None:
+def test_the_auc_of_a_hospital_with_one_class_is_undefined(tmp_path: Path) -> None:
     rows = [f"h{k % 2},{40 + k % 40},{['no', 'yes'][k % 4 == 0]}" for k in range(80)]
     (tmp_path / "data.csv").write_text("\n".join(["hospital,age,ill", *rows]) + "\n")
     options = {"path": str(tmp_path / "data.csv"), "label": "ill", "user": "hospital"}

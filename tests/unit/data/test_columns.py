@@ -161,7 +161,9 @@ def write_visits(path: Path) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 2, 9])
-def test_nobody_has_more_training_rows_than_allowed_or_is_in_both_splits(tmp_path: Path, most: int) -> None:
+def test_no_person_has_more_training_rows_than_allowed_or_is_in_both_splits(
+    tmp_path: Path, most: int
+) -> None:
     path = tmp_path / "visits.csv"
     write_visits(path)
     dataset = load_table(path=path, label="y", person="who", rows_per_person=most)
@@ -181,7 +183,7 @@ def test_nobody_has_more_training_rows_than_allowed_or_is_in_both_splits(tmp_pat
     assert dataset.rows_per_person == most
 
 
-def test_the_data_says_where_its_statistics_come_from(table: Path, tmp_path: Path) -> None:
+def test_the_data_notes_the_source_of_its_statistics(table: Path, tmp_path: Path) -> None:
     write_schema(schema_of(table, "y", ColumnOptions(missing="median")), tmp_path / "schema.toml")
     found = {
         load_table(path=table, label="y", missing="median").notes[0],
@@ -208,7 +210,7 @@ SPELLED = {"a": "a", "A": "a", "b": "b", "c ": "c", "1": "1", "1.0": "1"}  # the
     most=st.integers(1, 4),
     seed=st.integers(0, 3),
 )
-def test_nobody_has_more_rows_than_allowed_whatever_the_file(people: list[str], most: int, seed: int) -> None:
+def test_no_person_has_more_rows_than_allowed_in_any_file(people: list[str], most: int, seed: int) -> None:
     table = RawTable(
         Path("t.csv"), {"who": pa.array(people), "row": pa.array(list(map(str, range(len(people)))))}
     )
@@ -250,7 +252,7 @@ def test_with_a_schema_no_row_changes_how_cells_are_filled_or_scaled(tmp_path: P
     assert "no private row" in dataset.notes[0]
 
 
-def test_statistics_of_rows_are_said_to_be_unprotected(tmp_path: Path) -> None:
+def test_statistics_of_rows_are_noted_as_unprotected(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("a,y\n" + "1.5,0\n?,1\n3.5,0\n" * 10)
     made = load_table(path=path, label="y", missing="median")

@@ -56,7 +56,7 @@ def test_a_named_file_may_be_absolute_or_below_a_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".xz"])
-def test_compression_is_told_by_content_not_by_name(tmp_path: Path, ending: str) -> None:
+def test_compression_is_detected_from_content_not_from_the_name(tmp_path: Path, ending: str) -> None:
     packed = write(tmp_path / f"a{ending}", b"hello" * 100)
     unnamed = packed.rename(tmp_path / "anything")
     assert read_bytes(unnamed, most=1000) == b"hello" * 100

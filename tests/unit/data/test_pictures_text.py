@@ -187,7 +187,7 @@ def test_a_known_text_with_other_content_is_refused(tmp_path: Path) -> None:
         load_tiny_shakespeare(data_dir=tmp_path)
 
 
-def test_a_text_of_nothing_is_refused(tmp_path: Path) -> None:
+def test_an_empty_text_is_refused(tmp_path: Path) -> None:
     with refuses("lines", DataError, value=0):
         load_text(path=write(tmp_path / "blank.txt", b"\n \n"))
 

@@ -129,7 +129,9 @@ def test_mnist_with_other_content_is_refused(tmp_path: Path, monkeypatch: pytest
         load_dataset("mnist", data_dir=tmp_path)
 
 
-def test_missing_mnist_says_what_and_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_mnist_names_files_and_searched_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("FEDVEIL_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with refuses("missing", DataError, value="mnist: train-images-idx3-ubyte.gz") as caught:

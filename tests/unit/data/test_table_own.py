@@ -146,14 +146,14 @@ def test_classes_that_are_declared_may_have_any_name(tmp_path: Path) -> None:
     assert load_table(path=path, label="y", schema=schema).classes == ("EU", "NA")
 
 
-def test_a_row_of_nobody_is_refused(tmp_path: Path) -> None:
+def test_a_row_without_a_user_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("who,a,y\n" + "u1,1,0\nu2,2,1\n" * 5 + " ,3,0\n")
     with refuses("missing", DataError):
         load_table(path=path, label="y", user="who")
 
 
-def test_codes_among_numbers_are_categories_if_the_user_says_so(tmp_path: Path) -> None:
+def test_declared_codes_among_numbers_are_categories(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("ward,y\n" + "1,0\n2,1\n3A,0\n" * 5)
     assert load_table(path=path, label="y", categorical=["ward"]).input_shape == (3,)

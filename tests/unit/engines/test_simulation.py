@@ -50,7 +50,7 @@ class Failing(FedAvg):
         ("die", FedveilError, "ended unexpectedly"),
     ],
 )
-def test_what_goes_wrong_in_a_worker_is_told(how: str, kind: type[Exception], text: str) -> None:
+def test_errors_in_a_worker_are_reported(how: str, kind: type[Exception], text: str) -> None:
     task, plan = make_task(), make_plan(cohort=5)
     method = Failing(batch_size=4)
     object.__setattr__(method, "how", how)
@@ -65,7 +65,7 @@ def test_what_goes_wrong_in_a_worker_is_told(how: str, kind: type[Exception], te
 
 
 @pytest.mark.parametrize("asleep", [False, True], ids=["idle", "with an order unread"])
-def test_a_worker_that_is_killed_is_told_whatever_it_was_about_to_do(asleep: bool) -> None:
+def test_a_killed_worker_is_reported_at_every_stage(asleep: bool) -> None:
     """As the system does when memory runs out."""
     task, plan, method = make_task(), make_plan(cohort=5), FedAvg(batch_size=4)
     engine = Simulation(task, make_clients(), method, plan, seed=0, workers=2)
