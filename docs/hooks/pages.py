@@ -67,14 +67,17 @@ def _source(kind: Any) -> str:
 def _privacy(kind: Any) -> str:
     """What is proven with the method's default fields, for one stated plan."""
     from fedveil.errors import FedveilError
+    from fedveil.methods.one_shot import OneShot
     from fedveil.privacy.meaning import plain
     from fedveil.privacy.releases import Plan
     from fedveil.session.privacy_guard import privacy_statement
 
-    plan = Plan(clients=100, cohort=10, sampler="poisson", rounds=100, records_per_client=600)
+    rounds = 1 if issubclass(kind, OneShot) else 100
+    plan = Plan(clients=100, cohort=10, sampler="poisson", rounds=rounds, records_per_client=600)
     lead = (
         "What is proven with the default fields, 100 clients of 600 records, Poisson cohorts of 10 expected, "
-        "100 rounds, delta 1e-5. `fedveil account CONFIG` computes this for your run."
+        f"{'one round' if rounds == 1 else '100 rounds'}, delta 1e-5. `fedveil account CONFIG` computes this for your "
+        "run."
     )
     try:
         rows = privacy_statement(kind(), plan, 1e-5).proven

@@ -18,7 +18,9 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         raise ResultError(
             f"cannot write {path}: {error.strerror}. Earlier files are intact. "
-            "Free some space or fix the disk, then run it again: it resumes from the last checkpoint."
+            "Free some space or fix the disk, then run it again: it resumes from the last checkpoint.",
+            field="file",
+            value=str(path),
         ) from error
 
 

@@ -117,7 +117,9 @@ class Record:
             head = json.loads(data[4 : 4 + length])
             tensors = safetensors_torch.load(data[4 + length :])
         except Exception as error:  # untrusted bytes may raise anything
-            raise MessageError(f"not a {cls.__name__}: {type(error).__name__}: {error}") from error
+            raise MessageError(
+                f"not a {cls.__name__}: {type(error).__name__}: {error}", field="encoding"
+            ) from error
         return cls.assemble(head, tensors)
 
 

@@ -94,7 +94,7 @@ class ClientStreams:
 
     Guarantees:
         A client's noise depends neither on the cohort nor on its order
-        (`test_each_client_has_its_own_noise_whatever_the_cohort`).
+        (`test_a_clients_noise_does_not_depend_on_the_cohort`).
     """
 
     seed: int

@@ -32,7 +32,7 @@ def report(tmp_path: Path, page: Page) -> str:
     return path.as_uri()
 
 
-def test_it_opens_without_complaint_and_asks_nobody_for_anything(page: Page, report: str) -> None:
+def test_the_page_opens_without_errors_or_external_requests(page: Page, report: str) -> None:
     page.value("document.querySelectorAll('details').forEach(part => { part.open = true; })")
     page.size(390, 844, dark=True)
     page.value("new Promise(done => setTimeout(done, 200))")
@@ -50,7 +50,7 @@ def test_the_policy_stops_requests_and_foreign_scripts(page: Page) -> None:
 
 
 @pytest.mark.usefixtures("report")
-def test_the_table_sorts_by_click_and_says_so(page: Page) -> None:
+def test_the_table_sorts_by_click_and_announces_it(page: Page) -> None:
     page.value(f"{BUTTON}.click()")
     assert page.value(SORTED) == "ascending"
     assert page.value(ACCURACY) == ["60.50 ± 0.71 %", "80.50 ± 0.71 %", "91.00 ± 1.41 %"]
@@ -149,7 +149,7 @@ def test_the_live_page_follows_a_run(page: Page, tmp_path: Path) -> None:
         page.size(1280, 900)
         page.open(live.url)
         page.wait("document.getElementById('status').textContent.startsWith('2 of 4 rounds.')")
-        assert page.value("document.querySelectorAll('#accuracy path.line').length") == 1
+        assert page.value("document.querySelectorAll('#score path.line').length") == 1
         with (folder / "rounds.jsonl").open("a") as file:
             file.write(json.dumps({"round": 3, "accuracy": 0.7, "epsilon": 1.5, "seconds": 0.1}) + "\n")
         page.wait(
@@ -162,6 +162,17 @@ def test_the_live_page_follows_a_run(page: Page, tmp_path: Path) -> None:
         page.open("about:blank#end")
     assert page.complaints == []
     assert all(url.startswith((live.url, "data:", "about:")) for url in page.requests)
+
+
+def test_the_live_page_shows_the_score_that_the_run_has(page: Page, tmp_path: Path) -> None:
+    folder = write_run(tmp_path, finished=False, accuracy=None)
+    (folder / "rounds.jsonl").write_text(json.dumps({"round": 1, "accuracy": None, "r2": 0.5}) + "\n")
+    with LiveView() as live:
+        live.follow(folder, Followed("demo: fedavg, seed 0", 4, None, 1e-5))
+        page.open(live.url)
+        page.wait("document.getElementById('status').textContent.startsWith('1 of 4 rounds. R² 0.5.')")
+        assert page.value("document.getElementById('measure').textContent") == "R² on the test set"
+        page.open("about:blank#end")
 
 
 @pytest.mark.parametrize("count", [5, 8])

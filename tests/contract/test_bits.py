@@ -53,7 +53,7 @@ def made(name: str, fields: dict[str, Any]) -> AnyMethod:
     FORMS,
     ids=lambda part: "-".join(map(str, part.values())) if isinstance(part, dict) else part,
 )
-def test_no_bits_tell_a_canary_from_noise_alone(name: str, fields: dict[str, Any]) -> None:
+def test_no_bits_distinguish_a_canary_from_noise_alone(name: str, fields: dict[str, Any]) -> None:
     found = bits_of(made(name, fields))
     assert found or name == "cpsgd"  # which sends whole numbers
     for audited in found.values():
@@ -62,7 +62,7 @@ def test_no_bits_tell_a_canary_from_noise_alone(name: str, fields: dict[str, Any
 
 
 @pytest.mark.parametrize(("name", "fields", "adversary"), LEAKY)
-def test_floating_point_noise_is_told_apart_and_noise_on_the_grid_is_not(
+def test_floating_point_noise_is_distinguishable_and_noise_on_the_grid_is_not(
     name: str, fields: dict[str, Any], adversary: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sound = bits_of(made(name, fields), samples=2000)[adversary]

@@ -25,7 +25,7 @@ def test_the_claimed_epsilon_of_dp_fedags_is_refuted(kind: str) -> None:
     assert records.contradicts(0.1)
 
 
-def test_the_same_audits_find_nothing_in_the_provable_form() -> None:
+def test_the_same_audits_do_not_refute_the_proven_variant() -> None:
     method = build_method({"name": "dp-fedags-proven", "variant": "everywhere", "noise_multiplier": 8.04})
     assert untouched.audit_untouched_client(method, PLAN, delta=1e-3, samples=1000).lower_bound == 0
     assert untouched.audit_untouched_records(method, PLAN, delta=1e-5).lower_bound == 0

@@ -98,7 +98,7 @@ def test_every_shared_field_is_one_of_some_row(table: PublishedTable) -> None:
 
 
 @pytest.mark.parametrize("table", TABLES, ids=table_name)
-def test_records_are_of_the_rows_as_they_stand(table: PublishedTable) -> None:
+def test_records_of_changed_rows_are_not_used(table: PublishedTable) -> None:
     assert Records(table, ROOT / "records").stale() == []
     assert Estimates(table, ROOT / "records").stale() == []
 

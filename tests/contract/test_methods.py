@@ -180,7 +180,7 @@ def test_one_client_with_one_example(name: str) -> None:
     assert all(bool(torch.isfinite(leaf).all()) for leaf in model.values())
 
 
-def test_nobody_takes_part(name: str) -> None:
+def test_a_round_without_participants(name: str) -> None:
     """An empty round of a method that declares noise on its aggregate releases that noise, and only that."""
     method = make_method(name)
     task, plan = make_task(), make_plan(sampler="poisson")

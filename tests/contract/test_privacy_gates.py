@@ -231,7 +231,7 @@ def test_no_private_tensor_is_reachable_from_what_membership_inference_sees(
     assert not holds_private(view, clients)
 
 
-def test_the_search_finds_what_it_looks_for(tmp_path: Path) -> None:
+def test_the_search_detects_violations(tmp_path: Path) -> None:
     run = open_run(finished(tmp_path, quick("fedavg")))
     clients = run.prepared.clients
     assert isinstance(clients, ArrayClients)

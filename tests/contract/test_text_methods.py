@@ -183,7 +183,7 @@ def configuration(path: Path, model: str = "lstm", **changes: Any) -> dict[str, 
     } | changes
 
 
-def test_a_configuration_of_texts_runs_and_tells_its_vocabulary(tmp_path: Path) -> None:
+def test_a_text_run_records_its_vocabulary(tmp_path: Path) -> None:
     films, plain = write_texts(tmp_path)
     summary = run_seed(
         make_config(configuration(films, task={"text": {"length": 4, "size": 50}})),
@@ -192,7 +192,7 @@ def test_a_configuration_of_texts_runs_and_tells_its_vocabulary(tmp_path: Path) 
         results=tmp_path / "results",
     ).summary
     assert summary["text"]["truncated"] == {"train": 32, "test": 8}
-    assert "no text was looked at" in summary["text"]["vocabulary"]
+    assert "independent of all texts" in summary["text"]["vocabulary"]
     assert -1 <= summary["mcc"] <= 1
     found = run_seed(
         make_config(configuration(plain, "causal-lm", task={"text": {"length": 6, "vocabulary": "bytes"}})),

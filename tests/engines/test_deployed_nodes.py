@@ -108,7 +108,7 @@ def test_nodes_with_their_own_data_give_the_simulators_bits(name: str, tmp_path:
     assert "per_client" not in there.summary, "the server cannot score what it does not hold"
 
 
-def test_nodes_and_server_draw_noise_that_nobody_can_repeat(tmp_path: Path) -> None:
+def test_nodes_and_server_draw_noise_from_entropy(tmp_path: Path) -> None:
     config = federated("udp-fedavg")
     models = [
         deployed(config, write_nodes(tmp_path / f"{i}", seeded=False), tmp_path / f"r{i}", noise=None).model
@@ -154,7 +154,7 @@ def asked(
         (lambda leaf: leaf[None] / 0, NODES, "is not finite"),
     ],
 )
-def test_a_message_that_would_thin_the_noise_is_refused_and_charges_nothing(
+def test_a_message_that_would_reduce_the_noise_is_refused_and_charges_nothing(
     change: Callable[[torch.Tensor], torch.Tensor],
     cohort: int,
     said: str,
@@ -195,7 +195,7 @@ def _overflowing(method: AnyMethod, model: Params) -> Downlink:
     return down.rows([0])
 
 
-def test_a_model_too_large_for_the_noise_is_refused_whatever_the_data(tmp_path: Path) -> None:
+def test_a_model_too_large_for_the_noise_is_refused_for_any_data(tmp_path: Path) -> None:
     """Uploads of udp-fedavg are models, and no noise fits beside 1e38 in float32: the server knows that beforehand."""
     real, blank = (write_nodes(tmp_path / name, seeded=False)[0] for name in ("real", "blank"))
     with np.load(blank / "data.npz") as held:
@@ -278,7 +278,7 @@ def test_a_node_never_takes_the_servers_data(tmp_path: Path) -> None:
     assert distance(one.model, other.model) > 0
 
 
-def test_a_node_without_a_folder_has_no_place_in_a_federation(tmp_path: Path) -> None:
+def test_a_node_without_a_folder_is_refused_in_a_federation(tmp_path: Path) -> None:
     settings = RunSettings(with_shape(federated("fedavg"), None), 0, "test", tmp_path, None, "seeded")
     given = settings.to_run_config()
     grid = InMemoryNodes(client_app, [{"partition-id": p} for p in range(NODES)], given)
@@ -340,7 +340,7 @@ def test_nodes_with_their_own_texts_give_the_simulators_bits(tmp_path: Path) -> 
         ({"input_shape": [9]}, "task.input_shape"),
     ],
 )
-def test_what_would_read_a_file_or_tell_of_the_data_is_refused_at_both_ends(
+def test_settings_that_read_files_or_disclose_data_are_refused_by_server_and_node(
     task: dict[str, object], field: str, tmp_path: Path
 ) -> None:
     config = text_config(tmp_path / "notes.tsv", "flower", dataset="none", classes=2, input_shape=[6])

@@ -191,7 +191,9 @@ def test_one_output_is_no_class_on_a_server_without_data() -> None:
     assert refused.value.field == "task.classes"
 
 
-def test_nodes_bound_the_rows_of_a_person_and_the_statement_says_so(tmp_path: Path, rows: list[str]) -> None:
+def test_nodes_bound_the_rows_of_a_person_and_the_statement_includes_the_bound(
+    tmp_path: Path, rows: list[str]
+) -> None:
     hospitals = Hospitals(tmp_path, rows, TARGETS["weights"], {"person": "patient", "rows_per_person": 1})
     assert [len(checked_node(folder).held) for folder in hospitals.folders] == [30, 40]
     config = hospitals.config("flower", PRIVATE, person="patient")

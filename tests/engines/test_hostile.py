@@ -97,7 +97,7 @@ REPLY = {"client": 1, "round": 1, "exchange": 0, "version": "", "fingerprint": "
         (says("refusal", field="x\n2026-01-01 INFO"), "(x 2026-01-01 INFO)"),
     ],
 )
-def test_a_reply_without_sense_costs_its_sender_only(content: RecordDict, said: str, tmp_path: Path) -> None:
+def test_an_invalid_reply_drops_only_its_sender(content: RecordDict, said: str, tmp_path: Path) -> None:
     faults = {1001: answering("train", content)}
     result = deployed(federated("fedavg", cohort=NODES), write_nodes(tmp_path), tmp_path, faults=faults)
     assert [line["answered"] for line in result.history] == [2, 2]
@@ -265,7 +265,7 @@ def test_settings_nested_without_end_are_refused(tmp_path: Path) -> None:
     assert told(folder, given) == ("configuration", "run configuration")
 
 
-def test_of_a_failure_the_server_is_told_nothing_else(
+def test_a_failure_discloses_nothing_else_to_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flower itself would send the text along."""

@@ -72,7 +72,7 @@ def test_an_impostor_is_refused_and_named_by_its_key(
     assert "node 'node-0' (1001) is client 0" in log
 
 
-def test_a_node_that_nobody_registered_is_not_let_in(
+def test_an_unregistered_node_is_refused(
     keys: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(MEMBERS, str(registry(tmp_path, keys[:2])))
@@ -80,11 +80,11 @@ def test_a_node_that_nobody_registered_is_not_let_in(
     assert [line["answered"] for line in result.history] == [2, 2]
     assert result.folder is not None
     assert "node 1002 is refused: its key is not registered" in (result.folder / LOG).read_text()
+    assert result.summary["deployed"] is True
+    assert result.summary["client_names"] == ["node-0", "node-1"]
 
 
-def test_a_registry_that_cannot_be_read_lets_nobody_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_registry_admits_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "registered.json"
     monkeypatch.setenv(MEMBERS, str(path))
     for text in (None, "{", "[]", '{"a": {"id": "1"}}'):

@@ -202,7 +202,9 @@ def test_a_broken_node_drops_out_by_name_and_the_run_continues(
 
 
 @pytest.mark.parametrize("name", ["VERSION", "fingerprint"])
-def test_strangers_are_not_let_in(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_claims_a_taken_client_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def stranger(_message: Message, answer: Callable[[], Message]) -> Message:
         with monkeypatch.context() as patch:
             other = "9.9" if name == "VERSION" else lambda *_: "0" * 16
@@ -218,9 +220,7 @@ def test_strangers_are_not_let_in(name: str, tmp_path: Path, monkeypatch: pytest
     assert "client 1 dropped out: no node of it is online" in log
 
 
-def test_a_node_that_was_not_let_in_is_asked_again_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_node_is_asked_again_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its operator may have mended it without anybody noticing that it was away."""
     monkeypatch.setattr(roster_module, "ASK_AGAIN_SECONDS", 0.0)
     hellos: list[int] = []
@@ -237,7 +237,7 @@ def test_a_node_that_was_not_let_in_is_asked_again_later(
     assert [line["answered"] for line in result.history] == [3, 4]
 
 
-def test_a_node_that_takes_long_to_introduce_itself_is_asked_once_and_comes_in_later(
+def test_a_slow_node_is_asked_once_and_admitted_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asking it again would throw away what it has done so far, and it would never be ready."""
@@ -270,7 +270,7 @@ def test_too_few_answers_count_as_none_and_leave_every_state_as_it_was(tmp_path:
     assert result.summary["personal"] is None
 
 
-def test_a_node_that_leaves_between_rounds_is_missed_and_comes_back(tmp_path: Path) -> None:
+def test_a_node_may_go_offline_between_rounds_and_rejoin(tmp_path: Path) -> None:
     config = quick_config("fedavg", "flower-simulation", cohort=4, rounds=3)
     seen: list[int] = []
 
@@ -290,7 +290,7 @@ def test_a_node_that_leaves_between_rounds_is_missed_and_comes_back(tmp_path: Pa
     assert "node 'client-3' (1003) went offline" in (result.folder / LOG).read_text()
 
 
-def test_a_connection_that_breaks_for_a_moment_costs_nothing(tmp_path: Path) -> None:
+def test_a_short_connection_loss_drops_no_client(tmp_path: Path) -> None:
     def unsteady(grid: InMemoryNodes) -> None:
         for name in ("get_node_ids", "push_messages", "pull_messages"):
             setattr(grid, name, fails_now_and_then(getattr(grid, name)))

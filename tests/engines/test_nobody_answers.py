@@ -53,7 +53,7 @@ def test_a_run_whose_nodes_all_refuse_ends_in_its_first_round_with_their_reasons
     assert all(len(open_node(place).guard.ledger) == 0 for place in folders)
 
 
-def test_a_run_that_nobody_answers_any_more_ends_there_and_resumes(tmp_path: Path) -> None:
+def test_a_run_without_answers_ends_and_resumes(tmp_path: Path) -> None:
     config = federated("udp-fedavg", rounds=4, cohort=NODES, deadline=0.5)
     folders = write_nodes(tmp_path)
     faults = {1000 + k: from_round(3) for k in range(NODES)}

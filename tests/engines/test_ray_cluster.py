@@ -116,7 +116,7 @@ SUMMED = ("udp-fedavg", "ppsgd", "centaur", "cpsgd", "dp-fedags-proven")
 
 
 @pytest.mark.parametrize("name", SUMMED)
-def test_chunks_send_their_sum_where_nobody_reads_single_uploads(name: str) -> None:
+def test_chunks_send_sums_where_no_callback_reads_single_uploads(name: str) -> None:
     method, clients = make_method(name), make_clients(SIZES)
     summed, single = CountsRows(), ReadsUploads()
     found = [train(method, clients, "auto", callbacks=[callback]) for callback in (summed, single)]
@@ -125,7 +125,7 @@ def test_chunks_send_their_sum_where_nobody_reads_single_uploads(name: str) -> N
     assert distance(found[0], train(method, clients)) == 0
 
 
-def test_a_sum_that_rounds_is_not_taken() -> None:
+def test_an_inexact_sum_is_not_used() -> None:
     callback = CountsRows()
     train(make_method("udp-fedavg", noise_multiplier=0.0), make_clients(SIZES), "auto", callbacks=[callback])
     assert callback.rows == {6}
@@ -284,7 +284,7 @@ class Failing(FedAvg):
 @pytest.mark.parametrize(
     ("how", "kind"), [("error", DivergedError), ("crash", RuntimeError), ("die", FedveilError)]
 )
-def test_what_goes_wrong_on_the_cluster_is_told(how: str, kind: type[Exception]) -> None:
+def test_errors_on_the_cluster_are_reported(how: str, kind: type[Exception]) -> None:
     method = Failing(batch_size=4)
     object.__setattr__(method, "how", how)
     with pytest.raises(kind):

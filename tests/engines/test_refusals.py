@@ -241,7 +241,7 @@ def test_a_server_learns_neither_a_limit_nor_what_is_spent_of_it(tmp_path: Path)
     assert said == {"kind": "refusal", "reason": "policy", "field": "", "node": "node-2"}
 
 
-def test_an_introduction_tells_what_is_declared(tmp_path: Path) -> None:
+def test_an_introduction_contains_the_declared_facts(tmp_path: Path) -> None:
     folder = write_node(tmp_path / "a", "one more", DECLARED, OPEN)
     values = RunSettings(make_config(config_of({"name": "fedavg"})), 0, "x", tmp_path).to_run_config()
     context = Context(1, 1, {"fedveil-node": str(folder)}, RecordDict(), dict(values))
@@ -320,7 +320,7 @@ def questions(draw: st.DrawFn) -> Question:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(questions(), st.sampled_from(NEIGHBOURS), st.booleans(), st.booleans())
-def test_neighbouring_data_refuses_alike_whatever_a_server_sends(
+def test_refusals_are_equal_on_neighbouring_data_for_any_message(
     question: Question, kind: str, full: bool, limited: bool
 ) -> None:
     torch.manual_seed(0)

@@ -319,7 +319,7 @@ def test_a_node_with_another_roster_is_named_before_anything_is_sent(
     assert all(len(open_node(folder).guard.ledger) == 0 for folder in folders)
 
 
-def test_a_server_without_a_roster_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_without_a_roster_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = write_secure_nodes(tmp_path / "nodes")
     (tmp_path / "nodes" / ROSTER_FILE).unlink()
     with pytest.raises(InputError) as caught:

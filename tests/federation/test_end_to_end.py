@@ -227,7 +227,7 @@ def test_more_than_the_policies_allow_is_refused_before_any_work(federation: Fed
 
 
 @pytest.mark.slow
-def test_strangers_are_not_let_in_and_false_servers_not_believed(federation: Federation) -> None:
+def test_unregistered_nodes_are_refused_and_false_servers_not_trusted(federation: Federation) -> None:
     stranger = federation.place / "stranger"
     stranger.mkdir()
     make_node_key(stranger)
@@ -320,7 +320,7 @@ def test_a_run_continues_without_its_submitter_and_a_cancelled_run_charges_nothi
 
 
 @pytest.mark.slow
-def test_fedavg_runs_where_operators_say_so_and_no_limit_holds_afterwards(federation: Federation) -> None:
+def test_an_unprotected_round_exceeds_every_limit_afterwards(federation: Federation) -> None:
     for node in federation.nodes:
         change_policy(node, methods=["fedavg", "udp-fedavg"], limit=[])
     assert federation.accuracy(federation.submit("method.name=fedavg")) > 0.8

@@ -144,7 +144,7 @@ ODD: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.parametrize("name", ["config.toml", "rounds.jsonl", "summary.json", "figures/spectrum.png"])
-def test_what_is_no_file_is_told_and_costs_no_more_than_it_held(
+def test_a_missing_file_is_reported_and_loses_only_its_content(
     name: str, kind: str, files: dict[str, bytes], tmp_path: Path
 ) -> None:
     for path, content in files.items():

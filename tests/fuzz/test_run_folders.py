@@ -57,7 +57,7 @@ CONTENT = {
 
 
 @pytest.mark.parametrize("kind", CONTENT)
-def test_a_damaged_record_of_rounds_is_made_again(kind: str, begun: Path, whole: Result) -> None:
+def test_damaged_rounds_are_replayed(kind: str, begun: Path, whole: Result) -> None:
     (begun / "rounds.jsonl").write_bytes(CONTENT[kind])
     result = train(begun)
     assert all(torch.equal(leaf, whole.model[name]) for name, leaf in result.model.items())
@@ -86,7 +86,7 @@ def test_a_run_does_not_resume_without_the_ledger_of_its_rounds(begun: Path) -> 
 
 @pytest.mark.parametrize("name", ["summary.json", "model.safetensors", ".identity"])
 @pytest.mark.parametrize("kind", CONTENT)
-def test_a_damaged_result_is_told(name: str, kind: str, whole: Result, tmp_path: Path) -> None:
+def test_a_damaged_result_is_refused(name: str, kind: str, whole: Result, tmp_path: Path) -> None:
     assert whole.folder is not None
     shutil.copytree(whole.folder, tmp_path / "run")
     (tmp_path / "run" / name).write_bytes(CONTENT[kind])

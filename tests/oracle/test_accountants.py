@@ -212,7 +212,7 @@ def test_udp_fedavg_local_noise_poisson(sigma: float, server: float, observer: f
     assert rows[1].adjacency == "zero-out"  # the size of the noise shows how many participated
 
 
-def test_a_drawn_multiplier_costs_the_mean_of_its_divergences() -> None:
+def test_a_drawn_multiplier_has_the_mean_of_its_divergences() -> None:
     """Closed form and simulated privacy losses of one release, by both accountants."""
     noise = RandomGaussianNoise((0.8, 1.3, 2.5), (0.2, 0.5, 0.3))
     releases, plan = [Release("x", "client", ("server",), noise, "charged")], Plan(10, 10, "all", 1)

@@ -35,7 +35,7 @@ def test_lamp_recovers_texts_of_an_undefended_transformer() -> None:
     assert overlap(finding.images, others).rouge1 < 0.45
 
 
-def test_embeddings_alone_tell_more_than_a_wrong_gradient() -> None:
+def test_unperturbed_embeddings_disclose_more_than_a_wrong_gradient() -> None:
     """Without the rows of the embedding gradient, as for a frozen table."""
     view, ids = text_view(2, 1)
     attack = Lamp(steps=150, starts=20, swaps=20, polish=300, prior="n-gram", use_leak=False)

@@ -89,7 +89,7 @@ def test_parameters_of_public_names_are_described(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(n for n, value in NAMES.items() if inspect.isfunction(value)))
-def test_public_functions_say_what_they_return(name: str) -> None:
+def test_public_functions_document_their_return_value(name: str) -> None:
     value = NAMES[name]
     returned = inspect.signature(value).return_annotation
     assert returned in ("None", None) or section(inspect.getdoc(value) or "", "Returns")

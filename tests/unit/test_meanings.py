@@ -69,7 +69,7 @@ def test_no_meaning_is_of_an_option_that_there_is_not() -> None:
 @pytest.mark.parametrize(
     "option", ["max_train", "pad_to", "seed", "test_fraction", "rows_per_person", "limit"]
 )
-def test_numbers_beyond_the_bounds_that_are_said_are_refused(option: str, tmp_path: Path) -> None:
+def test_numbers_beyond_the_declared_bounds_are_refused(option: str, tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_text("who,age,ill\n" + "".join(f"p{k % 20},{k % 7}.5,{k % 2}\n" for k in range(60)))
     name, more = "digits", {}

@@ -39,7 +39,7 @@ def interrupted(folder: Path, method: AnyMethod | None = None) -> None:
         go(folder, callbacks=[StopsAfter(2)], **({} if method is None else {"method": method}))
 
 
-def test_a_run_says_by_which_numerics_it_was_made(tmp_path: Path) -> None:
+def test_a_run_records_its_numerics(tmp_path: Path) -> None:
     assert go(tmp_path / "r").summary["numerics"] == numerics.NUMERICS
     assert numerics.numerics_of(tmp_path / "r") == numerics.NUMERICS
     assert numerics.numerics_of(tmp_path / "nothing") is None

@@ -90,7 +90,7 @@ def test_a_process_that_flower_starts_knows_the_methods_of_its_own_machine(
         (METHOD.replace("class Mine(FedAvg):", "class Mine(Method):"), "method", "Mine"),
     ],
 )
-def test_a_plugin_that_would_pass_for_something_else_is_refused(
+def test_a_plugin_that_takes_a_registered_name_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, field: str, value: str
 ) -> None:
     monkeypatch.setenv(VARIABLE, "")

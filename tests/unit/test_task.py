@@ -87,7 +87,7 @@ def test_a_client_without_examples_has_gradient_zero() -> None:
         nn.Sequential(nn.Flatten(), nn.Linear(2, 2), nn.LayerNorm(2), nn.Linear(2, 2)),
     ],
 )
-def test_only_chains_are_taken_for_chains(model: nn.Module) -> None:
+def test_only_linear_networks_are_recognised(model: nn.Module) -> None:
     assert LinearNetwork.recognise(model) is None
 
 

@@ -224,7 +224,9 @@ def _classifier(run: StoredRun) -> tuple[tuple[Task, Params] | None, str]:
             raise ValueError("its parameters are not those of the configured model")
         return (task, model), "the run's final model"
     except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise ResultError(f"{path} is damaged: {error}. Restore it from a copy, or run it again.") from error
+        raise ResultError(
+            f"{path} is damaged: {error}. Restore it from a copy, or run it again.", field="model.safetensors"
+        ) from error
 
 
 def attack_identity(attack: Attack, labels: LabelMode, adaptive: bool, seed: int) -> str:

@@ -188,7 +188,9 @@ def _one_upload(run: StoredRun, round: int | None, client: int | None, exchange:
     if not known or (round is not None and round not in known):
         raise ResultError(
             f"{run.folder} has no transcript of such uploads to attack. Run it with --set run.transcript=true, or "
-            "choose a recorded round and exchange."
+            "choose a recorded round and exchange.",
+            field="transcript",
+            value=str(run.folder),
         )
     number = known[-1] if round is None else round
     recorded = read_exchange(run, number, exchange)

@@ -65,7 +65,11 @@ def run_folder(path: Path) -> Path:
     seeds = sorted(path.glob("**/seed-*")) if path.is_dir() else []
     if len(seeds) != 1:
         found = f"it holds {len(seeds)} runs" if seeds else "it holds no run"
-        raise ResultError(f"{path}: {found}. Give the folder of one run, results/.../seed-N.")
+        raise ResultError(
+            f"{path}: {found}. Give the folder of one run, results/.../seed-N.",
+            field="results",
+            value=str(path),
+        )
     return seeds[0]
 
 
@@ -74,10 +78,16 @@ def open_run(path: Path, data_dir: Path | None = None) -> StoredRun:
     folder = run_folder(path)
     number = re.fullmatch(r"seed-(\d+)", folder.name)
     if number is None:
-        raise ResultError(f"{folder}: its name does not contain the seed. Give a folder named seed-N.")
+        raise ResultError(
+            f"{folder}: its name does not contain the seed. Give a folder named seed-N.",
+            field="seed",
+            value=str(folder),
+        )
     if not (folder / "transcript").is_dir():
         raise ResultError(
-            f"{folder} has no transcript to attack. Run it again with --set run.transcript=true."
+            f"{folder} has no transcript to attack. Run it again with --set run.transcript=true.",
+            field="transcript",
+            value=str(folder),
         )
     config = load_config(folder / "config.toml")
     prepared = prepare(config, int(number[1]), data_dir, folder=folder)
@@ -117,7 +127,11 @@ def read_exchange(run: StoredRun, round: int, exchange: int = 0) -> Exchange:
     down = read_broadcast(run, round, exchange)
     up = _read(place, "up.bin", run.prepared.method.up_type.from_bytes)
     if up.count != (1 if run.prepared.method.discloses_sum else len(clients)):
-        raise ResultError(f"{place} is damaged: {len(clients)} clients, but {up.count} answers.")
+        raise ResultError(
+            f"{place} is damaged: {len(clients)} clients, but {up.count} answers.",
+            field="transcript",
+            value=str(place),
+        )
     return Exchange(At(run.prepared.plan, round, exchange), clients, down, up)
 
 
@@ -152,7 +166,9 @@ def _read(place: Path, name: str, decode: Callable[[bytes], T]) -> T:
         return decode((place / name).read_bytes())
     except (OSError, TypeError, ValueError, OverflowError, RecursionError, MessageError) as error:
         raise ResultError(
-            f"{place} is damaged: {error}. Choose another round, or record it again."
+            f"{place} is damaged: {error}. Choose another round, or record it again.",
+            field="transcript",
+            value=str(place),
         ) from error
 
 

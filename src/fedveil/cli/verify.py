@@ -29,7 +29,8 @@ def verify_command(
     folders = [folder for place in results for folder in run_folders(place)]
     if not folders:
         raise ResultError(
-            f"no run in {', '.join(map(str, results))}. Give result folders, such as results/demo."
+            f"no run in {', '.join(map(str, results))}. Give result folders, such as results/demo.",
+            field="results",
         )
     found = {folder: verify(folder, ledger) for folder in folders}
     if as_json:

@@ -61,7 +61,7 @@ _HALF = (0.5, 0.5, 0.5)
 def load_cifar10(
     *, data_dir: Path | None = None, normalise: Normalise = "dataset", pad_to: int | None = None
 ) -> Dataset:
-    """CIFAR-10 from whichever training batches are present (at least one of five) and the test batch.
+    """CIFAR-10 from the training batches that are present (at least one of five) and the test batch.
 
     "dataset" is mean 0.5 and std 0.5 in each channel. The summary says how many batches were found.
     """
@@ -82,7 +82,7 @@ def load_cifar10(
             return read_cifar_binary(path, label_bytes=1, num_classes=10, sha256=KNOWN_SHA256.get(name))
         return read_cifar_pickle(path, b"labels", num_classes=10)
 
-    with ThreadPoolExecutor(len(found)) as pool:  # decompression leaves the interpreter free
+    with ThreadPoolExecutor(len(found)) as pool:  # decompression releases the interpreter lock
         *batches, test = pool.map(read, found.keys(), found.values())
     train = (np.concatenate([pixels for pixels, _ in batches]), np.concatenate([y for _, y in batches]))
     summary = f"CIFAR-10, {len(train[1])} training examples from {len(batches)} of 5 batches"
@@ -98,7 +98,7 @@ def load_cifar100(
 ) -> Dataset:
     """CIFAR-100 with its 100 fine or 20 coarse labels; normalised as CIFAR-10 is."""
     if labels not in ("fine", "coarse"):
-        raise InputError("labels", labels, "CIFAR-100 has no such labels", 'Use "fine" or "coarse".')
+        raise InputError("labels", labels, "is not a kind of CIFAR-100 labels", 'Use "fine" or "coarse".')
     classes = CIFAR100_FINE if labels == "fine" else CIFAR100_COARSE
 
     def read(name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -130,7 +130,10 @@ def read_cifar_binary(
     content = read_bytes(path, most=record * _MOST_RECORDS, sha256=sha256)
     if len(content) % record:
         raise DataError(
-            f"{path}: {len(content)} bytes are not whole records of {record}; truncated or another format."
+            f"{path}: {len(content)} bytes are not complete records of {record}; truncated or another format. "
+            "Get it again.",
+            field="size",
+            value=len(content),
         )
     records = np.frombuffer(content, np.uint8).reshape(-1, record)
     y = records[:, which_label]
@@ -139,35 +142,51 @@ def read_cifar_binary(
 
 
 def read_cifar_pickle(path: Path, labels: bytes, *, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """The same from a batch of the Python version. Nothing but dictionaries, lists, numbers, bytes and plain
-    byte arrays can come out of the file: no class or function it names is ever looked up.
+    """The same from a batch of the Python version. Only dictionaries, lists, numbers, bytes and byte arrays are
+    unpickled: no class or function named in the file is imported.
     """
     content = read_bytes(path, most=(_PIXELS + 200) * _MOST_RECORDS)
     try:
         batch = _SafeUnpickler(BytesIO(bytes(content)), encoding="bytes").load()
     except DataError as error:
-        raise DataError(f"{path}: {error}") from error
-    except Exception as error:  # a damaged pickle can fail in any way at all
-        raise DataError(f"{path}: not a batch of CIFAR's Python version ({type(error).__name__}).") from error
+        raise DataError(f"{path}: {error}", field=error.field, value=error.value) from error
+    except Exception as error:  # a damaged pickle may raise anything
+        raise DataError(
+            f"{path}: not a batch of CIFAR's Python version ({type(error).__name__}).",
+            field="batch",
+            value=str(path),
+        ) from error
     if not isinstance(batch, dict):
-        raise DataError(f"{path}: not a batch of CIFAR's Python version, there is no dictionary in it.")
+        raise DataError(
+            f"{path}: not a batch of CIFAR's Python version, there is no dictionary in it.",
+            field="batch",
+            value=str(path),
+        )
     data, y = _entry(batch, b"data"), _entry(batch, labels)
     if not isinstance(data, _PickledArray) or not isinstance(y, list):
-        raise DataError(f"{path}: the entries data and {labels.decode()} are missing or of another kind.")
+        raise DataError(
+            f"{path}: the entries data and {labels.decode()} are missing or of another kind.",
+            field="batch",
+            value=str(path),
+        )
     try:
         pixels = data.as_bytes_array()
         y_array = np.array(y, dtype=np.int64)
     except (DataError, ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"{path}: {error}") from error
+        raise DataError(f"{path}: {error}", field="batch", value=str(path)) from error
     if pixels.ndim != 2 or pixels.shape[1] != _PIXELS or y_array.shape != (len(pixels),) or not len(y_array):
-        raise DataError(f"{path}: {list(pixels.shape)} pixels and {list(y_array.shape)} labels do not match.")
+        raise DataError(
+            f"{path}: {list(pixels.shape)} pixels and {list(y_array.shape)} labels do not match.",
+            field="labels",
+            value=str(path),
+        )
     _require_labels(path, y_array, num_classes)
     return pixels.reshape(-1, 3, 32, 32), y_array
 
 
 @dataclass
 class _PickledArray:
-    """Stands in for a NumPy array while unpickling, so that no NumPy code runs on unchecked input."""
+    """Replaces a NumPy array while unpickling, so that no NumPy code runs on unchecked input."""
 
     state: object = None
 
@@ -176,39 +195,39 @@ class _PickledArray:
 
     def as_bytes_array(self) -> np.ndarray:
         if not isinstance(self.state, tuple) or len(self.state) != 5:
-            raise DataError("holds an array in an unknown form.")
+            raise DataError("holds an array in an unknown form.", field="batch")
         _, shape, kind, by_column, raw = self.state
         if not isinstance(kind, _PickledType) or kind.code not in ("u1", b"u1") or by_column:
-            raise DataError("holds an array of something other than bytes.")
+            raise DataError("holds an array of something other than bytes.", field="batch")
         if (
             not isinstance(raw, bytes)
             or not isinstance(shape, tuple)
             or not all(type(size) is int and size >= 0 for size in shape)
             or math.prod(shape) != len(raw)
         ):
-            raise DataError("holds an array whose shape and content do not match.")
+            raise DataError("holds an array whose shape and content do not match.", field="batch")
         return np.frombuffer(raw, np.uint8).reshape(shape)
 
 
 @dataclass
 class _PickledType:
-    """Stands in for a NumPy type while unpickling."""
+    """Replaces a NumPy type while unpickling."""
 
     code: object = None
 
     def __setstate__(self, state: object) -> None:
-        """The state holds byte order and padding, which bytes do not have."""
+        """Ignore the state: byte order and padding do not apply to bytes."""
 
 
 def _latin1(text: object, encoding: object) -> bytes:
-    """How Python 3 writes bytes into an old pickle."""
+    """Decode bytes as Python 3 writes them into old pickles."""
     if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
-        raise DataError("holds text in an unknown encoding.")
+        raise DataError("holds text in an unknown encoding.", field="batch")
     return text.encode("latin1")
 
 
 class _SafeUnpickler(pickle.Unpickler):
-    """Resolves the few names that a pickled byte array needs, to stand-ins; every other name is refused."""
+    """Resolves the few names that a pickled byte array needs to replacements; refuses every other name."""
 
     _stand_ins: dict[tuple[str, str], Callable[..., object]] = {  # noqa: RUF012 - never changed
         ("numpy.core.multiarray", "_reconstruct"): lambda *_: _PickledArray(),
@@ -221,7 +240,11 @@ class _SafeUnpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str) -> Callable[..., object]:
         stand_in = self._stand_ins.get((module_name, global_name))
         if stand_in is None:
-            raise DataError(f"asks for {module_name}.{global_name}, which data has no need of; not loaded.")
+            raise DataError(
+                f"refers to {module_name}.{global_name}, which data does not need; not loaded.",
+                field="pickle",
+                value=f"{module_name}.{global_name}",
+            )
         return stand_in
 
 
@@ -244,7 +267,11 @@ def _candidates10(name: str) -> list[str]:
 
 def _require_labels(path: Path, y: np.ndarray, num_classes: int) -> None:
     if y.min() < 0 or y.max() >= num_classes:
-        raise DataError(f"{path}: holds a label outside 0..{num_classes - 1}; damaged or another format.")
+        raise DataError(
+            f"{path}: contains a label outside 0..{num_classes - 1}; damaged or another format. Get it again.",
+            field="labels",
+            value=str(path),
+        )
 
 
 def _dataset(

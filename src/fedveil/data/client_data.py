@@ -1,4 +1,4 @@
-"""Examples with a client axis: what a method's client side is given."""
+"""Examples with a client axis, the input of a method's client half."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class ClientData:
         x: Inputs `[K, n, ...]`.
         y: Labels `[K, n]`.
         sizes: Number of examples of each client, `[K]`; rows from `sizes[k]` on are padding.
-        declared: The classes that each client declares in public, whatever it holds; None where label sets are read
-            from the examples.
+        declared: The classes that each client declares publicly, regardless of its examples; None if label sets are
+            read from the examples.
     """
 
     x: Tensor
@@ -46,7 +46,7 @@ class ClientData:
         return int(self.x.shape[1])
 
     def mask(self) -> Tensor:
-        """True where an example is real, `[K, n]`."""
+        """False on padding, `[K, n]`."""
         return torch.arange(self.largest, device=self.sizes.device) < self.sizes[:, None]
 
     def rows(self, index: Sequence[int]) -> ClientData:
@@ -71,7 +71,7 @@ class ClientData:
 
 
 class Clients(Protocol):
-    """Where the clients' examples live. Only the cohort's are ever loaded."""
+    """The clients' examples. Only those of a cohort are loaded."""
 
     @property
     def sizes(self) -> Sequence[int]: ...
@@ -80,7 +80,7 @@ class Clients(Protocol):
 
 
 def client_ids(clients: Clients) -> Sequence[int]:
-    """The places on the client axis that can be loaded: all of them, or a node's own (`ids`)."""
+    """The clients that can be loaded: all of them, or a node's own (`ids`)."""
     ids: Sequence[int] = getattr(clients, "ids", range(len(clients.sizes)))
     return ids
 
@@ -91,15 +91,15 @@ class ArrayClients:
     Args:
         x: All examples, `[N, ...]`.
         y: Their labels, `[N]`.
-        parts: For each client the rows that it holds.
-        numbers: The clients' numbers in error messages, where they are not 0, 1, 2.
+        parts: The rows of each client.
+        numbers: The clients' numbers in error messages, if they are not 0, 1, 2, ...
     """
 
     def __init__(
         self, x: Tensor, y: Tensor, parts: Sequence[Tensor], *, numbers: Sequence[int] | None = None
     ) -> None:
         if len(parts) == 0:
-            raise InputError("clients", 0, "there is no client", "Give at least one client's examples.")
+            raise InputError("clients", 0, "must not be empty", "Give at least one client's examples.")
         if x.shape[0] != y.shape[0]:
             raise DataError(
                 f"x has {x.shape[0]} examples and y has {y.shape[0]}; the numbers must be equal.", field="y"
@@ -116,12 +116,12 @@ class ArrayClients:
     def from_arrays(
         cls, clients: Sequence[tuple[Array, Array]], *, numbers: Sequence[int] | None = None
     ) -> ArrayClients:
-        """One (x, y) pair of tensors or NumPy arrays per client, all of one shape and type.
+        """From one (x, y) pair of tensors or NumPy arrays per client, all with the same shape and type.
 
-        NumPy's fractions become torch's default type, and whole labels int64.
+        NumPy's floating-point numbers become torch's default type, and integer labels int64.
         """
         if not clients:
-            raise InputError("clients", [], "there is no client", "Give at least one (x, y) pair.")
+            raise InputError("clients", [], "must not be empty", "Give at least one (x, y) pair.")
         pairs = [(tensor_of(x), labels_of(y)) for x, y in clients]
         for number, (x, y) in zip(numbers or range(len(pairs)), pairs, strict=True):
             _require_alike(number, x, y, *pairs[0])
@@ -154,7 +154,7 @@ class ArrayClients:
         return ClientData(x, y, sizes)
 
     def _one_run(self, clients: Sequence[int]) -> slice | None:
-        """The rows of these clients if they have one size and lie one after another, in order."""
+        """The rows of these clients as a slice, if they have equal sizes and are contiguous, in order."""
         start, size = self._starts[clients[0]], self._sizes[clients[0]]
         for number, client in enumerate(clients):
             if self._starts[client] != start + number * size or self._sizes[client] != size or start < 0:
@@ -163,7 +163,7 @@ class ArrayClients:
 
 
 def _start_of_run(part: Tensor) -> int:
-    """Where this part begins if its rows lie one after another, else -1."""
+    """The first row of this part if its rows are contiguous, else -1."""
     if not len(part):
         return -1
     start = int(part[0])
@@ -171,7 +171,7 @@ def _start_of_run(part: Tensor) -> int:
 
 
 def digest_of(clients: Clients, test: tuple[Tensor, Tensor] | None) -> str | None:
-    """What tells these examples from others of the same form; None where they are made anew each time."""
+    """A digest of these examples; None for clients whose examples are made on demand."""
     if not isinstance(clients, ArrayClients):
         return None
     digest = hashlib.blake2b(digest_size=16)
@@ -182,7 +182,7 @@ def digest_of(clients: Clients, test: tuple[Tensor, Tensor] | None) -> str | Non
 
 
 class LazyClients:
-    """Clients whose examples are made or read when they take part: memory does not grow with their number.
+    """Clients whose examples are made or read when they participate: memory does not grow with their number.
 
     Args:
         sizes: Number of examples of each client.
@@ -200,7 +200,7 @@ class LazyClients:
     def load(self, clients: Sequence[int]) -> ClientData:
         made = ArrayClients.from_arrays([self._make(k) for k in clients], numbers=clients)
         for client, size in zip(clients, made.sizes, strict=True):
-            if size != self._sizes[client]:  # batches and accounting go by the size that was announced
+            if size != self._sizes[client]:  # batches and accounting depend on the declared size
                 raise DataError(
                     f"client {client}: {size} examples were made where sizes says {self._sizes[client]}. "
                     "Give the same number.",
@@ -211,7 +211,7 @@ class LazyClients:
 
 
 def first_not_finite(x: Tensor) -> int | None:
-    """The first example that holds NaN or infinity."""
+    """The first example with NaN or infinity."""
     if not x.is_floating_point() or bool(torch.isfinite(x).all()):
         return None
     return int((~torch.isfinite(x)).reshape(len(x), -1).any(1).nonzero()[0])
@@ -227,7 +227,7 @@ def _not_finite(example: int, parts: Sequence[Tensor], numbers: Sequence[int]) -
 
 
 def tensor_of(values: Array) -> Tensor:
-    """The values as a tensor; fractions that come from NumPy take torch's default type."""
+    """The values as a tensor; NumPy's floating-point numbers become torch's default type."""
     if isinstance(values, torch.Tensor):
         return values
     array = np.asarray(values)
@@ -240,7 +240,7 @@ def tensor_of(values: Array) -> Tensor:
 
 
 def labels_of(values: Array) -> Tensor:
-    """Labels as a tensor; whole numbers of any type become int64, fractions (for a loss of your own) stay."""
+    """Labels as a tensor; integers of any type become int64, floating-point labels (for custom losses) are kept."""
     labels = tensor_of(values)
     return labels if labels.is_floating_point() else labels.to(torch.int64)
 

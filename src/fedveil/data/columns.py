@@ -1,4 +1,4 @@
-"""What a table's columns are: what the user says, and what is found in the rows."""
+"""The columns of a table: the user's options, and the schema derived from the rows."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ FILL_IN = 'Fill them in, drop the columns, or set missing = "drop", "median" or 
 
 @dataclass(frozen=True)
 class ColumnOptions:
-    """What the user says about columns.
+    """The user's options for columns.
 
     Attributes:
         categorical: Columns that are categories even if they look like numbers or identifiers.
         numeric: Columns that are measurements even if they look like identifiers.
         drop: Columns that are left out.
-        missing: "refuse" missing cells, "drop" their rows, take the "median" (of categories the most frequent), or make
-            them a "category" of their own (of numbers, a feature that says so).
+        missing: "refuse" missing cells, "drop" their rows, replace them by the "median" (for categories the most
+            frequent), or make them a separate "category" (for numbers, an indicator feature).
         decimal: The decimal mark.
-        limit: Where standardised numbers are cut off; None: nowhere.
+        limit: The bound to which standardised numbers are clipped; None: not clipped.
         unit_norm: Scale the features of every row to length 1.
-        target: What is predicted: "classes", a "number", or "survival" (the label is a time).
-        event: For survival, the column that is 1 where the time is that of an event, 0 where it is censored.
+        target: The kind of label: "classes", a "number", or "survival" (a time).
+        event: For survival, the column that is 1 if the time is that of an event, 0 if it is censored.
         intervals: For survival, the ends of the intervals of discrete-time hazards; without them Cox's loss is used.
     """
 
@@ -67,22 +67,22 @@ class ColumnOptions:
     intervals: Sequence[float] = ()
 
     def check(self, table: RawTable) -> None:
-        """Refuse columns that the table does not have, and choices that there are not."""
+        """Refuse columns that the table does not have, and unknown choices."""
         check_target(self.target, self.event, self.intervals)
         if self.event is not None:
             table.column(self.event, "event")
         for field in ("categorical", "numeric", "drop"):
             names = getattr(self, field)
             if isinstance(names, str) or not isinstance(names, Sequence):
-                raise InputError(field, names, "not a list of columns", "Give a list of column names.")
+                raise InputError(field, names, "is not a list of columns", "Give a list of column names.")
             for name in names:
                 table.column(name, field)
         for field, choices in (("missing", Missing), ("decimal", Decimal)):
             if getattr(self, field) not in get_args(choices):
                 known = ", ".join(f'"{choice}"' for choice in get_args(choices))
-                raise InputError(field, getattr(self, field), "is none of the choices", f"Use {known}.")
+                raise InputError(field, getattr(self, field), "is not one of the choices", f"Use {known}.")
         if self.limit is not None and not (isinstance(self.limit, (int, float)) and self.limit > 0):
-            raise InputError("limit", self.limit, "is no positive number", "Use one such as 3.")
+            raise InputError("limit", self.limit, "is not a positive number", "Use a number such as 3.")
         if not isinstance(self.unit_norm, bool):
             raise InputError("unit_norm", self.unit_norm, "is neither true nor false", "Use true or false.")
 
@@ -95,14 +95,21 @@ def complete_rows(table: RawTable, names: Sequence[str]) -> RawTable:
     if not gone.any():
         return table
     if gone.all():
-        raise DataError(f'{table.path}: every row misses a value, so missing = "drop" leaves none.')
+        counts = {name: int(table.missing(name).sum()) for name in names}
+        worst = max(counts, key=lambda name: counts[name])
+        raise DataError(
+            f'{table.path}: every row has a missing value, so missing = "drop" leaves none. Column {worst!r} lacks '
+            f"{counts[worst]} of {len(table)}: name it in drop = [{worst!r}], or use another choice.",
+            field="missing",
+            value="drop",
+        )
     return table.take(np.flatnonzero(~gone))
 
 
 def schema_of(path: Path, label: str, options: ColumnOptions | None = None) -> TableSchema:
-    """The schema that standardises the rows of this table, to be sent to others.
+    """The schema that standardises the rows of this table, to be shared with others.
 
-    Values of a column that looks like an identifier are never in it, even if the column is said to be a category.
+    Values of a column that looks like an identifier are never in it, even if the column is declared a category.
     """
     table = read_table(path)
     said = options or ColumnOptions()
@@ -110,15 +117,20 @@ def schema_of(path: Path, label: str, options: ColumnOptions | None = None) -> T
     if len(classes) > _FEW and 2 * len(classes) > len(table):
         raise DataError(
             f"{table.path}: column {label!r} has {len(classes)} classes in {len(table)} rows, so a class would tell "
-            'whose row it is. Name another label, or set target = "number". A schema is sent to others.'
+            'whose row it is. Name another label, or set target = "number". A schema is sent to others.',
+            field=label,
+            value=len(classes),
         )
     made = fit_schema(table, label=label, classes=classes, options=said)
     for column in made.columns:
         if column.categories is None:
             continue
         values, words = parse_numbers(table, column.name, said.decimal)
-        if problem := suspicion(table, column.name, values, len(words) > 0):
-            raise DataError(f"{table.path}: column {column.name!r} {problem} A schema is sent to others.")
+        if problem := suspicion(table, column.name, values, len(words)):
+            raise DataError(
+                f"{table.path}: column {column.name!r} {problem} A schema is shared with others.",
+                field=column.name,
+            )
     return made
 
 
@@ -133,7 +145,7 @@ def fit_schema(
 ) -> TableSchema:
     """The schema that standardises this table: mean 0 and std 1 in every numeric column that varies.
 
-    Columns that look like identifiers, dates or free text are refused unless `options` says what they are.
+    Columns that look like identifiers, dates or free text are refused unless `options` declares their kind.
     """
     said = options or ColumnOptions()
     said.check(table)
@@ -143,7 +155,9 @@ def fit_schema(
             table.column(name, role)
     names = [name for name in table.columns if name not in (label, user, person, said.event, *said.drop)]
     if not names:
-        raise DataError(f"{table.path}: beside the label there is no column to learn from.")
+        raise DataError(
+            f"{table.path}: there is no feature column besides the label. Add one.", field="columns"
+        )
     if said.missing == "refuse":
         require_present(table, names, FILL_IN)
     if said.missing == "drop":
@@ -178,13 +192,15 @@ def _fit_column(table: RawTable, name: str, options: ColumnOptions) -> Column:
     if name in options.categorical:
         return _fit_categories(table, name, options.missing)
     values, words = parse_numbers(table, name, options.decimal)
-    problem = None if name in options.numeric else suspicion(table, name, values, len(words) > 0)
+    problem = None if name in options.numeric else suspicion(table, name, values, len(words))
     if problem is not None:
-        raise DataError(f"{table.path}: column {name!r} {problem}")
+        raise DataError(f"{table.path}: column {name!r} {problem}", field=name)
     if len(words) and (name in options.numeric or 2 * len(words) < len(table)):
         raise DataError(
             f"{table.path}: {table.place(int(words[0]))}, column {name!r} is not a number, and most of the column "
-            f"is. Fix it or drop the row; codes such as 3A go into categorical = [{name!r}]."
+            f"is. Fix it or drop the row; for codes such as 3A set categorical = [{name!r}].",
+            field=name,
+            value=int(words[0]),
         )
     if len(words):
         return _fit_categories(table, name, options.missing)
@@ -198,10 +214,12 @@ def _fit_categories(table: RawTable, name: str, missing: Missing) -> Column:
     if len(categories) > _MOST_CATEGORIES:
         raise DataError(
             f"{table.path}: column {name!r} has {len(categories)} different entries, too many to "
-            "be a category. Drop it or make it a number."
+            "be a category. Drop it or make it a number.",
+            field=name,
+            value=len(categories),
         )
     if not categories:
-        raise DataError(f"{table.path}: column {name!r} has no value at all. Drop it.")
+        raise DataError(f"{table.path}: column {name!r} has no values. Drop it.", field=name)
     if missing == "category" and gone.any():
         return Column(name, (*categories, MISSING_CATEGORY), fill=float(len(categories)))
     if missing == "median":
@@ -217,7 +235,10 @@ def _fit_numbers(table: RawTable, name: str, options: ColumnOptions) -> Column:
     with np.errstate(over="ignore", invalid="ignore"):
         mean, std = float(present.mean()), float(present.std())
     if not (math.isfinite(mean) and math.isfinite(std)):
-        raise DataError(f"{table.path}: column {name!r} holds numbers too large to standardise.")
+        raise DataError(
+            f"{table.path}: column {name!r} has numbers too large to standardise. Rescale or drop it.",
+            field=name,
+        )
     column = Column(name, None, mean, std if std > 0 else 1.0)
     if options.missing == "median":
         return replace(column, fill=float(np.median(present)))
@@ -227,44 +248,54 @@ def _fit_numbers(table: RawTable, name: str, options: ColumnOptions) -> Column:
 
 
 def strata_of(label: str, options: ColumnOptions) -> str | None:
-    """The column by which rows are split alike: the classes, or whether there was an event."""
+    """The column for stratified splits: the classes, or the event indicator; None for numbers."""
     return {"classes": label, "survival": options.event, "number": None}[options.target]
 
 
 def classes_of(tables: Sequence[RawTable], label: str, options: ColumnOptions) -> tuple[str, ...]:
-    """The classes in these tables; none where numbers or times are predicted."""
+    """The classes in these tables; none for regression and survival."""
     if options.target == "classes":
         return class_names(tables, label)
+    events = False
     for table in tables:
-        for name in (label, options.event):
-            if name is not None:
-                target_numbers(name, table, options.decimal)
+        target_numbers(label, table, options.decimal)
+        if options.event is not None:
+            events |= bool((target_numbers(options.event, table, options.decimal) == 1).any())
+    if options.event is not None and not events:
+        problem = f"column {options.event!r} is 1 in no row, so there is no event to learn from"
+        raise DataError(
+            f"{tables[0].path}: {problem}. Name another column, or add rows.", field=options.event, value=0
+        )
     return ()
 
 
 def class_names(tables: Sequence[RawTable], label: str) -> tuple[str, ...]:
-    """The labels in these tables in rising order: as numbers if all are whole numbers, else as names."""
+    """The labels in these tables in ascending order: as numbers if all are integers, else as names."""
     found: set[str] = set()
     for table in tables:
         found.update(map(class_of, table.labels(label)))
     if len(found) == 1:
         raise DataError(
             f"{tables[0].path}: every row has the label {next(iter(found))!r} in column {label!r}. "
-            "Name another column, or add rows of other classes."
+            "Give another column, or add rows of other classes.",
+            field=label,
         )
     numeric = [cell for cell in found if _is_number(cell)]
     if len(numeric) == len(found):
         for cell in numeric:
             if not cell.strip().removeprefix("-").isdigit():
                 raise DataError(
-                    f"{tables[0].path}: label {cell!r} is not a whole number. Use whole numbers or names."
+                    f"{tables[0].path}: label {cell!r} in column {label!r} is not a whole number. Use whole numbers "
+                    'or names, or set target = "number".',
+                    field=label,
+                    value=cell,
                 )
         return tuple(sorted(found, key=int))
     return tuple(sorted(found))
 
 
 def class_of(cell: str) -> str:
-    """The cell, without the decimals that other tools write behind whole numbers: 1.0 and 1 are one class."""
+    """The class of a cell, without trailing decimals of integers: 1.0 and 1 are the same class."""
     whole, point, decimals = cell.strip().partition(".")
     written_out = point and decimals and not decimals.strip("0") and whole.removeprefix("-").isdigit()
     return whole if written_out else cell

@@ -1,4 +1,4 @@
-"""What a dataset is once it is loaded: tensors with labels, token ids, or texts with labels."""
+"""Loaded datasets: tensors with labels, token ids, or texts with labels."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Normalise = Literal["dataset", "unit", "none"]
 class Examples:
     """Examples with labels: `x` is `[n, ...]` float32, `y` is `[n]` int64, `users` an id per example or None.
 
-    Texts are token ids, `x` `[n, L]` int64; for a language model `y` is `[n, L]`, the token after each or `IGNORED`.
-    Where numbers are predicted `y` is `[n]` float32.
-    Made only of finite numbers and labels from 0 on; anything else is a DataError.
+    Texts are token ids, `x` `[n, L]` int64; for a language model `y` is `[n, L]`, the next token of each or `IGNORED`.
+    For regression `y` is `[n]` float32. Numbers must be finite and labels must not be negative; anything else is a
+    DataError.
     """
 
     x: Tensor
@@ -38,24 +38,40 @@ class Examples:
 
     def __post_init__(self) -> None:
         if self.x.dtype != torch.float32 and (self.x.dtype != torch.int64 or self.x.dim() != 2):
-            raise DataError(f"x must be float32, or int64 token ids [n, L], not {self.x.dtype}.")
+            raise DataError(
+                f"x must be float32, or int64 token ids [n, L], not {self.x.dtype}.",
+                field="x",
+                value=self.x.dtype,
+            )
         targets = self.x.dtype == torch.int64 and self.y.shape == self.x.shape
         number = self.y.dtype == torch.float32 and self.y.dim() == 1
         if not number and (self.y.dtype != torch.int64 or (self.y.dim() != 1 and not targets)):
-            raise DataError(f"y must be a line of int64 labels, not {self.y.dtype} {list(self.y.shape)}.")
+            raise DataError(
+                f"y must be int64 labels [n], not {self.y.dtype} {list(self.y.shape)}.",
+                field="y",
+                value=self.y.dtype,
+            )
         if self.x.dim() < 1 or self.x.shape[0] != self.y.shape[0]:
-            raise DataError(f"x has shape {list(self.x.shape)} but y has {self.y.shape[0]} labels.")
+            raise DataError(
+                f"x has shape {list(self.x.shape)} but y has {self.y.shape[0]} labels. Give one label per example.",
+                field="y",
+                value=self.y.shape[0],
+            )
         if self.users is not None and (
             self.users.dtype != torch.int64 or self.users.shape != self.y.shape[:1]
         ):
-            raise DataError("users must hold one int64 id for each example.")
+            raise DataError("users must have one int64 id for each example.", field="users")
         require_finite(self.x, "x")
         if number:
             require_finite(self.y, "y")
             return
         counted = self.y[self.y != IGNORED] if targets else self.y
         if counted.numel() and int(counted.min()) < 0:
-            raise DataError(f"label {int(counted.min())} is negative; labels count from 0.")
+            raise DataError(
+                f"label {int(counted.min())} is negative; labels count from 0.",
+                field="y",
+                value=int(counted.min()),
+            )
 
     def __len__(self) -> int:
         return int(self.y.shape[0])
@@ -75,7 +91,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class TokenFacts:
-    """How texts became token ids, and how many texts of a split were cut at the length or left out as empty."""
+    """The vocabulary of token ids, and the numbers of texts per split that were truncated or dropped as empty."""
 
     vocabulary: Vocabulary
     truncated: Mapping[str, int]
@@ -92,7 +108,7 @@ class TokenFacts:
 
 @dataclass(frozen=True)
 class FeatureFacts:
-    """Which feature map images went through, and their shape before it."""
+    """The feature map that was applied to images, and their original shape."""
 
     name: str
     options: Mapping[str, Any]
@@ -109,8 +125,8 @@ class Dataset:
     """A train and a test split with the same classes.
 
     `x * std + mean` (per channel, or per feature of a table) is the value before normalisation; for images
-    that is a brightness from 0 to 1, whichever normalisation was asked for. `user_names` are those of the
-    users' ids, where the data has names for them. `schema` is that of a table.
+    that is a brightness from 0 to 1, for every normalisation. `user_names` are the names of the user ids, if the
+    data has any. `schema` is the schema of a table.
     """
 
     name: str
@@ -124,20 +140,22 @@ class Dataset:
     user_names: tuple[str, ...] = ()
     schema: TableSchema | None = None
     notes: tuple[str, ...] = ()
-    """What a privacy statement says about how the data was prepared."""
+    """Notes on data preparation for the privacy statement."""
     rows_per_person: int | None = None
-    """How many training rows of one person there are at most, where the data names people."""
+    """The largest number of training rows of one person, if the data identifies persons."""
     features: FeatureFacts | None = None
     cells: tuple[Tensor, Tensor] | None = None
-    """The training and test cells of a table whose scales are yet to be computed with privacy noise."""
+    """The training and test cells of a table whose scales will be computed with privacy noise."""
 
     def __post_init__(self) -> None:
         if len(self.train) == 0:
-            raise DataError(f"{self.name}: there is no training example.")
+            raise DataError(f"{self.name}: there is no training example. Add some.", field="train")
         if self.train.x.shape[1:] != self.test.x.shape[1:]:
             raise DataError(
                 f"{self.name}: training examples have shape {list(self.train.x.shape[1:])}, "
-                f"test examples {list(self.test.x.shape[1:])}; they must be alike."
+                f"test examples {list(self.test.x.shape[1:])}. Give both the same shape.",
+                field="test",
+                value=list(self.test.x.shape[1:]),
             )
         for split, examples in (("train", self.train), ("test", self.test)):
             if self.tokens is not None:
@@ -147,7 +165,7 @@ class Dataset:
 
     @property
     def predicts_tokens(self) -> bool:
-        """True where the target of each token is the one after it."""
+        """Whether the target of each token is the next one."""
         return self.train.y.dim() == 2
 
     @property
@@ -160,7 +178,7 @@ class Dataset:
 
     @property
     def labels(self) -> Tensor:
-        """The training examples' labels `[n]`, which partitions go by; zeros where there are no classes."""
+        """The training examples' labels `[n]` for partitions; zeros if there are no classes."""
         return self.train.y if self.has_classes else torch.zeros(len(self.train), dtype=torch.int64)
 
     @property
@@ -173,12 +191,12 @@ class Dataset:
 
     @property
     def example_shape(self) -> tuple[int, ...]:
-        """The shape of an example as its owner holds it: of the image where the model reads features."""
+        """The shape of an original example: of the image if the model reads features."""
         return self.input_shape if self.features is None else self.features.image_shape
 
     @property
     def num_classes(self) -> int:
-        """The outputs a model needs: one for each class or interval, for each token that may come next, or one."""
+        """The number of model outputs: one per class, interval or vocabulary token, or one for regression."""
         if self.predicts_tokens and self.tokens is not None:
             return self.tokens.vocabulary.size
         return len(self.classes) if self.schema is None else self.schema.outputs
@@ -190,7 +208,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class TextExamples:
-    """Texts, each with a label or all without; `lines` says where in its file each stands, where a split mixed them."""
+    """Texts, all with or all without labels; `lines` are their line numbers in the file, if a split shuffled them."""
 
     texts: tuple[str, ...]
     labels: Tensor | None = None
@@ -198,7 +216,11 @@ class TextExamples:
 
     def __post_init__(self) -> None:
         if self.labels is not None and tuple(self.labels.shape) != (len(self.texts),):
-            raise DataError(f"{len(self.texts)} texts have {list(self.labels.shape)} labels.")
+            raise DataError(
+                f"{len(self.texts)} texts have {list(self.labels.shape)} labels. Give one label per text.",
+                field="labels",
+                value=list(self.labels.shape),
+            )
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -216,7 +238,7 @@ class TextExamples:
 
 @dataclass(frozen=True)
 class TextDataset:
-    """A train and a test split of texts. `classes` is empty where texts have no labels."""
+    """A train and a test split of texts. `classes` is empty for texts without labels."""
 
     name: str
     train: TextExamples
@@ -226,7 +248,7 @@ class TextDataset:
 
     def __post_init__(self) -> None:
         if len(self.train) == 0:
-            raise DataError(f"{self.name}: there is no training text.")
+            raise DataError(f"{self.name}: there is no training text. Add some.", field="train")
         for split, examples in (("train", self.train), ("test", self.test)):
             if examples.labels is not None:
                 require_labels_below(examples.labels, len(self.classes), f"{self.name} {split}")
@@ -244,10 +266,14 @@ def require_finite(x: Tensor, field: str) -> None:
     """Refuse NaN and infinity without allocating a mask of the size of `x`."""
     if not x.is_floating_point() or x.numel() == 0:
         return
-    low, high = torch.aminmax(x)  # a NaN anywhere shows in both
+    low, high = torch.aminmax(x)  # both propagate NaN
     if not (math.isfinite(low) and math.isfinite(high)):
         wrong = (~torch.isfinite(x)).reshape(x.shape[0], -1).any(1).nonzero()
-        raise DataError(f"{field}: example {int(wrong[0])} holds NaN or infinity. Clean or drop it first.")
+        raise DataError(
+            f"{field}: example {int(wrong[0])} contains NaN or infinity. Clean or drop it first.",
+            field="x",
+            value=int(wrong[0]),
+        )
 
 
 def require_labels_below(y: Tensor, num_classes: int, field: str) -> None:
@@ -257,7 +283,11 @@ def require_labels_below(y: Tensor, num_classes: int, field: str) -> None:
     low, high = int(y.min()), int(y.max())
     if low < 0 or high >= num_classes:
         wrong = low if low < 0 else high
-        raise DataError(f"{field}: label {wrong} is outside 0..{num_classes - 1} ({num_classes} classes).")
+        raise DataError(
+            f"{field}: label {wrong} is outside 0..{num_classes - 1} ({num_classes} classes). Relabel it.",
+            field="y",
+            value=wrong,
+        )
 
 
 def images_from_bytes(
@@ -269,13 +299,13 @@ def images_from_bytes(
     pad_to: int | None = None,
     brightest: float = 255.0,
 ) -> tuple[Tensor, tuple[float, ...], tuple[float, ...]]:
-    """Images `[n, C, H, W]` as float32, with the mean and std that lead back to brightness 0..1.
+    """Images `[n, C, H, W]` as float32, with the mean and std that convert them back to brightness 0..1.
 
     "dataset" gives `(brightness - mean) / std`, "unit" the brightness, "none" the stored numbers. Padding is
-    black, equally wide on both sides, and done before normalisation.
+    black, symmetric, and applied before normalisation.
     """
     if normalise not in ("dataset", "unit", "none"):
-        raise InputError("normalise", normalise, "no such normalisation", 'Use "dataset", "unit" or "none".')
+        raise InputError("normalise", normalise, "is not a normalisation", 'Use "dataset", "unit" or "none".')
     if normalise == "unit":
         mean, std = [0.0] * len(mean), [1.0] * len(std)
     elif normalise == "none":
@@ -287,7 +317,10 @@ def images_from_bytes(
         check_count("pad_to", pad_to)
         if pad_to < max(height, width):
             raise InputError(
-                "pad_to", pad_to, f"images are {height}x{width}", f"Use at least {max(height, width)}."
+                "pad_to",
+                pad_to,
+                f"is smaller than the images, {height}x{width}",
+                f"Use at least {max(height, width)}.",
             )
         x = torch.zeros(n, channels, pad_to, pad_to)
         top, left = (pad_to - height) // 2, (pad_to - width) // 2
@@ -303,7 +336,7 @@ def labels_from(values: np.ndarray) -> Tensor:
 
 
 def stratified_split(y: np.ndarray, test_fraction: float, seed: int, purpose: str) -> tuple[Tensor, Tensor]:
-    """Positions of a train and a test split, shuffled, with every class in the same proportion.
+    """Positions of a train and a test split, shuffled and stratified by class.
 
     Each class gives `round(test_fraction * its size)` examples to the test split; the same seed and purpose
     give the same split.
@@ -325,17 +358,17 @@ def stratified_split(y: np.ndarray, test_fraction: float, seed: int, purpose: st
 
 def check_fraction(field: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
-        raise InputError(field, value, "not a fraction", "Use a number from 0 up to, not including, 1.")
+        raise InputError(field, value, "is not a fraction", "Use a number from 0 to below 1.")
     return float(value)
 
 
 def check_count(field: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(field, value, "not a count", "Use a whole number from 1 on.")
+        raise InputError(field, value, "is not a positive whole number", "Use a whole number from 1 on.")
     return value
 
 
 def check_seed(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InputError("seed", value, "not a seed", "Use a whole number from 0 on.")
+        raise InputError("seed", value, "is not a seed", "Use a whole number from 0 on.")
     return value

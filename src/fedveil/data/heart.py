@@ -65,13 +65,15 @@ def load_heart_disease(
     """740 patients of four hospitals, 13 features, disease or none; users are the hospitals.
 
     Args:
-        scaling: "public": numbers standardised with fixed constants; "centred": categories and yes or no as well, as if
-            equally frequent; "none": as they are, as in FLamby.
-        limit: Where standardised numbers are cut off; None: nowhere.
+        scaling: "public": numbers standardised with fixed constants; "centred": categories and binary columns as well,
+            as if equally frequent; "none": not scaled, as in FLamby.
+        limit: The bound to which standardised numbers are clipped; None: not clipped.
         unit_norm: Scale the features of every patient to length 1.
     """
     if scaling not in get_args(Scaling):
-        raise InputError("scaling", scaling, "is none of the choices", 'Use "public", "centred" or "none".')
+        raise InputError(
+            "scaling", scaling, "is not one of the choices", 'Use "public", "centred" or "none".'
+        )
     files = [[f"heart-disease/processed.{name}.data"] for name in HOSPITALS]
     found = find_together(files, data_dir)
     if found is None:
@@ -125,7 +127,7 @@ def _schema(scaling: Scaling) -> TableSchema:
 
 
 def _equal(count: int) -> tuple[float, float]:
-    """The mean and the deviation of a feature that is 1 for one of so many equally frequent categories, else 0."""
+    """The mean and the standard deviation of an indicator of one of so many equally frequent categories."""
     return 1 / count, math.sqrt(count - 1) / count
 
 
@@ -133,7 +135,9 @@ def _read(path: Path, hospital: str) -> RawTable:
     lines = text_lines(path, sha256=HOSPITALS[hospital])
     rows = [line.split(",") for line in lines if line]
     if any(len(row) != len(_NAMES) for row in rows):
-        raise DataError(f"{path}: a line has not {len(_NAMES)} cells. Get the file again.")
+        raise DataError(
+            f"{path}: a line has not {len(_NAMES)} cells. Get the file again.", field="rows", value=str(path)
+        )
     columns = {name: [row[k] for row in rows] for k, name in enumerate(_NAMES)}
     for name in _CATEGORIES:  # one hospital writes 1.0 where the others write 1
         columns[name] = [cell.removesuffix(".0") for cell in columns[name]]
@@ -144,7 +148,7 @@ def _read(path: Path, hospital: str) -> RawTable:
 
 def _split(table: RawTable) -> tuple[torch.Tensor, torch.Tensor]:
     """FLamby's split of one hospital: stratified where each class has more than two patients."""
-    from sklearn.model_selection import train_test_split  # takes a second to import
+    from sklearn.model_selection import train_test_split  # slow to import
 
     sick = np.array([cell == "yes" for cell in table.texts("disease", "label")])
     counts = np.bincount(sick.astype(int), minlength=2)

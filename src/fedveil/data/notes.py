@@ -1,4 +1,4 @@
-"""What a privacy statement says about how a table was prepared."""
+"""Notes of the privacy statement on the preparation of a table."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ AGREED_NOTE = "Scales and categories of the columns are those of the schema that
 
 
 def check_statistics(statistics: object, noise: object, schema: bool) -> None:
-    """Refuse statistics that there are not, and private ones without noise or a schema of public bounds."""
+    """Refuse unknown kinds of statistics, and private ones without noise or a schema with public bounds."""
     if statistics not in get_args(Statistics):
         known = ", ".join(f'"{name}"' for name in get_args(Statistics))
-        raise InputError("statistics", statistics, "is none of the choices", f"Use {known}.")
+        raise InputError("statistics", statistics, "is not one of the choices", f"Use {known}.")
     if statistics != "private":
         if noise is not None:
-            raise InputError("statistics_noise", noise, 'is for statistics = "private"', "Leave it out.")
+            raise InputError("statistics_noise", noise, 'needs statistics = "private"', "Leave it out.")
         return
     number = isinstance(noise, int | float) and not isinstance(noise, bool)
     if not number or not 0 < float(str(noise)) < float("inf"):
@@ -35,7 +35,7 @@ def check_statistics(statistics: object, noise: object, schema: bool) -> None:
 
 
 def statistics_note(given: bool, statistics: Statistics) -> str:
-    """What a privacy statement says about scales, medians and categories."""
+    """The note on scales, medians and categories."""
     what = "Scales and categories of the columns"
     if given:
         return f"{what} are constants of the given schema: no private row was read for them."
@@ -48,7 +48,7 @@ def statistics_note(given: bool, statistics: Statistics) -> str:
 
 
 def person_note(person: str | None, rows: int | None) -> str:
-    """What a privacy statement says about people with several rows."""
+    """The note on persons with several rows."""
     apart = "A person with rows at two clients is protected at each separately."
     if person is None:
         return f"A record is a row, not a person: whoever has several rows is protected less. {apart}"

@@ -1,8 +1,8 @@
-"""Your own data as clients: arrays, a torch dataset, or a folder with one folder or one file per client.
+"""The user's own data as clients: arrays, a torch dataset, or a folder with one folder or one file per client.
 
-A folder of clients may hold, for every client, either a folder of pictures (`<client>/<class>/*.png`) or one
-file (`<client>.csv`, `.parquet` or `.npz` with arrays x and y), all of one kind. An entry named `test` is not
-a client: it is held out.
+A folder of clients contains, for every client, either a folder of pictures (`<client>/<class>/*.png`) or one
+file (`<client>.csv`, `.parquet` or `.npz` with arrays x and y), all of the same kind. An entry named `test` is not
+a client but the test set.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 Array: TypeAlias = "np.ndarray | Tensor"
 _TEST = "test"
 _FILES = (".csv", ".parquet", ".npz")
-_BOMB_RATIO = 1100  # deflate's most is 1032
+_BOMB_RATIO = 1100  # above the largest ratio of deflate, 1032
 
 
 @dataclass(frozen=True)
 class OwnData:
-    """Clients with their names in the order of the client axis, what was held out, and the classes."""
+    """Clients with their names in the order of the client axis, the test set, and the classes."""
 
     clients: ArrayClients
     names: tuple[str, ...]
@@ -56,9 +56,9 @@ class OwnData:
     test: Examples | None = None
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    """`x * std + mean` is the value in the file, per feature or channel; empty where x is that already."""
+    """`x * std + mean` is the value in the file, per feature or channel; empty if x is not scaled."""
     schema: TableSchema | None = None
-    """Of tables."""
+    """The schema of tables."""
 
 
 def examples_from_arrays(
@@ -67,14 +67,14 @@ def examples_from_arrays(
     """Examples from NumPy or torch arrays: any real numbers for x, whole numbers from 0 on for y."""
     features = _tensor(x, f"{field}: x")
     if features.is_complex():
-        raise DataError(f"{field}: x holds complex numbers.")
+        raise DataError(f"{field}: x has complex numbers. Give real numbers.", field="x", value="complex")
     with np.errstate(over="ignore"):
         features = features.to(torch.float32)
     labels = _whole_numbers(_tensor(y, f"{field}: y"), f"{field}: y")
     try:
         examples = Examples(features, labels)
     except DataError as error:
-        raise DataError(f"{field}: {error}") from error
+        raise DataError(f"{field}: {error}", field=error.field, value=error.value) from error
     if num_classes is not None:
         require_labels_below(labels, num_classes, field)
     return examples
@@ -85,7 +85,7 @@ def examples_from_torch(dataset: Any, *, num_classes: int | None = None) -> Exam
 
     Args:
         dataset: The dataset.
-        num_classes: Number of classes, where the labels do not show it.
+        num_classes: Number of classes, if it cannot be derived from the labels.
 
     Returns:
         The examples in memory.
@@ -95,19 +95,25 @@ def examples_from_torch(dataset: Any, *, num_classes: int | None = None) -> Exam
             "dataset", type(dataset).__name__, "has no length or items", "Use a map-style dataset."
         )
     if len(dataset) == 0:
-        raise DataError("the dataset is empty.")
+        raise DataError("the dataset is empty. Give at least one example.", field="dataset")
     xs: list[Tensor] = []
     ys: list[Tensor] = []
     for position in range(len(dataset)):
         item = dataset[position]
         if not isinstance(item, (tuple, list)) or len(item) != 2:
-            raise DataError(f"item {position} of the dataset is not a pair (x, label).")
+            raise DataError(
+                f"item {position} of the dataset is not a pair (x, label). Return pairs.",
+                field="dataset",
+                value=position,
+            )
         xs.append(_tensor(item[0], f"item {position}: x"))
         ys.append(_tensor(item[1], f"item {position}: label"))
         if xs[-1].shape != xs[0].shape or ys[-1].numel() != 1:
             raise DataError(
                 f"item {position} has shape {list(xs[-1].shape)} where item 0 has {list(xs[0].shape)}, "
-                "or more than one label."
+                "or more than one label. Give all items the same shape and one label.",
+                field="dataset",
+                value=position,
             )
     return examples_from_arrays(
         torch.stack(xs), torch.stack([y.reshape(()) for y in ys]), num_classes=num_classes, field="dataset"
@@ -124,7 +130,9 @@ def clients_from_arrays(
     if names is None:
         names = [f"client {number}" for number in range(len(clients))]
     if len(names) != len(clients):
-        raise InputError("names", list(names), f"there are {len(clients)} clients", "Give one name for each.")
+        raise InputError(
+            "names", list(names), f"do not match the {len(clients)} clients", "Give one name for each."
+        )
     parts = [examples_from_arrays(x, y, field=name) for (x, y), name in zip(clients, names, strict=True)]
     held_out = None if test is None else examples_from_arrays(*test, field=_TEST)
     highest = max((int(e.y.max()) for e in [*parts, *([held_out] if held_out else [])] if len(e)), default=-1)
@@ -146,7 +154,7 @@ def clients_from_folder(
     schema: TableSchema | None = None,
     channels: int = 3,
 ) -> OwnData:
-    """Read the clients in a folder, in rising order of their names; see this module for the layouts.
+    """Read the clients in a folder, in ascending order of their names; see this module for the layouts.
 
     Args:
         folder: The folder.
@@ -154,14 +162,14 @@ def clients_from_folder(
         categorical: Columns whose values are categories.
         numeric: Columns whose values are numbers.
         drop: Columns that are left out.
-        missing: What becomes of missing cells.
+        missing: How missing cells are treated.
         decimal: The decimal mark of numbers.
-        target: What tables predict: "classes", a "number", or "survival", whose label is a time.
-        event: Of survival, the column that is 1 where the time is that of an event, 0 where it is censored.
-        intervals: Of survival, the ends of the intervals of discrete-time hazards; without them Cox's loss is used.
+        target: The kind of label: "classes", a "number", or "survival" (a time).
+        event: For survival, the column that is 1 if the time is that of an event, 0 if it is censored.
+        intervals: For survival, the ends of the intervals of discrete-time hazards; without them Cox's loss is used.
         schema: Public scales and categories. Without one, columns are standardised over all clients' rows together,
-            which suits a simulation: real clients would have to agree on a schema first.
-        channels: Of pictures, which are normalised to -1..1.
+            which is only possible in a simulation: real clients must agree on a schema first.
+        channels: Number of channels of pictures, which are normalised to -1..1.
 
     Returns:
         The clients, their names and their classes.
@@ -170,18 +178,26 @@ def clients_from_folder(
     try:
         entries = sorted(inner for inner in root.iterdir() if inner.name[0] != ".")
     except OSError as error:
-        raise DataError(f"{root}: cannot be read as a folder ({error.strerror}).") from error
+        raise DataError(
+            f"{root}: cannot be read as a folder ({error.strerror}). Give the path of a folder.",
+            field="folder",
+            value=str(root),
+        ) from error
     entries = [entry for entry in entries if entry.is_dir() or entry.suffix.lower() in _FILES]
     kinds = {"folder" if entry.is_dir() else entry.suffix.lower() for entry in entries}
     if len(kinds) != 1:
-        problem = "holds no client" if not kinds else f"mixes {' and '.join(sorted(kinds))}"
+        problem = "contains no client" if not kinds else f"mixes {' and '.join(sorted(kinds))}"
         raise DataError(
-            f"{root}: {problem}. Use one folder per client or one file per client ({', '.join(_FILES)})."
+            f"{root}: {problem}. Use one folder per client or one file per client ({', '.join(_FILES)}).",
+            field="folder",
+            value=sorted(kinds),
         )
     clients = [entry for entry in entries if entry.stem != _TEST]
     held_out = [entry for entry in entries if entry.stem == _TEST]
     if not clients:
-        raise DataError(f"{root}: holds a test entry but no client.")
+        raise DataError(
+            f"{root}: contains a test entry but no client. Add clients.", field="folder", value=["test"]
+        )
     names = [entry.stem if entry.is_file() else entry.name for entry in clients]
     kind = kinds.pop()
     if kind == "folder":
@@ -190,7 +206,7 @@ def clients_from_folder(
         arrays = [read_npz(path) for path in clients]
         return clients_from_arrays(arrays, test=read_npz(held_out[0]) if held_out else None, names=names)
     if label is None:
-        raise InputError("label", None, "tables need it", "Name the column to predict.")
+        raise InputError("label", None, "is required for tables", "Give the column to predict.")
     options = ColumnOptions(
         categorical, numeric, drop, missing, decimal, target=target, event=event, intervals=intervals
     )
@@ -218,7 +234,7 @@ def load_client_folder(
 ) -> Dataset:
     """A folder of clients as a dataset whose users are the clients; `partition.kind = "user"` keeps them apart.
 
-    Without an entry named `test` each client gives `test_fraction` of its examples, fixed by the seed.
+    Without an entry named `test`, `test_fraction` of each client's examples, chosen by the seed, are the test set.
     """
     root = given_folder(path, data_dir)
     check_fraction("test_fraction", test_fraction)
@@ -267,26 +283,34 @@ def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_npz_array(path: Path, name: str) -> np.ndarray:
-    """One array of an .npz file. Pickled objects are refused, and so is an array that its header declares
-    larger than the file can hold, before memory is taken for it."""
+    """One array of an .npz file. Pickled objects are refused, and so are arrays whose header declares more than the
+    file can contain, before memory is allocated."""
     try:
         with zipfile.ZipFile(path) as archive:
             if f"{name}.npy" not in archive.namelist():
-                raise DataError(f"{path}: there is no array {name} in it.")
+                raise DataError(f"{path}: contains no array {name}. Add it.", field=name, value=str(path))
             _check_npy(archive, f"{name}.npy", path)
         with np.load(path, allow_pickle=False) as arrays:
             found: np.ndarray = arrays[name]
             return found
     except DataError:
         raise
-    except Exception as error:  # a damaged archive can fail in any way at all
-        raise DataError(f"{path}: not an .npz file that can be read ({type(error).__name__}).") from error
+    except Exception as error:  # a damaged archive may raise anything
+        raise DataError(
+            f"{path}: is not a readable .npz file ({type(error).__name__}). Write it again.",
+            field="file",
+            value=str(path),
+        ) from error
 
 
 def _check_npy(archive: zipfile.ZipFile, name: str, path: Path) -> None:
     member = archive.getinfo(name)
     if member.file_size > _BOMB_RATIO * max(member.compress_size, 1):
-        raise DataError(f"{path}: array {name[0]} claims {member.file_size} bytes, more than it can hold.")
+        raise DataError(
+            f"{path}: array {name[0]} claims {member.file_size} bytes, more than it can contain. Write it again.",
+            field="size",
+            value=member.file_size,
+        )
     with archive.open(name) as stream:
         version = np.lib.format.read_magic(stream)
         read_header = (
@@ -294,9 +318,15 @@ def _check_npy(archive: zipfile.ZipFile, name: str, path: Path) -> None:
         )
         shape, _, dtype = read_header(stream)
     if dtype.hasobject or dtype.kind not in "fiub":
-        raise DataError(f"{path}: array {name[0]} holds something other than numbers.")
+        raise DataError(
+            f"{path}: array {name[0]} is not numeric. Write numbers.", field="dtype", value=name[0]
+        )
     if math.prod(shape) * dtype.itemsize > member.file_size:
-        raise DataError(f"{path}: array {name[0]} declares shape {list(shape)}, more than the file holds.")
+        raise DataError(
+            f"{path}: array {name[0]} declares shape {list(shape)}, more than the file contains. Write it again.",
+            field="shape",
+            value=list(shape),
+        )
 
 
 def _from_pictures(
@@ -327,7 +357,11 @@ def _from_tables(
     test = read_table(held_out[0]) if held_out else None
     for table in tables[1:]:
         if set(table.columns) != set(tables[0].columns):
-            raise DataError(f"{table.path}: has other columns than {tables[0].path}.")
+            raise DataError(
+                f"{table.path}: has other columns than {tables[0].path}. Give all tables the same columns.",
+                field="columns",
+                value=str(table.path),
+            )
     if schema is None:
         options.check(tables[0])
         classes = classes_of([*tables, *([test] if test else [])], label, options)
@@ -343,17 +377,22 @@ def _own(
 ) -> OwnData:
     for name, examples in zip(names, parts, strict=True):
         if len(examples) == 0:
-            raise DataError(f"{name}: has no example. Leave this client out.")
+            raise DataError(f"{name}: has no example. Leave this client out.", field="clients", value=name)
         if examples.x.shape[1:] != parts[0].x.shape[1:]:
             raise DataError(
                 f"{name}: examples of shape {list(examples.x.shape[1:])} where {names[0]} has "
-                f"{list(parts[0].x.shape[1:])}; clients must be alike."
+                f"{list(parts[0].x.shape[1:])}. Give all clients the same shape.",
+                field="clients",
+                value=name,
             )
         if classes:
             require_labels_below(examples.y, len(classes), name)
     if test is not None and parts:
         if test.x.shape[1:] != parts[0].x.shape[1:]:
-            raise DataError(f"{_TEST}: examples of another shape than the clients'.")
+            raise DataError(
+                f"{_TEST}: its examples have another shape than the clients'. Give them the same shape.",
+                field=_TEST,
+            )
         if classes:
             require_labels_below(test.y, len(classes), _TEST)
     clients = ArrayClients.from_arrays([(examples.x, examples.y) for examples in parts])
@@ -365,7 +404,9 @@ def _tensor(value: object, field: str) -> Tensor:
         return value.detach().cpu()
     array = np.asarray(value)
     if array.dtype.kind not in "fiub":
-        raise DataError(f"{field} holds {array.dtype}, not numbers.")
+        raise DataError(
+            f"{field} has the type {array.dtype}. Give numbers.", field="dtype", value=str(array.dtype)
+        )
     if array.dtype.kind == "f" and array.dtype.itemsize not in (2, 4, 8):
         array = array.astype(np.float64)
     return torch.from_numpy(
@@ -376,7 +417,7 @@ def _tensor(value: object, field: str) -> Tensor:
 def _whole_numbers(values: Tensor, field: str) -> Tensor:
     if values.is_floating_point():
         if not bool((values == values.round()).all()) or not bool((values.abs() < 2**53).all()):
-            raise DataError(f"{field} holds labels that are not whole numbers.")
+            raise DataError(f"{field} has labels that are not whole numbers. Use whole numbers.", field="y")
     elif values.is_complex():
-        raise DataError(f"{field} holds complex numbers.")
+        raise DataError(f"{field} has complex numbers. Use whole numbers.", field="y", value="complex")
     return values.to(torch.int64)

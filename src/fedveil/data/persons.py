@@ -1,4 +1,4 @@
-"""People who have several rows: bounded contribution, and nobody in two splits."""
+"""Persons with several rows: bounded contribution, and each person in one split only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_persons(person: str | None, rows_per_person: int | None) -> int | None
     if person is None:
         if rows_per_person is not None:
             raise InputError(
-                "rows_per_person", rows_per_person, "no column names the people", "Give person as well."
+                "rows_per_person", rows_per_person, "needs a column of persons", "Give person as well."
             )
         return None
     return 1 if rows_per_person is None else whole_number("rows_per_person", rows_per_person, 1)
@@ -72,7 +72,7 @@ def limit_rows(table: RawTable, person: str, most: int, seed: int) -> RawTable:
 def split_by_person(
     table: RawTable, person: str, y: npt.NDArray[np.int64], test_fraction: float, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Rows of a train and a test split, each person whole in one of them, stratified by the people's first labels."""
+    """Rows of a train and a test split, each person in one of them, stratified by the persons' first labels."""
     people = people_of(table, person)
     _, first = np.unique(people, return_index=True)
     train, _ = stratified_split(y[first], test_fraction, seed, "persons")

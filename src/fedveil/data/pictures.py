@@ -31,26 +31,36 @@ _MOST_BYTES = 1 << 28
 
 @contextmanager
 def open_picture(path: Path, *, sha256: str | None = None) -> Iterator[Image.Image]:
-    """A decoded picture. What is missing, damaged, enormous or no picture is a DataError with its name."""
+    """A decoded picture. A missing, damaged or enormous file, or one that is not a picture, is a DataError."""
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise DataError(f"{path}: too large for a picture.")
+            raise DataError(
+                f"{path}: is too large for a picture. Use a smaller one.", field="size", value=str(path)
+            )
         content = path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}).") from error
+        raise DataError(
+            f"{path}: cannot be read ({error.strerror}). Make it readable.", field="file", value=str(path)
+        ) from error
     actual = hashlib.sha256(content).hexdigest() if sha256 else None
     if actual != sha256:
         raise DataError(
-            f"{path}: the content is not what its name promises. sha256 expected {sha256}, actual {actual}. "
-            "Get the file again."
+            f"{path}: the content is not the expected one: sha256 expected {sha256}, actual {actual}. "
+            "Get the file again.",
+            field="sha256",
+            value=actual,
         )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # Pillow only warns of pictures that are too large
+            warnings.simplefilter("error")  # Pillow only warns about pictures that are too large
             picture = Image.open(BytesIO(content), formats=_FORMATS)
             picture.load()
-    except Exception as error:  # a damaged picture can fail in any way at all
-        raise DataError(f"{path}: not a picture that can be read ({type(error).__name__}).") from error
+    except Exception as error:  # a damaged picture may raise anything
+        raise DataError(
+            f"{path}: is not a readable picture ({type(error).__name__}). Remove or replace it.",
+            field="picture",
+            value=str(path),
+        ) from error
     with picture:
         yield picture
 
@@ -67,11 +77,13 @@ def read_pictures(paths: Sequence[Path], channels: int = 3) -> np.ndarray:
         if one.shape != pixels.shape[1:]:
             raise DataError(
                 f"{path}: has shape {one.shape} where {paths[0]} has {pixels.shape[1:]}; "
-                "pictures must be of one size."
+                "pictures must have the same size.",
+                field="size",
+                value=str(path),
             )
         pixels[position] = one
     if pixels is None:
-        raise DataError("there are no pictures to read.")
+        raise DataError("there are no pictures to read. Give at least one.", field="pictures")
     return pixels
 
 
@@ -94,7 +106,7 @@ def load_image_folder(
     """
     root = given_folder(path, data_dir)
     if channels not in (1, 3) or isinstance(channels, bool):
-        raise InputError("channels", channels, "pictures are grey or coloured", "Use 1 or 3.")
+        raise InputError("channels", channels, "is not a number of channels", "Use 1 (grey) or 3 (colour).")
     if max_per_class is not None:
         check_count("max_per_class", max_per_class)
     half = (0.5,) * channels
@@ -126,9 +138,15 @@ def class_folders(folder: Path) -> tuple[str, ...]:
             sorted(inner.name for inner in folder.iterdir() if inner.is_dir() and inner.name[0] != ".")
         )
     except OSError as error:
-        raise DataError(f"{folder}: cannot be read ({error.strerror}).") from error
+        raise DataError(
+            f"{folder}: cannot be read ({error.strerror}). Make it readable.", field="file", value=str(folder)
+        ) from error
     if not classes:
-        raise DataError(f"{folder}: there is no class folder in it. Use one folder per class.")
+        raise DataError(
+            f"{folder}: contains no class folder. Use one folder per class.",
+            field="classes",
+            value=str(folder),
+        )
     return classes
 
 
@@ -143,7 +161,11 @@ def list_pictures(
         inner = folder / name / "images"
         pictures = pictures_in(inner if inner.is_dir() else folder / name)
         if not pictures:
-            raise DataError(f"{folder / name}: there is no picture in it ({', '.join(_ENDINGS)}).")
+            raise DataError(
+                f"{folder / name}: contains no picture ({', '.join(_ENDINGS)}). Add some or remove the folder.",
+                field="pictures",
+                value=str(folder / name),
+            )
         listed.extend((picture, label) for picture in pictures[:max_per_class])
     return listed
 
@@ -166,9 +188,15 @@ def _list_test(root: Path, classes: tuple[str, ...], max_per_class: int | None) 
     for name in ("test", "val"):
         if (root / name).is_dir():
             if unknown := sorted(set(class_folders(root / name)) - set(classes)):
-                raise DataError(f"{root / name}: class {unknown[0]} is not among the training classes.")
+                raise DataError(
+                    f"{root / name}: class {unknown[0]} is not among the training classes. Remove it.",
+                    field="classes",
+                    value=unknown[0],
+                )
             return list_pictures(root / name, classes, max_per_class)
-    raise DataError(f"{root}: beside train/ there is neither test/ nor val/.")
+    raise DataError(
+        f"{root}: contains neither test/ nor val/ beside train/. Add one.", field="test", value=str(root)
+    )
 
 
 def _list_annotated(
@@ -181,7 +209,11 @@ def _list_annotated(
     for number, line in enumerate(text_lines(notes), 1):
         cells = line.split("\t")
         if len(cells) < 2 or cells[1] not in labels or Path(cells[0]).name != cells[0]:
-            raise DataError(f"{notes}: line {number} does not name a picture and one of the classes.")
+            raise DataError(
+                f"{notes}: line {number} does not name a picture and one of the classes. Fix the line.",
+                field="line",
+                value=number,
+            )
         label = labels[cells[1]]
         taken[label] += 1
         if max_per_class is None or taken[label] <= max_per_class:
@@ -191,11 +223,13 @@ def _list_annotated(
 
 def given_folder(path: object, data_dir: Path | None) -> Path:
     if not isinstance(path, (str, Path)):
-        raise InputError("path", path, "not a path", "Give the path of a folder.")
+        raise InputError("path", path, "is not a path", "Give the path of a folder.")
     asked = Path(path).expanduser()
     tried = [asked] if asked.is_absolute() else [asked, *(place / asked for place in places(data_dir))]
     for folder in tried:
         if folder.is_dir():
             return folder
     looked = "\n".join(f"  {folder}" for folder in tried)
-    raise DataError(f"{asked} was not found as a folder. Looked for:\n{looked}")
+    raise DataError(
+        f"{asked} was not found as a folder. Looked for:\n{looked}", field="path", value=str(asked)
+    )

@@ -1,4 +1,4 @@
-"""A table as it stands in its file: columns of text cells. CSV with a header line, or Parquet."""
+"""A table as in its file: columns of text cells. CSV with a header line, or Parquet."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _LARGEST = float(np.finfo(np.float32).max)
 class RawTable:
     """Columns of cells as text, all of the same length.
 
-    `rows` picks rows of the columns, all of them for None; `sources` are the files that were put together, each with
-    its number of rows.
+    `rows` selects rows of the columns, None selects all; `sources` are the concatenated files with their numbers of
+    rows.
     """
 
     path: Path
@@ -44,13 +44,13 @@ class RawTable:
     rows: npt.NDArray[np.int64] | None = None
     sources: tuple[tuple[str, int], ...] = ()
     masks: dict[str, npt.NDArray[np.bool_]] = field(default_factory=dict, repr=False, compare=False)
-    """Where columns miss values, once looked at, of all rows."""
+    """The missing values of columns, for all rows, cached."""
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()))) if self.rows is None else len(self.rows)
 
     def place(self, index: int) -> str:
-        """The row at this index in the user's words; row 1 is the first below the header."""
+        """The row at this index as the user counts it; row 1 is the first below the header."""
         row = index if self.rows is None else int(self.rows[index])
         for name, count in self.sources:
             if row < count:
@@ -66,7 +66,9 @@ class RawTable:
             other = next((mark for mark in ";\t|" if mark in only), None)
             remedy = "" if other is None else f" Its cells are separated by {other!r}: save it with commas."
             raise DataError(
-                f"{self.path}: there is no column {name!r} for the {role}. It has: {have}.{remedy}"
+                f"{self.path}: there is no column {name!r} for the {role}. It has: {have}.{remedy}",
+                field=role,
+                value=name,
             )
         found = self.columns[name]
         return found if self.rows is None else found.take(pa.array(self.rows))
@@ -77,7 +79,7 @@ class RawTable:
         return cells
 
     def labels(self, name: str) -> list[str]:
-        """The column of labels; one with missing labels is refused."""
+        """The column of labels; refuses missing labels."""
         cells = self.texts(name, "label")
         require_labels(self.path, f"column {name!r}", cells, self.place)
         return cells
@@ -91,7 +93,7 @@ class RawTable:
     def missing(self, name: str) -> npt.NDArray[np.bool_]:
         """True where the column has no value."""
         if name not in self.columns:
-            self.column(name, "feature")  # says what is there
+            self.column(name, "feature")  # its error lists the columns
         if name not in self.masks:
             cells = pc.utf8_lower(pc.utf8_trim_whitespace(self.columns[name]))
             self.masks[name] = np.asarray(pc.is_in(cells, value_set=pa.array(MISSING_MARKS)))
@@ -112,14 +114,18 @@ def read_table(path: Path) -> RawTable:
     """A table as text cells: Parquet for `.parquet`, CSV otherwise (`.gz` and `.xz` are opened)."""
     table = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
     if not table.columns or len(table) == 0:
-        raise DataError(f"{path}: there are no rows in it. Give a header line and a row for each example.")
+        raise DataError(
+            f"{path}: contains no rows. Give a header line and a row for each example.",
+            field="rows",
+            value=str(path),
+        )
     return table
 
 
 def parse_numbers(
     table: RawTable, name: str, decimal: Decimal = "."
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """A column as numbers, NaN where the cell is missing or is no number, and the rows of the latter."""
+    """A column as numbers, with NaN for missing cells and cells that are not numbers, and the rows of the latter."""
     missing = table.missing(name)
     cells = table.column(name, "feature")
     if decimal == ",":
@@ -128,7 +134,7 @@ def parse_numbers(
         cells = pc.if_else(pa.array(missing), pa.scalar(None, pa.string()), cells)
     try:
         parsed = pc.cast(cells, pa.float64())
-    except pa.ArrowInvalid:  # Arrow's parser knows neither blanks nor plus signs
+    except pa.ArrowInvalid:  # Arrow's parser accepts neither blanks nor plus signs
         return _parse_one_by_one(cells.to_pylist())
     values = np.array(parsed.to_numpy(zero_copy_only=False), dtype=np.float64)
     return values, np.empty(0, dtype=np.int64)
@@ -150,21 +156,27 @@ def _parse_one_by_one(
 
 
 def numbers(table: RawTable, name: str, decimal: Decimal = ".") -> npt.NDArray[np.float64]:
-    """A column as float64 numbers, NaN where a cell is missing; anything else is refused with its row."""
+    """A column as float64 numbers, with NaN for missing cells; refuses anything else, naming the row."""
     values, bad = parse_numbers(table, name, decimal)
     if len(bad):
-        raise DataError(f"{table.path}: {table.place(int(bad[0]))}, column {name!r} is not a number.")
+        raise DataError(
+            f"{table.path}: {table.place(int(bad[0]))}, column {name!r} is not a number. Fix it or drop the row.",
+            field=name,
+            value=int(bad[0]),
+        )
     wrong = np.flatnonzero(np.abs(values) > _LARGEST)
     if len(wrong):
         raise DataError(
             f"{table.path}: {table.place(int(wrong[0]))}, column {name!r} is infinite or too large. "
-            "Fix it or drop the row."
+            "Fix it or drop the row.",
+            field=name,
+            value=int(wrong[0]),
         )
     return values
 
 
 def require_present(table: RawTable, names: Sequence[str], remedy: str) -> None:
-    """Refuse missing values, with their number in each of these columns."""
+    """Refuse missing values, giving their number in each of these columns."""
     found = []
     for name in names:
         rows = np.flatnonzero(table.missing(name))
@@ -173,7 +185,9 @@ def require_present(table: RawTable, names: Sequence[str], remedy: str) -> None:
                 f"column {name!r}: {len(rows)} of {len(table)}, the first in {table.place(int(rows[0]))}"
             )
     if found:
-        raise DataError(f"{table.path}: values are missing. {'; '.join(found)}. {remedy}")
+        raise DataError(
+            f"{table.path}: values are missing. {'; '.join(found)}. {remedy}", field="missing", value=found
+        )
 
 
 def _array(cells: Any) -> Any:
@@ -202,19 +216,24 @@ def _read_csv(path: Path) -> RawTable:
             convert_options=pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
         )
     except pa.ArrowException as error:
-        problem = ragged[0] if ragged else f"{path}: is not CSV that can be read. Fix the file."
-        raise DataError(problem) from error
-    return RawTable(path, {name: _array(arrow.column(name)) for name in arrow.column_names})
+        problem = ragged[0] if ragged else f"{path}: is not readable CSV. Fix the file."
+        raise DataError(problem, field="csv", value=str(path)) from error
+    return RawTable(path, {name.strip(): _array(arrow.column(name)) for name in arrow.column_names})
 
 
 def _header_names(content: bytearray, path: Path) -> list[str]:
-    """The names in the header line; two columns of one name cannot be told apart."""
+    """The names in the header line; refuses names that differ in blanks at most."""
     start = bytes(content[:_HEADER_BYTES]).decode("utf-8", errors="ignore").removeprefix("\ufeff")
     names = next(csv.reader(io.StringIO(start, newline="")), [])
     if not names:
-        raise DataError(f"{path}: the header line is empty. Name the columns in it.")
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise DataError(f"{path}: the header line names a column twice: {twice[0]!r}. Rename one.")
+        raise DataError(f"{path}: the header line is empty. Name the columns in it.", field="header")
+    bare = [name.strip() for name in names]
+    if twice := [name for name in bare if bare.count(name) > 1]:
+        raise DataError(
+            f"{path}: the header line names a column twice: {twice[0]!r}. Rename one.",
+            field="header",
+            value=twice[0],
+        )
     return names
 
 
@@ -223,7 +242,9 @@ def _require_utf8(content: bytearray, path: Path) -> None:
         content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{path}: line {line} is not UTF-8. Convert the file to UTF-8.") from None
+        raise DataError(
+            f"{path}: line {line} is not UTF-8. Convert the file to UTF-8.", field="line", value=line
+        ) from None
 
 
 def _read_parquet(path: Path) -> RawTable:
@@ -231,7 +252,11 @@ def _read_parquet(path: Path) -> RawTable:
         arrow = pyarrow.parquet.read_table(path)
         columns = {name: _as_text(arrow.column(name)) for name in arrow.column_names}
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-        raise DataError(f"{path}: not a Parquet table that can be read ({type(error).__name__}).") from error
+        raise DataError(
+            f"{path}: is not a readable Parquet table ({type(error).__name__}). Write it again.",
+            field="parquet",
+            value=str(path),
+        ) from error
     return RawTable(path, columns)
 
 
@@ -241,18 +266,25 @@ def _as_text(column: Any) -> Any:
     return _array(pc.fill_null(pc.cast(column, pa.string()), ""))
 
 
+_MONTH = r"[-/. ]+[^\W\d_]{3,10}\.?[-/., ]+"
 _DATE = re.compile(
-    r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})([T ].*)?|\d{1,2}:\d{2}(:\d{2})?"
+    r"\d{4}[-/.] ?\d{1,2}[-/.] ?\d{1,2}\.?([T ].*)?|\d{1,2}[-/.] ?\d{1,2}[-/.] ?(\d{4}|\d{2})([T ].*)?"
+    rf"|\d{{1,2}}:\d{{2}}(:\d{{2}})?|\d{{1,2}}{_MONTH}\d{{2,4}}([T ].*)?|\d{{4}}{_MONTH}\d{{1,2}}"
+    r"|[^\W\d_]{3,10}\.? \d{1,2},? \d{4}"
 )
 _COMMA = re.compile(r"[-+]?\d+,\d+")
+_WHOLE_OR_COMMA = re.compile(r"[-+]?\d+(,\d+)?")
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(([.' ]\d{3})+(,\d+)?|([,' ]\d{3})+\.\d+|([,.]\d{3}){2,})")
+_ADDRESS = re.compile(r"\S+@\S+\.\w+")
 _IDENTIFIER = re.compile(
     r"(?i)(^|.*[_\-. ])(id|ids|mrn|ssn|uuid|guid|nr|no|number|identifier)$|.*[a-z]I[dD]$"
 )
 _NAMES_SOMEBODY = re.compile(r"(?i)(^|.*[_\-. ])(id|ids|mrn|ssn|uuid|guid|identifier)$|.*[a-z]I[dD]$")
-_FEW = 20  # below so many rows nothing can be said about how often values repeat
+_FEW = 20  # below so many rows nothing can be said about how often values repeat,
+_FEWEST = 8  # but where none does
 
 
-def suspicion(table: RawTable, name: str, values: npt.NDArray[np.float64], words: bool) -> str | None:
+def suspicion(table: RawTable, name: str, values: npt.NDArray[np.float64], words: int) -> str | None:
     """Why a column is no feature, with the remedy; None for an ordinary one. No value of it is shown.
 
     Whole numbers count as identifiers if they are all different and are named like one or count the rows; other
@@ -261,18 +293,25 @@ def suspicion(table: RawTable, name: str, values: npt.NDArray[np.float64], words
 
     Args:
         values: The column's numbers, NaN where there is none.
-        words: Whether some cells are no numbers.
+        words: How many cells are no numbers. Where they are few, each is a mistake, not the column.
     """
     if not words:
         return _suspicious_numbers(name, values[~np.isnan(values)])
     missing = table.missing(name)
     cells = table.column(name, "feature").filter(pa.array(~missing))
     distinct = [cell.strip() for cell in pc.unique(cells).to_pylist()]
-    if _most(_COMMA, distinct):
+    if _most(_THOUSANDS, distinct):
+        return "has marks between thousands. Remove them from the numbers."
+    if _most(_WHOLE_OR_COMMA, distinct) and any(map(_COMMA.fullmatch, distinct)):
         return 'has decimal commas. Set decimal = ",".'
     if _most(_DATE, distinct):
         return f"holds dates or times. Name it in drop = [{name!r}], or make it a number such as an age."
-    if len(distinct) > _FEW and 2 * len(distinct) > len(cells):
+    if 2 * words < len(table):
+        return None
+    if _most(_ADDRESS, distinct):
+        return f"holds addresses. Name it in drop = [{name!r}]."
+    nearly = len(distinct) > _FEW and 2 * len(distinct) > len(cells)
+    if nearly or len(distinct) == len(cells) >= _FEWEST:
         several = sum(len(cell.split()) for cell in distinct) > 3 * len(distinct)
         what = "free text" if several else "an identifier"
         return (
@@ -297,6 +336,8 @@ def _suspicious_numbers(name: str, values: npt.NDArray[np.float64]) -> str | Non
     if len(values) < _FEW or bool((values != np.round(values)).any()):
         return None
     ordered = np.unique(values)
+    if _are_days(ordered):
+        return f"holds dates, written as numbers. Name it in drop = [{name!r}], or in numeric if it is a measurement."
     if len(ordered) < len(values):
         if len(ordered) > _FEW and _NAMES_SOMEBODY.fullmatch(name):
             return _repeated_identifier(name, len(ordered), len(values), "numeric if it is a measurement")
@@ -309,6 +350,14 @@ def _suspicious_numbers(name: str, values: npt.NDArray[np.float64]) -> str | Non
         "looks like an identifier: a different whole number in every row. "
         f"Name it in drop = [{name!r}], or in numeric if it is a measurement."
     )
+
+
+def _are_days(ordered: npt.NDArray[np.float64]) -> bool:
+    """Whether numbers such as 20241231 are days of the calendar, all of them."""
+    if not 18_500_000 < ordered[0] <= ordered[-1] < 21_500_000:
+        return False
+    month, day = ordered // 100 % 100, ordered % 100
+    return bool(((month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)).all())
 
 
 def _most(pattern: re.Pattern[str], cells: Sequence[str]) -> bool:

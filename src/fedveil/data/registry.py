@@ -18,7 +18,7 @@ Kind = Literal["image", "table", "text"]
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What a named dataset is and where it comes from."""
+    """The description and source of a named dataset."""
 
     name: str
     summary: str
@@ -185,7 +185,7 @@ def list_datasets() -> list[DatasetInfo]:
 
 
 def is_own_data(name: str) -> bool:
-    """Whether this name stands for files of the user's own, not for a public benchmark."""
+    """Whether this name is for the user's own files, not for a public benchmark."""
     return name in _ENTRIES and _ENTRIES[name].own
 
 
@@ -215,13 +215,13 @@ def load_dataset(
 
     Args:
         name: One of `list_datasets()`.
-        data_dir: Where files are looked for first; then `$FEDVEIL_DATA`, then the user's cache.
+        data_dir: The folder that is searched first; then `$FEDVEIL_DATA`, then the user's cache.
         max_train: Keep the first so many training examples.
         max_test: Keep the first so many test examples.
-        options: Those of the dataset.
+        options: Options of the dataset.
 
     Returns:
-        The training and test examples, with what is known of them.
+        The training and test examples, with their metadata.
 
     Raises:
         InputError: There is no such name or option; nothing has been read.
@@ -237,7 +237,7 @@ def load_dataset(
             )
     for option in entry.needed():
         if option not in options:
-            raise InputError(option, None, f"{name} needs it", f"Give {option}.")
+            raise InputError(option, None, f"is required by {name}", f"Give {option}.")
     if "data_dir" in inspect.signature(entry.load).parameters:
         options["data_dir"] = data_dir
     return entry.load(**options).limited(max_train, max_test)

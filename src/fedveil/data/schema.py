@@ -1,7 +1,7 @@
 """The schema of a table: its columns, their scales and categories, and the classes.
 
-The same schema makes the tables of different clients alike, in training and in prediction. It is a file
-(`schema.toml`) that clients agree on before a run, and a part of every result folder.
+The same schema gives the tables of all clients the same features, in training and in prediction. It is a file
+(`schema.toml`) that clients agree on before a run, and a part of every results folder.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Decimal = Literal[".", ","]
 MISSING_CATEGORY = "(missing)"
 _INDICATOR = -2.0
 UNKNOWN = -1.0
-"""Stands for a category that the schema does not know: no category has this index."""
+"""The index of a category that the schema does not contain."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """How one column becomes features: a number, or for each category 1 where it is this one, else 0.
+    """The conversion of one column to features: a number, or one-hot categories.
 
     Features are `(value - mean) / std`.
     """
@@ -40,13 +40,13 @@ class Column:
     mean: float = 0.0
     std: float = 1.0
     fill: float | None = None
-    """What a missing cell counts as: a number, or the index of a category; None: it is refused."""
+    """The replacement of a missing cell: a number, or the index of a category; None: it is refused."""
     indicator: bool = False
-    """Whether one more feature is 1 where the number is missing, else 0."""
+    """Whether an additional feature indicates missing numbers."""
     reference: str | None = None
-    """A category without a feature of its own: all features of the column are 0."""
+    """A category without a feature: all features of the column are 0."""
     bounds: tuple[float, float] | None = None
-    """Between which a number lies as far as anybody knows; beyond them it counts as the bound in private statistics."""
+    """Public bounds of a number; values outside count as the bound in private statistics."""
 
     @property
     def width(self) -> int:
@@ -55,7 +55,7 @@ class Column:
 
     @property
     def rest(self) -> tuple[float, float]:
-        """The mean and the deviation of the features after the first."""
+        """The mean and the standard deviation of the features after the first."""
         return (0.0, 1.0) if self.categories is None else (self.mean, self.std)
 
     def to_json(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Column:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """How the rows of a table become examples."""
+    """The conversion of a table's rows to examples."""
 
     label: str
     classes: tuple[str, ...]
@@ -87,14 +87,14 @@ class TableSchema:
     missing: Missing = "refuse"
     decimal: Decimal = "."
     limit: float | None = None
-    """Standardised numbers beyond this are cut off there."""
+    """The bound to which standardised numbers are clipped."""
     unit_norm: bool = False
-    """Whether the features of every row are scaled to length 1, so that no row has a large gradient."""
+    """Whether the features of every row are scaled to norm 1, so that no row has a large gradient."""
     target: Target = "classes"
     event: str | None = None
-    """The column that says whether the time in the label column is that of an event (1) or of censoring (0)."""
+    """The column that is 1 if the time in the label column is that of an event, 0 if it is censored."""
     intervals: tuple[float, ...] = ()
-    """The ends of the intervals of a model of hazards; none for Cox's."""
+    """The ends of the intervals of a hazard model; none for Cox's model."""
     label_mean: float = 0.0
     label_std: float = 1.0
     """A number is learned as `(value - label_mean) / label_std`."""
@@ -106,7 +106,7 @@ class TableSchema:
 
     @property
     def usual_loss(self) -> LossName | None:
-        """By what the target is learned unless something else is asked for; None for classes."""
+        """The default loss of the target; None for classes."""
         if self.target == "survival":
             return "hazard" if self.intervals else "cox"
         return "squared" if self.target == "number" else None
@@ -120,7 +120,7 @@ class TableSchema:
         return tuple(value for c in self.columns for value in [c.std, *[c.rest[1]] * (c.width - 1)])
 
     def to_json(self) -> dict[str, Any]:
-        """What `schema_from_json` reads."""
+        """The input of `schema_from_json`."""
         said: dict[str, Any] = {"label": self.label, "classes": list(self.classes)}
         if self.missing != "refuse":
             said["missing"] = self.missing
@@ -158,7 +158,7 @@ class _Column(Section):
         return self
 
     def column(self, missing: Missing) -> Column:
-        """Without constants a bounded column is scaled by its bounds."""
+        """The column; without constants a bounded column is scaled by its bounds."""
         bounds = None if self.low is None or self.high is None else (self.low, self.high)
         middle, half = (0.0, 1.0) if bounds is None else (sum(bounds) / 2, (bounds[1] - bounds[0]) / 2)
         mean = middle if self.mean is None else self.mean
@@ -215,21 +215,26 @@ class _Schema(Section):
 
 
 def check_target(target: Target, event: str | None, intervals: Sequence[float]) -> None:
-    """Refuse keys that do not fit what is predicted."""
+    """Refuse keys that do not apply to the target."""
     if target not in get_args(Target):
         known = ", ".join(f'"{name}"' for name in get_args(Target))
-        raise InputError("target", target, "is none of the choices", f"Use {known}.")
+        raise InputError("target", target, "is not one of the choices", f"Use {known}.")
     if target == "survival" and event is None:
         raise InputError(
-            "event", event, "survival times need it", "Name the column that is 1 for an event, else 0."
+            "event", event, "is required for survival", "Give the column that is 1 for an event, else 0."
         )
     for field, given in (("event", event), ("intervals", list(intervals))):
         if given and target != "survival":
-            raise InputError(field, given, f'is not for target = "{target}"', "Leave it out.")
+            raise InputError(field, given, f'does not apply to target = "{target}"', "Leave it out.")
     numbers = [isinstance(end, (int, float)) and not isinstance(end, bool) for end in intervals]
     ends = list(intervals) if all(numbers) else []
     if len(ends) != len(intervals) or any(b <= a for a, b in itertools.pairwise([0.0, *ends])):
-        raise InputError("intervals", list(intervals), "is no rising list of times", "Use [30, 90, 365].")
+        raise InputError(
+            "intervals",
+            list(intervals),
+            "is not an ascending list of times",
+            "Use a list like [30, 90, 365].",
+        )
 
 
 def schema_from_json(content: Mapping[str, Any], path: Path) -> TableSchema:
@@ -238,10 +243,10 @@ def schema_from_json(content: Mapping[str, Any], path: Path) -> TableSchema:
 
 
 def read_schema(path: Path) -> TableSchema:
-    """The schema in this TOML file; columns that it does not name are not read from a table."""
+    """The schema in this TOML file; columns of a table that it does not name are ignored."""
     return read_toml(path, _Schema, missing="Write it with `fedveil deploy schema`.").schema_of_table()
 
 
 def write_schema(schema: TableSchema, path: Path) -> None:
-    """Write what `read_schema` reads."""
+    """Write a schema as TOML."""
     write_atomically(path, tomli_w.dumps(schema.to_json()).encode())

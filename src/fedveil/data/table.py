@@ -61,9 +61,9 @@ _ROWS_AT_ONCE = 1 << 14
 
 
 def table_examples(schema: TableSchema, table: RawTable, users: dict[str, int] | None = None) -> Examples:
-    """The table's rows as examples. A category that the schema does not know gives zeros in its place.
+    """The table's rows as examples. A category that the schema does not contain becomes zeros.
 
-    `users` gives the users seen so far their ids, and is extended by new ones.
+    `users` maps known users to ids, and is extended by new ones.
     """
     if schema.missing == "drop":
         table = complete_rows(table, [column.name for column in schema.columns])
@@ -82,7 +82,7 @@ def _features_of(schema: TableSchema, cells: Tensor) -> Tensor:
 
 
 def rescaled(dataset: Dataset, schema: TableSchema) -> Dataset:
-    """The same rows with the scales and fills of this schema, where the dataset has kept its cells."""
+    """The same rows with the scales and replacements of this schema, for a dataset with its original cells."""
     assert dataset.cells is not None
     train, test = (_features_of(schema, cells) for cells in dataset.cells)
     return replace(
@@ -100,7 +100,7 @@ def rescaled(dataset: Dataset, schema: TableSchema) -> Dataset:
 def encode_cells(
     schema: TableSchema, table: RawTable, *, refuse_unknown: bool = False
 ) -> npt.NDArray[np.float64]:
-    """The cells `[n, columns]` that `TableFeatures` reads; -1 stands for a category that the schema does not know.
+    """The cells `[n, columns]` that `TableFeatures` reads; -1 is a category that the schema does not contain.
 
     Args:
         refuse_unknown: Raise a DataError that names the row and the column of an unknown category instead.
@@ -116,7 +116,9 @@ def encode_cells(
         if refuse_unknown and len(unknown):
             raise DataError(
                 f"{table.path}: {table.place(int(unknown[0]))}, column {column.name!r} holds a category that the "
-                f"model was not trained with ({len(unknown)} rows). Known: {_shown(column.categories)}."
+                f"model was not trained with ({len(unknown)} rows). Known: {_shown(column.categories)}.",
+                field=column.name,
+                value=int(unknown[0]),
             )
     return cells
 
@@ -151,7 +153,9 @@ def _labels(schema: TableSchema, table: RawTable) -> Tensor:
         if cell not in place:
             raise DataError(
                 f"{table.path}: {table.place(row)}, column {schema.label!r} holds a class that the schema does not "
-                f"know. Known: {_shown(schema.classes)}. Fix or drop the row."
+                f"know. Known: {_shown(schema.classes)}. Fix or drop the row.",
+                field=schema.label,
+                value=row,
             )
         labels.append(place[cell])
     return torch.tensor(labels, dtype=torch.int64)
@@ -160,7 +164,7 @@ def _labels(schema: TableSchema, table: RawTable) -> Tensor:
 def _users(schema: TableSchema, table: RawTable, users: dict[str, int] | None) -> Tensor | None:
     if schema.user is None:
         return None
-    # Rows of nobody would be one client of many people.
+    # Rows without a user would become one client of many persons.
     require_present(table, [schema.user], "Fill them in or drop these rows.")
     ids = {} if users is None else users
     known = {same_person(name): place for name, place in ids.items()}  # spellings of one user are one client
@@ -217,7 +221,7 @@ def load_table(
     other = None if test_path is None else read_table(given_file("test_path", test_path, data_dir))
     table = read_table(source)
     options.check(table)
-    if schema is None:  # missing values are counted before the rows are split
+    if schema is None:  # count missing values before the rows are split
         classes_of([table], label, options)
         if missing == "refuse":
             not_features = (label, user, person, event, *drop)
@@ -238,7 +242,7 @@ def load_table(
 
 
 def _kept_cells(schema: TableSchema, train: RawTable, test: RawTable) -> tuple[Tensor, Tensor]:
-    """What the scales of bounded columns are computed from, once it is known which rows are whose."""
+    """The cells from which scales of bounded columns are computed after the partition."""
     if not any(column.bounds for column in schema.columns):
         remedy = "Give low and high of the columns in the schema, or leave statistics out."
         raise InputError("statistics", "private", "no column of the schema has bounds", remedy)
@@ -275,7 +279,7 @@ def _split(
     test_fraction: float,
     seed: int,
 ) -> tuple[RawTable, RawTable]:
-    """The training rows and the test rows; values of the column `strata` are in both in the same proportion."""
+    """The training rows and the test rows, stratified by the column `strata`."""
     if test is not None:
         return table, test
     y = np.zeros(len(table), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""From the cells of a table to the features that a model reads: exported with the model, so it is a module of torch."""
+"""Conversion of table cells to model features, as a torch module so that it can be exported with the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INDICATOR = -2.0
 class TableFeatures(nn.Module):
     """Cells `[n, columns]` as features `[n, features]` in float32.
 
-    A cell of a numeric column is its number, one of a categorical column the index of its category, a missing one NaN.
+    A cell of a numeric column is its number, of a categorical column the index of its category; NaN if missing.
     """
 
     def __init__(self, schema: TableSchema) -> None:

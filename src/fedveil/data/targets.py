@@ -1,4 +1,4 @@
-"""Labels of a table that are numbers or times until an event."""
+"""Labels of regression and survival tables."""
 
 from __future__ import annotations
 
@@ -17,26 +17,30 @@ if TYPE_CHECKING:
 
 
 def target_numbers(label: str, table: RawTable, decimal: Decimal) -> npt.NDArray[np.float64]:
-    """The numbers of the column to predict; missing ones and words are refused."""
+    """The numbers of the label column; refuses missing cells and cells that are not numbers."""
     table.column(label, "label")
     require_present(table, [label], "Fill them in or drop these rows.")
     return numbers(table, label, decimal)
 
 
 def survival_labels(schema: TableSchema, table: RawTable) -> Tensor:
-    """Labels of hazards where the schema has intervals, else of Cox's loss."""
+    """Labels of a hazard model if the schema has intervals, else of Cox's loss."""
     assert schema.event is not None
     times = target_numbers(schema.label, table, schema.decimal)
     if (wrong := np.flatnonzero(times < 0)).size:
         raise DataError(
             f"{table.path}: {table.place(int(wrong[0]))}, column {schema.label!r} is a negative time "
-            f"({wrong.size} rows). Fix or drop these rows."
+            f"({wrong.size} rows). Fix or drop these rows.",
+            field=schema.label,
+            value=int(wrong[0]),
         )
     events = target_numbers(schema.event, table, schema.decimal)
     if (wrong := np.flatnonzero((events != 0) & (events != 1))).size:
         raise DataError(
             f"{table.path}: {table.place(int(wrong[0]))}, column {schema.event!r} is neither 1 (event) nor 0 "
-            f"(censored) ({wrong.size} rows). Fix them."
+            f"(censored) ({wrong.size} rows). Fix them.",
+            field=schema.event,
+            value=int(wrong[0]),
         )
     if not schema.intervals:
         signed = np.where(events == 1, 1.0, -1.0) * np.maximum(times, 1e-6)

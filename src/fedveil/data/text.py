@@ -1,6 +1,6 @@
-"""Texts by name: sentences with a label for classifiers, lines without for language models.
+"""Text datasets: labelled sentences for classifiers, lines without labels for language models.
 
-No error quotes a text: some of these were written by people who did not ask to be quoted.
+Errors never quote a text, since texts may be personal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedveil.errors import DataError, InputError
 from fedveil.lazy_torch import torch
 
 NOT_QUOTED = frozenset({"sentiment140"})
-"""Texts of these datasets are measured, never shown: whoever wrote them did not publish them here."""
+"""Datasets whose texts are scored but never shown, since they may be personal."""
 
 KNOWN_SHA256 = {
     "cola/in_domain_train.tsv": "f320a10f92d3bce6b29152fde322a362eac39238e50d8de0c8815457fdf4fc12",
@@ -119,7 +119,11 @@ def load_text(*, path: str | Path, data_dir: Path | None = None, test_fraction: 
     source = given_file("path", path, data_dir)
     lines = _not_blank(text_lines(source))
     if len(lines) < 2:
-        raise DataError(f"{source}: has {len(lines)} lines of text; training and test need one each.")
+        raise DataError(
+            f"{source}: has {len(lines)} lines of text; training and test need at least one each. Add lines.",
+            field="lines",
+            value=len(lines),
+        )
     return _in_order(f"text:{source.stem}", lines, test_fraction, source.name)
 
 
@@ -151,7 +155,11 @@ def read_labelled_texts(path: Path, classes: Sequence[str]) -> TextExamples:
     places = {name: place for place, name in enumerate(classes)}
     for number, (_, label) in enumerate(rows, 1):
         if label not in places:
-            raise DataError(f"{path}: line {number} has a label other than {', '.join(classes)}.")
+            raise DataError(
+                f"{path}: line {number} has a label other than {', '.join(classes)}. Fix the line.",
+                field="label",
+                value=number,
+            )
     labels = torch.tensor([places[label] for _, label in rows], dtype=torch.int64)
     return TextExamples(tuple(text for text, _ in rows), labels)
 
@@ -160,7 +168,11 @@ def _labelled_lines(path: Path) -> list[tuple[str, str]]:
     rows = [line.rsplit("\t", 1) for line in text_lines(path)]
     for number, row in enumerate(rows, 1):
         if len(row) != 2 or not row[1].strip():
-            raise DataError(f"{path}: line {number} is not a text, a tab and a label.")
+            raise DataError(
+                f"{path}: line {number} is not a text, a tab and a label. Fix the line.",
+                field="line",
+                value=number,
+            )
     return [(text, label.strip()) for text, label in rows]
 
 
@@ -178,9 +190,17 @@ def read_rows(path: Path, cells: int, folder: str) -> list[list[str]]:
     for number, line in enumerate(_read_lines(path, f"{folder}/{path.name}"), 1):
         row = line.split("\t")
         if len(row) != cells:
-            raise DataError(f"{path}: line {number} has {len(row)} cells instead of {cells}.")
+            raise DataError(
+                f"{path}: line {number} has {len(row)} cells instead of {cells}. Get the file again.",
+                field="line",
+                value=number,
+            )
         if row[1] not in ("0", "1"):
-            raise DataError(f"{path}: line {number} has a label other than 0 and 1.")
+            raise DataError(
+                f"{path}: line {number} has a label other than 0 and 1. Get the file again.",
+                field="label",
+                value=number,
+            )
         rows.append(row)
     return rows
 

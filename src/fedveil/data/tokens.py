@@ -1,7 +1,7 @@
-"""Texts as token ids of one length, padded on the right: what the models of texts read.
+"""Conversion of texts to token ids of one length, padded on the right, for models of texts.
 
-A classifier's example is one text with its label. A language model's example is a window of `length` tokens and the
-token after each: of all texts of a split joined end to end (`pack`), so that a record is a window, or of one text each.
+A classifier's example is one text with its label. A language model's example is a window of `length` tokens with the
+next token of each: of the concatenated texts of a split (`pack`), so that a record is a window, or of one text each.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def tokenise_texts(
     empty: Empty = "refuse",
     pack: bool = True,
 ) -> tuple[Examples, int, int]:
-    """Token ids of these texts, how many of them were cut and how many left out; `name` is for errors."""
+    """Token ids of these texts, the number of truncated and of dropped texts; `name` is for errors."""
     room = check_count("task.text.length", length) - len(vocabulary.prefix) - len(vocabulary.suffix)
     if room < 1:
         raise InputError(
             "task.text.length",
             length,
-            f"leaves no room beside {length - room} special tokens",
+            f"leaves no room besides {length - room} special tokens",
             f"Use {length - room + 1} or more.",
         )
     if not next_token and texts.labels is None:
@@ -88,7 +88,9 @@ def tokenise_texts(
     if truncated and too_long == "refuse":
         raise DataError(
             f"{name}: {truncated} texts are longer than task.text.length = {length}. "
-            'Raise it, or set task.text.too_long = "truncate".'
+            'Increase it, or set task.text.too_long = "truncate".',
+            field="task.text.length",
+            value=truncated,
         )
     return examples, truncated, dropped
 
@@ -106,7 +108,9 @@ def _without_empty(
         )
         raise DataError(
             f"{name}: {missing} of {len(encoded)} texts are empty, the first is {first}. "
-            'Remove them, or set task.text.empty = "drop".'
+            'Remove them, or set task.text.empty = "drop".',
+            field="task.text.empty",
+            value=missing,
         )
     labels = None if texts.labels is None else texts.labels[torch.tensor(kept, dtype=torch.long)]
     return [encoded[place] for place in kept], labels, missing
@@ -125,7 +129,7 @@ def _labelled(
 def _windows(
     encoded: Sequence[Sequence[int]], vocabulary: Vocabulary, length: int, pack: bool
 ) -> tuple[Examples, int]:
-    """Windows of `length` tokens with the token after each; what is missing at the end is ignored."""
+    """Windows of `length` tokens with the next token of each; missing targets at the end are ignored."""
     ended = [[*ids, vocabulary.end] for ids in encoded]
     truncated = 0
     if pack:

@@ -27,7 +27,7 @@ Part = Literal["tokenizer", "weights"]
 
 
 def transformers() -> Any:
-    """The transformers library, quiet; an error that names the extra if it is not installed."""
+    """Import the transformers library without its log output; the error names the extra to install."""
     try:
         library = importlib.import_module("transformers")
     except ImportError as error:
@@ -40,7 +40,7 @@ def transformers() -> Any:
 
 
 def find_folder(path: str | Path, *needed: Part, field: str = "path") -> Path:
-    """The folder at `path`, or the default one, if it holds what is needed; nothing is loaded."""
+    """The folder at `path`, or the default one; checks that it has the needed files, without loading them."""
     if str(path) == DEFAULT:
         found = importlib.util.find_spec(PACKAGE)
         if found is None or not found.submodule_search_locations:

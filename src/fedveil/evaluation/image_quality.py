@@ -147,7 +147,9 @@ class LPIPS:
             ]
         except (KeyError, TypeError, AttributeError) as error:
             raise DataError(
-                f"{path.name} does not hold VGG16's LPIPS weights: {error} is missing."
+                f"{path.name} does not hold VGG16's LPIPS weights: {error} is missing.",
+                field="weights",
+                value=str(error),
             ) from error
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:

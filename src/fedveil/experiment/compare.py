@@ -125,7 +125,8 @@ def run_cells(
     except BrokenProcessPool as error:
         raise FedveilError(
             "the process of a run ended unexpectedly, perhaps for lack of memory, and the others with it. "
-            "Give the same command again with fewer --jobs: it resumes from here."
+            "Give the same command again with fewer --jobs: it resumes from here.",
+            field="--jobs",
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)

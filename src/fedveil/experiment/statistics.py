@@ -80,7 +80,9 @@ def standardised(
     if path.exists():
         return rescaled(dataset, _read(dataset.schema, path))
     if results.finished:
-        raise ResultError(f"{folder}: is finished, but {STATISTICS} is missing. Restore it from a copy.")
+        raise ResultError(
+            f"{folder}: is finished, but {STATISTICS} is missing. Restore it from a copy.", field=STATISTICS
+        )
     bounds = tuple(dataset.schema.columns[k].bounds or (0.0, 1.0) for k in columns)
     moments = BoundedMoments(bounds, noise, dataset.schema.missing in ("median", "category"))
     method, plan, settings = guard_of
@@ -115,5 +117,7 @@ def _read(schema: TableSchema, path: Path) -> TableSchema:
             for column in schema.columns
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ResultError(f"{path} is damaged: {error!r}. Restore it from a copy.") from error
+        raise ResultError(
+            f"{path} is damaged: {error!r}. Restore it from a copy.", field=STATISTICS
+        ) from error
     return replace(schema, columns=columns)

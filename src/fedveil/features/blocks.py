@@ -1,9 +1,9 @@
-"""Work on records in blocks, such that a record's result is a function of that record alone, down to the last bit.
+"""Processing of records in blocks, such that a record's result depends only on that record, down to the last bit.
 
-Vectorised kernels may round the first record of a batch otherwise than the last one, and a short batch otherwise than
-a long one. A record that is removed would then move the last digits of those behind it, and one record would change
-more than its own contribution. So blocks have one size, the last one filled up with zeros, and a size is used only if
-a look at made-up records shows that all places of a block compute alike.
+Vectorised kernels may round records differently by position in a batch and by size of the batch. Removing a record
+could then change the last digits of those after it, so that one record would affect more than its own contribution. So
+blocks have equal size, the last one padded with zeros, and a size is used only if a test with artificial records shows
+that all positions of a block give the same bits.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def in_blocks(compute: Callable[[Tensor], Tensor], records: Tensor, size: int) -> Tensor:
-    """`compute(records)` `[n, ...]`, where `compute` treats records one by one but for the order of its arithmetic.
+    """`compute(records)` `[n, ...]`, for a `compute` that is independent between records except for rounding.
 
-    Guarantees: records that are added, removed or changed leave the bits of the others' results alone
+    Guarantees: adding, removing or changing a record does not affect the bits of the others' results
     (`test_a_removed_record_changes_no_bit_of_the_others_features`).
     """
-    # One thread for each block: torch's own threads would wait for one another after every small operation.
+    # One thread per block: torch's own threads would synchronise after every small operation.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -45,7 +45,7 @@ def in_blocks(compute: Callable[[Tensor], Tensor], records: Tensor, size: int) -
 
 
 def _block(records: Tensor, start: int, size: int) -> Tensor:
-    """So many records, in memory of their own: where they lay must not matter either."""
+    """A block of records in separate memory, so that results do not depend on alignment."""
     block = records.new_zeros(size, *records.shape[1:])
     part = records[start : start + size]
     block[: len(part)] = part
@@ -53,7 +53,7 @@ def _block(records: Tensor, start: int, size: int) -> Tensor:
 
 
 def _alike(compute: Callable[[Tensor], Tensor], like: Tensor, size: int) -> bool:
-    """Whether made-up records have the same results, bit by bit, when each is moved on by one place."""
+    """Whether artificial records have the same results, bit by bit, when they are shifted by one position."""
     drawn = named_stream(0, "made-up records").random((size, *like.shape[1:]))
     records = torch.from_numpy(drawn).to(like.dtype)
     return torch.equal(compute(records).roll(1, 0), compute(records.roll(1, 0)))

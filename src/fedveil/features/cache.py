@@ -1,6 +1,6 @@
-"""Features kept on disk, by a digest of what they are computed from.
+"""A cache of features on disk, by a digest of their inputs.
 
-The folder holds what can be inferred from the records themselves, so it is readable by its owner only.
+Features disclose information about the records, so the folder is readable by its owner only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FOLDER = "features"
 
 
 def digest_of(description: str, values: Tensor) -> str:
-    """What tells these inputs of this feature map from all others."""
+    """A digest of the feature map and its inputs."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(f"{description} {values.dtype} {list(values.shape)}".encode())
     digest.update(values.contiguous().flatten().view(torch.uint8).numpy().data)
@@ -33,10 +33,10 @@ def digest_of(description: str, values: Tensor) -> str:
 
 
 def cached(folder: Path, digest: str, shape: tuple[int, ...], compute: Callable[[], Tensor]) -> Tensor:
-    """`compute()` rounded to half precision, as float32; read from the folder where it holds them already.
+    """`compute()` rounded to half precision, as float32; read from the folder if it is cached.
 
-    Rounding comes before writing, so that a result does not depend on whether it was in the cache. A folder that
-    cannot be written, or a file that is damaged, costs time only.
+    Values are rounded before writing, so that a result does not depend on whether it was cached. If the folder cannot
+    be written, or a file is damaged, features are computed again.
     """
     path = folder / f"{digest}.npy"
     with suppress(OSError, ValueError, EOFError):

@@ -1,4 +1,4 @@
-"""The feature map of a task: images become vectors, record by record, without looking at data.
+"""Feature maps: the conversion of images to vectors, record by record and independent of all data.
 
 `[task] features = "scattering"` or `"pretrained"` with `[task.feature_options]`. Tramer, Boneh: Differentially Private
 Learning Needs Better Features (or Much More Data). ICLR 2021: a linear model on such features learns more than a
@@ -36,12 +36,12 @@ _IMAGES_AT_A_TIME = 16
 
 
 class FeatureMap(ABC):
-    """What turns images `[n, C, H, W]` of brightness 0 to 1 into vectors, each image on its own."""
+    """Converts images `[n, C, H, W]` of brightness 0 to 1 to vectors, each image independently."""
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
     note: ClassVar[str | None] = None
-    """What a reader of results has to know of the map."""
+    """A note on the map for readers of results."""
 
     @abstractmethod
     def shape(self, image_shape: Sequence[int]) -> tuple[int, ...]:
@@ -49,22 +49,22 @@ class FeatureMap(ABC):
 
     @abstractmethod
     def transform(self, image_shape: Sequence[int]) -> tuple[Callable[[Tensor], Tensor], int]:
-        """The map of a block of images, and how many are best worked on at a time."""
+        """The map of a block of images, and the best block size."""
 
     def digest(self) -> str:
-        """What tells this map from all others."""
+        """A description that identifies the map."""
         return f"{self.name} {self.version} {self.options()}"
 
     def options(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
     def compute(self, brightness: Tensor) -> Tensor:
-        """The features of images whose values lie between 0 and 1, computed now."""
+        """The features of images with values between 0 and 1, without the cache."""
         transform, size = self.transform(brightness.shape[1:])
         return in_blocks(transform, brightness, size)
 
     def features(self, brightness: Tensor, cache: Path) -> Tensor:
-        """The features `[n, d]` of images of brightness 0 to 1; values beyond are cut off."""
+        """The features `[n, d]` of images of brightness 0 to 1; other values are clipped."""
         shape = (len(brightness), *self.shape(brightness.shape[1:]))
         brightness = brightness.clamp(0, 1)
         return cached(cache, digest_of(self.digest(), brightness), shape, lambda: self.compute(brightness))
@@ -167,11 +167,11 @@ FEATURES: dict[str, type[ScatteringFeatures] | type[PretrainedFeatures]] = {
 
 
 def make_features(name: str | None, options: Mapping[str, Any]) -> FeatureMap | None:
-    """The feature map of this name with its options checked; None where there is none."""
+    """The feature map of this name with validated options; None without a name."""
     if name is None:
         if options:
             raise InputError(
-                "task.feature_options", dict(options), "there are no features", "Give task.features."
+                "task.feature_options", dict(options), "needs a feature map", "Give task.features."
             )
         return None
     kind = FEATURES[known_name("task.features", "feature map", name, FEATURES)]
@@ -191,7 +191,7 @@ def examples_as_features(
 
 
 def dataset_as_features(made: FeatureMap, dataset: Dataset, cache: Path) -> Dataset:
-    """The data set with features for images."""
+    """The data set with features in place of images."""
     train, test = (
         examples_as_features(made, examples, dataset.mean, dataset.std, cache)
         for examples in (dataset.train, dataset.test)
@@ -205,7 +205,7 @@ def as_features(dataset: Dataset, name: str, **options: Any) -> Dataset:
     """The data set with feature vectors in place of images, as `[task] features` has it.
 
     Args:
-        dataset: Of images.
+        dataset: A data set of images.
         name: "scattering" or "pretrained".
         options: As in `[task.feature_options]`.
 
@@ -213,7 +213,7 @@ def as_features(dataset: Dataset, name: str, **options: Any) -> Dataset:
         The same examples, each computed from its image alone.
 
     Raises:
-        InputError: There is no such map or option, or the data set does not hold images that it can read.
+        InputError: There is no such map or option, or the data set does not contain images that the map can read.
     """
     made = make_features(name, options)
     assert made is not None

@@ -1,4 +1,4 @@
-"""The constants that feature maps are normalised with, taken from synthetic images, never from data."""
+"""Normalisation constants of feature maps, computed from synthetic images, never from data."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Normalisation:
     matrix: Tensor
 
     def __call__(self, maps: Tensor) -> Tensor:
-        """The features `[n, d]`; a record whose maps are all at the mean stays zero."""
+        """The features `[n, d]`; a record whose maps equal the mean has zeros."""
         centred = maps.flatten(2) - self.mean
         flat = torch.bmm(self.matrix.expand(centred.shape[0], -1, -1), centred).flatten(1)
         lengths: Tensor = flat.norm(dim=1, keepdim=True)

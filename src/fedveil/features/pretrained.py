@@ -27,7 +27,7 @@ _READ = 1 << 20
 
 @dataclass(frozen=True)
 class Encoder:
-    """Images `[n, C, H, W]` of brightness 0 to 1 to vectors of unit norm `[n, d]`, one by one."""
+    """Converts images `[n, C, H, W]` of brightness 0 to 1 to vectors of unit norm `[n, d]`, independently."""
 
     module: nn.Module
     side: int
@@ -37,7 +37,7 @@ class Encoder:
     digest: str
 
     def width(self, image_shape: Sequence[int]) -> int:
-        """The length of a vector; refuses images whose channels the encoder does not read."""
+        """The dimension of the features; refuses images with another number of channels."""
         if image_shape[0] not in (1, self.channels):
             raise InputError(
                 "path",
@@ -61,7 +61,7 @@ class Encoder:
 
 
 def _vectors(outputs: Any) -> Tensor:
-    """The pooled output; else the mean over places or tokens of the last layer."""
+    """The pooled output; else the mean of the last layer over positions or tokens."""
     pooled = getattr(outputs, "pooler_output", None)
     if isinstance(pooled, torch.Tensor):
         return pooled
@@ -80,14 +80,14 @@ def load_encoder(path: str) -> Encoder:
         raise InputError(
             "path",
             path,
-            "is no transformers folder with safetensors",
+            "is not a transformers folder with safetensors",
             "Give a folder with config.json and model.safetensors.",
         )
     return _loaded(folder, _digest(folder))
 
 
 def _digest(folder: Path) -> str:
-    """Of everything that decides what the encoder computes."""
+    """A digest of everything that determines the encoder's outputs."""
     whole = hashlib.sha256()
     for path in sorted(
         [*folder.glob("*.safetensors"), folder / "config.json", folder / "preprocessor_config.json"]

@@ -48,7 +48,7 @@ def _uniform(rng: np.random.Generator, low: float, high: float, *shape: int) -> 
 
 
 def _grid(height: int, width: int) -> tuple[Tensor, Tensor]:
-    """The places of the pixels, from 0 to 1 along the shorter side."""
+    """The positions of the pixels, from 0 to 1 along the shorter side."""
     side = min(height, width)
     return torch.arange(height)[:, None] / side, torch.arange(width)[None] / side
 

@@ -191,7 +191,7 @@ def program(name: str) -> str:
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise FedveilError(f"{name} is not installed. {install('flower')}")
+        raise FedveilError(f"{name} is not installed. {install('flower')}", field="program", value=name)
     return found
 
 
@@ -215,7 +215,8 @@ def _simulating(link: ServerConfig, home: Path) -> Iterator[None]:
         while not is_up(link, home):
             if process.poll() is not None or time.monotonic() > end:
                 raise FedveilError(
-                    f"Flower's SuperLink did not start:\n{_last_lines(log.read_text(errors='replace'))}"
+                    f"Flower's SuperLink did not start:\n{_last_lines(log.read_text(errors='replace'))}",
+                    field="superlink",
                 )
             time.sleep(_LOOK_EVERY)
         yield
@@ -286,7 +287,11 @@ def _follow(
                 return folder.read()
             if problem.exists():
                 text = problem.read_text()
-                raise _cancelled(number) if _status(home, number) == STOPPED else FedveilError(text)
+                raise (
+                    _cancelled(number)
+                    if _status(home, number) == STOPPED
+                    else FedveilError(text, field="run", value=number)
+                )
             if silent >= _TRIES:
                 raise FedveilError(
                     "the server no longer answers. Submit the run again to resume it.", field="server"
@@ -301,14 +306,20 @@ def _follow(
                     shown = _flwr(home, "log", number, CONNECTION, "--show").stdout
                     if _RAY_GAVE_UP in shown:
                         raise RayNotStartedError("Ray did not start: the machine is busy. Try again later.")
-                    raise FedveilError(f"the run ended without a result ({status}):\n{_last_lines(shown)}")
+                    raise FedveilError(
+                        f"the run ended without a result ({status}):\n{_last_lines(shown)}",
+                        field="run",
+                        value=number,
+                    )
             time.sleep(_LOOK_EVERY)
 
 
 def _cancelled(number: str) -> FedveilError:
     return FedveilError(
         f"run {number} was cancelled. Nodes keep the charges for its rounds; "
-        "submit it again to resume from its last checkpoint."
+        "submit it again to resume from its last checkpoint.",
+        field="run",
+        value=number,
     )
 
 
@@ -331,7 +342,9 @@ def _submit(settings: RunSettings, home: Path, arguments: Sequence[str]) -> str:
                 settings.folder.mkdir(parents=True, exist_ok=True)
                 write_atomically(settings.folder / RUN, str(answer["run-id"]).encode())
                 return str(answer["run-id"])
-    raise FedveilError(f"the run could not be submitted:\n{_last_lines(done.stdout + done.stderr)}")
+    raise FedveilError(
+        f"the run could not be submitted:\n{_last_lines(done.stdout + done.stderr)}", field="submit"
+    )
 
 
 def _status(home: Path, number: str) -> str:

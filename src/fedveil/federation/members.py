@@ -27,7 +27,9 @@ def registered_members() -> Mapping[int, Member] | None:
             for name, entry in entries.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FedveilError(f"{place}: the registered nodes cannot be read. Restart the server.") from error
+        raise FedveilError(
+            f"{place}: the registered nodes cannot be read. Restart the server.", field="registry"
+        ) from error
 
 
 def key_fingerprint(line: str) -> str:

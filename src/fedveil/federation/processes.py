@@ -137,7 +137,7 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
-    raise ProcessError(f"no free port was found between {_PORTS[0]} and {_PORTS[-1]}.")
+    raise ProcessError(f"no free port was found between {_PORTS[0]} and {_PORTS[-1]}.", field="port")
 
 
 def write_connection(config: ServerConfig, folder: Path) -> Path:
@@ -168,9 +168,17 @@ def flower(folder: Path, *arguments: str) -> str:
             timeout=ANSWER_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
-        raise ProcessError(f"flwr {arguments[0]} did not answer within {ANSWER_SECONDS:g} s.") from error
+        raise ProcessError(
+            f"flwr {arguments[0]} did not answer within {ANSWER_SECONDS:g} s.",
+            field="timeout",
+            value=arguments[0],
+        ) from error
     if done.returncode:
-        raise ProcessError(f"flwr {' '.join(arguments[:2])} failed: {(done.stderr or done.stdout).strip()}")
+        raise ProcessError(
+            f"flwr {' '.join(arguments[:2])} failed: {(done.stderr or done.stdout).strip()}",
+            field="flwr",
+            value=arguments[:2],
+        )
     return done.stdout
 
 
@@ -317,7 +325,9 @@ def stop(state: Path) -> bool:
     end = time.monotonic() + STOP_SECONDS
     while running_process(state) is not None:
         if time.monotonic() > end:
-            raise ProcessError(f"process {process} did not stop within {STOP_SECONDS:g} s.")
+            raise ProcessError(
+                f"process {process} did not stop within {STOP_SECONDS:g} s.", field="timeout", value=process
+            )
         time.sleep(_PAUSE)
     return True
 
@@ -341,7 +351,11 @@ def supervise(command: Sequence[str], env: dict[str, str], started: Callable[[],
         end = time.monotonic() + START_SECONDS
         while child.poll() is None and not started():
             if time.monotonic() > end:
-                raise ProcessError(f"{Path(command[2]).stem} was not up within {START_SECONDS:g} s.")
+                raise ProcessError(
+                    f"{Path(command[2]).stem} was not up within {START_SECONDS:g} s.",
+                    field="timeout",
+                    value=command[2],
+                )
             time.sleep(_PAUSE)
         code = child.wait()
         return 0 if asked else code  # otherwise a service manager would restart a stopped program

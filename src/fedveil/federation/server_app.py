@@ -180,6 +180,7 @@ def serve_deployed(grid: Grid, settings: RunSettings) -> Result:
         "classes": list(names),
         "paper": None if config.paper is None else config.paper.model_dump(),
         "prediction": _recipe(config, dataset, schema, shape, names).to_json(),
+        **_nodes(),
     }
     noise = settings.noise or "entropy"
     options = run_options(config, seed, settings.folder, facts, noise, deployed=noise == "entropy")
@@ -188,6 +189,15 @@ def serve_deployed(grid: Grid, settings: RunSettings) -> Result:
     public = public_examples(config, schema, None, settings.data)
     data = AvailableData(None if dataset is None else dataset.test, classes, public=public)
     return run_session(engine_of, task, method, plan, options, data)
+
+
+def _nodes() -> dict[str, object]:
+    """That the data is the nodes' own, and their names by client number; nothing where nodes are simulated."""
+    members = registered_members()
+    if not members:
+        return {}
+    names = {member.client: member.name for member in members.values()}
+    return {"deployed": True, "client_names": [names.get(k, f"client {k}") for k in range(max(names) + 1)]}
 
 
 def _prepared_how(config: Config, schema: TableSchema | None) -> tuple[tuple[str, ...], int | None]:

@@ -1,4 +1,4 @@
-"""FedCEO's pictures: what smoothing does to the clients' models.
+"""FedCEO's figures: the effect of smoothing on the clients' models.
 
 Figure 1: roughness of a layer (class by client) before and after. Figure 5: the singular values of every frequency.
 """
@@ -54,7 +54,7 @@ def draw_roughness(
 def smoothing_figures(
     stack: Tensor, threshold: float, *, title: str, classes: Sequence[str]
 ) -> dict[str, Figure]:
-    """What smoothing does to a stack of noisy layers `[K, d, h]`: its `spectrum` and its `smoothness`."""
+    """Figures of the effect of smoothing on a stack of noisy layers `[K, d, h]`: `spectrum` and `smoothness`."""
     after = t_tsvd(stack, threshold)
     rows = classes if len(classes) == stack.shape[1] else None
     return {

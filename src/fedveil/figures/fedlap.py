@@ -1,4 +1,4 @@
-"""Pictures of synthetic images, of each class and over rounds (FedLAP-DP's Figures 12 and 13)."""
+"""Figures of synthetic images by class and round (FedLAP-DP's Figures 12 and 13)."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def images_figure(
     mean: Sequence[float] = (0.0,),
     std: Sequence[float] = (1.0,),
 ) -> Figure:
-    """A row per class, a block of `columns` images per round; pixels brought back to [0, 1] and cut there.
+    """A row per class, a block of `columns` images per round; pixels are denormalised and clipped to [0, 1].
 
-    `mean` and `std` are those of the normalisation, per channel or one for all.
+    `mean` and `std` are the constants of the normalisation, per channel or one for all.
     """
     if not rounds:
-        raise InputError("rounds", [], "no round was kept", "Keep at least one round that took place.")
+        raise InputError("rounds", [], "must not be empty", "Keep at least one completed round.")
     shift, stretch = (torch.tensor(values)[:, None, None] for values in (mean, std))
     figure = new_figure(1.0 + 0.62 * columns * len(rounds), 0.4 + 0.62 * len(classes))
     blocks = figure.subfigures(1, len(rounds), squeeze=False)[0]
@@ -68,7 +68,7 @@ def images_figure(
 def some_images_figure(
     round: int, sets: Sets, names: Sequence[str], *, mean: Sequence[float], std: Sequence[float]
 ) -> Figure | None:
-    """A few images of the first classes that a round's sets hold; None where they hold no image."""
+    """A few images of the first classes in a round's sets; None if there are no images."""
     shown = sorted(set(sets.labels[sets.labels != PADDING].tolist()))[:_MOST_CLASSES]
     if not shown:
         return None

@@ -1,4 +1,4 @@
-"""A figure in the project's style: readable in grey, saved as PNG or vector."""
+"""A figure in the project's style: readable in greyscale, saved as PNG or vector graphics."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def in_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 def new_figure(width: float = 6.0, height: float = 3.8) -> Figure:
-    """A figure without global state."""
+    """A new figure without matplotlib's global state."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write the figure as the path's ending says."""
+    """Write the figure in the format of the path's suffix."""
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise InputError("path", str(path), "no such kind of picture", "Use .png, .pdf or .svg.")
+        raise InputError("path", str(path), "is not a supported image format", "Use .png, .pdf or .svg.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with matplotlib.rc_context(matplotlib_style()):

@@ -1,7 +1,7 @@
-"""One look for every figure: the page's charts and the pictures for papers share colours, dashes and markers.
+"""One style for all figures: the charts of reports and the figures for papers share colours, dashes and markers.
 
-Neighbouring looks differ in lightness, in dash and in marker, so that they stay apart in grey. A setting beyond the
-last colour takes the first again, with another dash and another marker.
+Consecutive looks differ in lightness, dash and marker, so that they can be distinguished in greyscale. After the last
+colour, the first is used again with another dash and another marker.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Marker = Literal["circle", "square", "triangle", "diamond", "cross", "ring", "do
 
 @dataclass(frozen=True)
 class Look:
-    """How one setting is drawn, everywhere."""
+    """The colour, dash and marker of one setting, in all figures."""
 
     light: str
     dark: str
@@ -85,7 +85,7 @@ def look(number: int) -> Look:
 
 
 def css() -> str:
-    """The colours as CSS variables, light and dark; paper is always light."""
+    """The colours as CSS variables, for light and dark mode; print is always light."""
     light = "".join(f"--{name}:{value};" for name, value in LIGHT.items())
     dark = "".join(f"--{name}:{value};" for name, value in DARK.items())
     light += "".join(f"--s{place}:{item.light};" for place, item in enumerate(LOOKS))
@@ -95,7 +95,7 @@ def css() -> str:
 
 
 def matplotlib_style() -> dict[Any, Any]:
-    """Settings for `matplotlib.rc_context`: thin rules, no box, text that stays text in vector output."""
+    """Settings for `matplotlib.rc_context`: thin lines, no box, text as text in vector output."""
     return {
         "font.family": "sans-serif",
         "font.size": 9,

@@ -19,7 +19,7 @@ from fedveil.prediction.trained import TrainedModel
 
 Format = Literal["torchscript", "onnx", "pytorch"]
 DESCRIPTION = "fedveil.json"
-"""Under this name an exported file holds the recipe: columns, categories and classes."""
+"""The name of the recipe (columns, categories and classes) in an exported file."""
 
 
 def export(model: TrainedModel, form: Format, path: Path) -> None:
@@ -47,16 +47,18 @@ def export(model: TrainedModel, form: Format, path: Path) -> None:
         content = _torchscript(model, description) if form == "torchscript" else _onnx(model, description)
     except FedveilError:
         raise
-    except Exception as error:  # converters fail in many ways
+    except Exception as error:  # converters may raise anything
         raise FedveilError(
             f"{model.recipe.model} cannot be written as {form} ({type(error).__name__}: {str(error).splitlines()[0]}). "
-            "Use another format."
+            "Use another format.",
+            field="--format",
+            value=form,
         ) from error
     write_atomically(path, content)
 
 
 def _example(model: TrainedModel) -> Tensor:
-    """Two rows of zeros: what is traced must not depend on their number."""
+    """Two rows of zeros; the traced model must not depend on the number of rows."""
     recipe = model.recipe
     if recipe.schema is not None:
         return torch.zeros(2, len(recipe.schema.columns), dtype=torch.float64)
@@ -67,7 +69,7 @@ def _example(model: TrainedModel) -> Tensor:
 
 def _torchscript(model: TrainedModel, description: str) -> bytes:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that TorchScript is older than torch.export is the user's choice
+        warnings.simplefilter("ignore")  # hides the deprecation of TorchScript, which the user chose
         traced = torch.jit.trace(model, _example(model))
         body = io.BytesIO()
         torch.jit.save(traced, body, _extra_files={DESCRIPTION: description.encode()})

@@ -1,4 +1,4 @@
-"""New examples from a file, checked against what the model was trained on."""
+"""New examples from a file, checked against the model's training data."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read_input(recipe: Recipe, path: Path, data_dir: Path | None = None) -> Tens
 
 
 def vocabulary_for(text: TextInput, data_dir: Path | None = None) -> Vocabulary:
-    """What the model reads texts with."""
+    """The vocabulary of the model."""
     return make_vocabulary(text.vocabulary, size=text.size, path=text.path, data_dir=data_dir)
 
 
@@ -46,7 +46,9 @@ def _cells(schema: TableSchema, path: Path) -> Tensor:
     if missing:
         raise DataError(
             f"{path}: {len(missing)} of {len(schema.columns)} columns that the model was trained on are missing: "
-            f"{', '.join(map(repr, missing[:10]))}. The file has: {', '.join(map(repr, list(table.columns)[:20]))}."
+            f"{', '.join(map(repr, missing[:10]))}. The file has: {', '.join(map(repr, list(table.columns)[:20]))}.",
+            field="columns",
+            value=missing,
         )
     return torch.from_numpy(encode_cells(schema, table, refuse_unknown=True))
 
@@ -54,7 +56,7 @@ def _cells(schema: TableSchema, path: Path) -> Tensor:
 def _tokens(text: TextInput, path: Path, data_dir: Path | None) -> Tensor:
     lines = text_lines(path)
     if not lines:
-        raise DataError(f"{path}: there is no line in it. Give one text per line.")
+        raise DataError(f"{path}: contains no line. Give one text per line.", field="lines", value=0)
     texts = TextExamples(tuple(lines), torch.zeros(len(lines), dtype=torch.int64))
     made, _, _ = tokenise_texts(str(path), texts, vocabulary_for(text, data_dir), length=text.length)
     return made.x
@@ -65,14 +67,20 @@ def _numbers(recipe: Recipe, path: Path, data_dir: Path | None) -> Tensor:
     if path.is_dir() or not zipfile.is_zipfile(given_file("FILE", path, data_dir)):
         if len(shape) != 3 or shape[0] not in (1, 3):
             raise DataError(
-                f"{path}: the model reads numbers of shape {list(shape)}. Give an .npz file with an array x."
+                f"{path}: the model reads numbers of shape {list(shape)}. Give an .npz file with an array x.",
+                field="file",
+                value=str(path),
             )
         pixels = read_pictures(pictures_in(path), shape[0])
         x = torch.from_numpy(pixels.astype(np.float32) / 255.0)
     else:
         x = torch.from_numpy(read_npz_array(given_file("FILE", path, data_dir), "x")).to(torch.float32)
     if tuple(x.shape[1:]) != shape:
-        raise DataError(f"{path}: examples of shape {list(x.shape[1:])}, the model reads {list(shape)}.")
+        raise DataError(
+            f"{path}: examples have shape {list(x.shape[1:])}, the model reads {list(shape)}. Change the examples.",
+            field="x",
+            value=list(x.shape[1:]),
+        )
     if not bool(torch.isfinite(x).all()):
-        raise DataError(f"{path}: x holds NaN or infinity. Clean it first.")
+        raise DataError(f"{path}: x contains NaN or infinity. Clean it first.", field="x")
     return x

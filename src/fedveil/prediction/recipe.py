@@ -1,6 +1,6 @@
-"""What a result folder says about using its model: architecture, input and classes, beside the weights.
+"""The recipe for using a run's model, stored with the weights: architecture, input and classes.
 
-It is the section `prediction` of `summary.json`, so that it is there exactly when a run is finished.
+It is the section `prediction` of `summary.json`, so it exists exactly if the run is finished.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fedveil.features.feature_map import FeatureMap, make_features
 from fedveil.validation import Section, parse_content
 
 FORMAT = 1
-"""Version of the section; another one is refused, never guessed at."""
+"""Version of the section; other versions are refused."""
 
 
 @dataclass(frozen=True)
 class TextInput:
-    """How texts become token ids: the keys of `[task.text]` with the vocabulary decided."""
+    """The conversion of texts to token ids: the keys of `[task.text]` with the resolved vocabulary."""
 
     vocabulary: Literal["hash", "bytes", "public", "tokenizer"]
     size: int
@@ -35,7 +35,7 @@ class TextInput:
 
 @dataclass(frozen=True)
 class FeatureInput:
-    """Which feature map images go through before the network: `[task] features` and `[task.feature_options]`."""
+    """The feature map of images before the network: `[task] features` and `[task.feature_options]`."""
 
     name: str
     options: Mapping[str, Any]
@@ -48,26 +48,26 @@ class Recipe:
     model: str
     options: Mapping[str, Any]
     input_shape: tuple[int, ...]
-    """The shape of an example as its owner holds it; of images before any feature map."""
+    """The shape of an original example, for images before any feature map."""
     outputs: int
     classes: tuple[str, ...]
     schema: TableSchema | None = None
-    """Of a table; else None."""
+    """The schema of a table; else None."""
     text: TextInput | None = None
-    """Of texts; else None."""
+    """The input of texts; else None."""
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    """Of images and numbers: the model reads `(x - mean) / std`, per channel or feature; empty: `x` itself."""
+    """For images and numbers: the model reads `(x - mean) / std`, per channel or feature; empty: `x` itself."""
     features: FeatureInput | None = None
 
     @property
     def network_shape(self) -> tuple[int, ...]:
-        """The shape of what the network reads."""
+        """The shape of the network's input."""
         made = self.feature_map()
         return self.input_shape if made is None else made.shape(self.input_shape)
 
     def feature_map(self) -> FeatureMap | None:
-        """The feature map of images; None where the network reads them as they are."""
+        """The feature map of images; None if the network reads images."""
         return None if self.features is None else make_features(self.features.name, self.features.options)
 
     @property
@@ -75,7 +75,7 @@ class Recipe:
         return "table" if self.schema is not None else "texts" if self.text is not None else "numbers"
 
     def to_json(self) -> dict[str, Any]:
-        """What `read_recipe` reads."""
+        """The input of `read_recipe`."""
         return {
             "format": FORMAT,
             "fedveil": metadata.version("fedveil"),
@@ -100,7 +100,7 @@ def recipe_for(
     dataset: Dataset,
     text: TextInput | None = None,
 ) -> Recipe:
-    """How to use a model trained on this dataset."""
+    """The recipe for a model trained on this dataset."""
     facts = dataset.features
     scaled = dataset.schema is None and text is None and facts is None
     return Recipe(
@@ -154,14 +154,17 @@ def read_recipe(summary: Mapping[str, Any], folder: Path) -> Recipe:
     if content is None:
         raise ResultError(
             f"{folder}: summary.json does not say which model this is: the run was started from Python, or by an "
-            "older fedveil. Give the model: fedveil.load(folder, model=...)."
+            "older fedveil. Give the model: fedveil.load(folder, model=...).",
+            field="prediction",
         )
     if not isinstance(content, Mapping) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, Mapping) else None
         written = content.get("fedveil") if isinstance(content, Mapping) else None
         raise ResultError(
             f"{folder}: summary.json describes its model in format {found!r} (fedveil {written}); this fedveil reads "
-            f"format {FORMAT}. Use the version that trained it, or train it again."
+            f"format {FORMAT}. Use the version that trained it, or train it again.",
+            field="prediction.format",
+            value=found,
         )
     path = folder / "summary.json"
     try:
@@ -171,7 +174,7 @@ def read_recipe(summary: Mapping[str, Any], folder: Path) -> Recipe:
         if read.features is not None:
             make_features(read.features.name, read.features.options)
     except InputError as error:
-        raise ResultError(f"{folder} is damaged: {error}") from error
+        raise ResultError(f"{folder} is damaged: {error}", field="prediction") from error
     text = None if read.text is None else TextInput(**read.text.model_dump())
     return Recipe(
         read.model,

@@ -24,7 +24,7 @@ from fedveil.tree import Params
 
 
 class Scale(nn.Module):
-    """Brightness or other numbers as the model reads them: `(x - mean) / std`, per channel or feature."""
+    """Normalise brightness or other numbers: `(x - mean) / std`, per channel or feature."""
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
@@ -46,24 +46,22 @@ class ImageFeatures(nn.Module):
     def __init__(self, made: FeatureMap, image_shape: Sequence[int]) -> None:
         super().__init__()
         self._made = made
-        self._of_block, _ = made.transform(
-            image_shape
-        )  # its constants are drawn now, not while it is exported
+        self._of_block, _ = made.transform(image_shape)  # its constants are drawn here, not during export
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(torch.float32).clamp(0, 1)
         if (
             torch._C._get_tracing_state() or torch.compiler.is_compiling()
-        ):  # exported: for any number of images
+        ):  # during export: for any number of images
             return self._of_block(x)
         return self._made.compute(x)
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """One line per example `[n, columns]`.
+    """One row per example `[n, columns]`.
 
-    The probability of each class, a number, or the probability of no event up to the end of each interval (of Cox's
+    The probability of each class, a number, or the probability of no event up to the end of each interval (for Cox's
     model a risk).
     """
 
@@ -79,18 +77,18 @@ class Predictions:
 
 
 class TrainedModel(nn.Module):
-    """A network with what stands before and after it: raw inputs to class probabilities.
+    """A network with preprocessing and postprocessing: from raw inputs to class probabilities.
 
     Attributes:
-        recipe: Architecture, input and classes, as the result folder has them.
-        preprocess: Raw inputs to what the network reads.
+        recipe: Architecture, input and classes, from the results folder.
+        preprocess: Converts raw inputs to the network's inputs.
         network: The trained network; its outputs are class scores (logits).
 
     `forward` takes, `[n, ...]`:
-        of a table, its cells in the order of `recipe.schema.columns`: numbers as they are, categories by their index
+        for a table, its cells in the order of `recipe.schema.columns`: numbers, and categories by their index
         (`read` makes them from a file);
-        of images, brightness from 0 to 1;
-        of texts, token ids (`read` makes them from texts).
+        for images, brightness from 0 to 1;
+        for texts, token ids (`read` makes them from texts).
     """
 
     def __init__(self, recipe: Recipe, network: nn.Module) -> None:
@@ -115,11 +113,11 @@ class TrainedModel(nn.Module):
         return survival_of(scores) if schema.intervals else scores
 
     def read(self, path: str | Path, data_dir: Path | None = None) -> Tensor:
-        """The examples in a file, as `forward` takes them; a file that does not fit the model is a DataError."""
+        """The examples in a file as inputs of `forward`; a file that does not match the model is a DataError."""
         return read_input(self.recipe, Path(path), data_dir)
 
     def predict(self, path: str | Path, data_dir: Path | None = None, *, batch: int = 1000) -> Predictions:
-        """What the model says of every example in a file."""
+        """The model's predictions for every example in a file."""
         x = self.read(path, data_dir)
         with torch.no_grad():
             parts = [self(x[start : start + batch]) for start in range(0, len(x), batch)]
@@ -181,10 +179,14 @@ def load_trained(folder: Path, data_dir: Path | None = None) -> TrainedModel:
     try:
         entry = model_entry(recipe.model)
     except InputError as error:
-        raise ResultError(f"{folder}: its model is not known here. {error}") from error
+        raise ResultError(
+            f"{folder}: its model is not known here. {error}", field="model", value=recipe.model
+        ) from error
     if entry.reads == "texts without labels":
         raise ResultError(
-            f"{folder}: {recipe.model} is a language model, which predicts tokens, not classes."
+            f"{folder}: {recipe.model} is a language model, which predicts tokens, not classes.",
+            field="model",
+            value=recipe.model,
         )
     options = dict(recipe.options)
     if recipe.text is not None:
@@ -195,18 +197,20 @@ def load_trained(folder: Path, data_dir: Path | None = None) -> TrainedModel:
 
 
 def _with_weights(model: nn.Module | Callable[[], nn.Module], weights: Params, folder: Path) -> nn.Module:
-    """The architecture as training had it, with constants that are not trained, and these weights."""
+    """The architecture as in training, with its constants and these weights."""
     try:
         network = Task(model).module
     except FedveilError as error:
-        raise ResultError(f"{folder}: its model cannot be built. {error}") from error
+        raise ResultError(f"{folder}: its model cannot be built. {error}", field="model") from error
     own = {name: tuple(leaf.shape) for name, leaf in network.named_parameters()}
     stored = {name: tuple(leaf.shape) for name, leaf in weights.items()}
     if own != stored:
         names: Sequence[str] = [name for name in {**own, **stored} if own.get(name) != stored.get(name)]
         raise ResultError(
             f"{folder}: model.safetensors does not fit the model: {names[0]!r} has shape {stored.get(names[0])} in the "
-            f"file and {own.get(names[0])} in the model. Use the version of fedveil and of the model that trained it."
+            f"file and {own.get(names[0])} in the model. Use the version of fedveil and of the model that trained it.",
+            field="model.safetensors",
+            value=names[0],
         )
-    network.load_state_dict(dict(weights), strict=False)  # constants are not in the file
+    network.load_state_dict(dict(weights), strict=False)  # the file does not contain constants
     return network

@@ -83,9 +83,12 @@ def rounded_up(share: float) -> str:
 
 def plain(theorem: str) -> str:
     """The name of a proof in plain words."""
-    return theorem.replace(
-        "mixture over seen participation", "composition over rounds whose participants are visible"
+    visible = "over rounds whose participants are visible"
+    theorem = theorem.replace(
+        "mixture over seen participation of Poisson-sampled batches",
+        f"composition of Poisson-sampled batches {visible}",
     )
+    return theorem.replace("mixture over seen participation", f"composition {visible}")
 
 
 def sampler_in_words(sampler: str) -> str:

@@ -229,7 +229,9 @@ def noisy_models(
     largest = max((float(leaf.abs().max()) for leaf in start.values() if leaf.numel()), default=0.0)
     if upload.step and not _fits(upload, largest / lr):
         raise DivergedError(
-            f"the model has grown to {largest:g}: float32 cannot represent noise of {upload.std * lr:g} beside it"
+            f"the model has grown to {largest:g}: float32 cannot represent noise of {upload.std * lr:g} beside it",
+            field="model",
+            value=largest,
         )
     return add(start, upload(update, streams), scale=lr)
 

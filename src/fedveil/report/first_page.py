@@ -95,7 +95,8 @@ def _measured(setting: Setting) -> str:
         return "no score was measured"
     interval = setting.interval
     known = "" if interval is None else f" (95 % interval: {setting.measure.limits(interval)})"
-    return f"{result(setting)} on the test set{known}"
+    where = f"the server's test set ({setting.first.dataset})" if setting.first.deployed else "the test set"
+    return f"{result(setting)} on {where}{known}"
 
 
 def _secure(run: Run) -> bool:
@@ -105,7 +106,10 @@ def _secure(run: Run) -> bool:
 def _whose(run: Run, *, public: bool) -> str:
     """The data and the clients who hold it, by name where they have names."""
     count = run.plan.get("clients", "?")
-    told = f"{run.dataset or 'data that the caller gave'}, held by {count} clients"
+    if run.deployed:
+        told = f"the own data of {count} nodes"
+    else:
+        told = f"{run.dataset or 'data that the caller gave'}, held by {count} clients"
     if run.clients and not public:
         shown = ", ".join(run.clients[:8])
         told += f" ({shown}{', ...' if len(run.clients) > 8 else ''})"

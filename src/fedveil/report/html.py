@@ -160,7 +160,7 @@ def _outline(settings: Sequence[Setting]) -> str:
     """What was trained on what; all values where the settings differ."""
     firsts = [setting.first for setting in settings]
     facts = {
-        "data": [f"{run.dataset}: {run.data}" if run.data else run.dataset for run in firsts],
+        "data": [_data(run) for run in firsts],
         "model": [run.model for run in firsts],
         "clients": [run.plan.get("clients", "") for run in firsts],
         "clients in a round": [_cohort(run) for run in firsts],
@@ -173,6 +173,12 @@ def _outline(settings: Sequence[Setting]) -> str:
         f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in told.items() if value
     )
     return f'<dl class="outline">{cells}</dl>' if cells else ""
+
+
+def _data(run: Run) -> str:
+    """What was trained on; of a federation the server knows only what it tests on."""
+    name = f"{run.dataset}: {run.data}" if run.data else run.dataset
+    return f"the nodes' own, tested on {name}" if run.deployed else name
 
 
 def _cohort(run: Run) -> str:

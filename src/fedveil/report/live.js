@@ -62,19 +62,23 @@
     return `${(seconds / 3600).toFixed(1)} h`;
   }
 
-  function show({ run, rounds, finished }) {
+  function show({ run, rounds, finished, measure }) {
     if (!run) return;
     document.getElementById("title").textContent = run.title;
     const values = (key, factor = 1) =>
       rounds.filter((line) => typeof line[key] === "number").map((line) => [line.round, factor * line[key]]);
-    const accuracy = values("accuracy", 100);
+    const score = values(measure.key, measure.factor);
     const epsilon = values("epsilon");
-    draw("accuracy", accuracy, run.rounds, "test accuracy in percent");
+    document.getElementById("measure").textContent = measure.axis[0].toUpperCase() + measure.axis.slice(1);
+    draw("score", score, run.rounds, measure.axis);
     draw("epsilon", epsilon, run.rounds, "proven epsilon", run.budget);
     draw("loss", values("loss"), run.rounds, "test loss");
     const done = rounds.length ? rounds.at(-1).round : 0;
     const parts = [`${done} of ${run.rounds} rounds.`];
-    if (accuracy.length) parts.push(`Accuracy ${accuracy.at(-1)[1].toFixed(2)} %.`);
+    if (score.length) {
+      const last = score.at(-1)[1];
+      parts.push(`${measure.title} ${measure.factor === 100 ? `${last.toFixed(2)} %` : nice(last)}.`);
+    }
     if (epsilon.length) {
       const spent = epsilon.at(-1)[1];
       const of = run.budget === null ? "" : ` of ${nice(run.budget)}, ${Math.round((100 * spent) / run.budget)} % of the budget`;

@@ -17,10 +17,11 @@ from types import TracebackType
 from typing import Any
 
 from fedveil.report.html import asset, document
+from fedveil.report.measures import ACCURACY, MEASURES
 from fedveil.session.results import ResultFolder
 
 _HOSTS = ("127.0.0.1", "localhost")
-_KEPT = ("round", "accuracy", "loss", "epsilon", "seconds", "bytes_up", "bytes_down")
+_KEPT = ("round", "loss", "epsilon", "seconds", "bytes_up", "bytes_down", *(m.key for m in MEASURES))
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class LiveView:
         content = (
             '<header><p class="kicker">fedveil, live</p><h1 id="title">Waiting for the run</h1></header>'
             '<main><p class="verdict fair" id="status" role="status" aria-live="polite">Nothing yet.</p>'
-            '<section><h2>Test accuracy, %</h2><div class="chart" id="accuracy"></div></section>'
+            '<section><h2 id="measure">Score on the test set</h2><div class="chart" id="score"></div></section>'
             '<section><h2>Proven epsilon and its budget</h2><div class="chart" id="epsilon"></div></section>'
             '<section><h2>Test loss</h2><div class="chart" id="loss"></div></section></main>'
         )
@@ -86,7 +87,10 @@ class LiveView:
             return {"run": None, "rounds": [], "finished": False}
         place = ResultFolder(folder)
         rounds = [{key: line.get(key) for key in _KEPT} for line in place.rounds() if isinstance(line, dict)]
-        return {"run": asdict(run), "rounds": rounds, "finished": place.finished}
+        known = (m for m in MEASURES if any(line[m.key] is not None for line in rounds))
+        measure = next(known, ACCURACY)
+        shown = {"key": measure.key, "title": measure.title, "axis": measure.axis, "factor": measure.factor}
+        return {"run": asdict(run), "rounds": rounds, "finished": place.finished, "measure": shown}
 
 
 def _handler(live: LiveView) -> type[BaseHTTPRequestHandler]:

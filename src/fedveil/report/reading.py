@@ -127,6 +127,8 @@ class Run:
     prepared: tuple[str, ...] = ()
     """How the data was prepared, as far as that matters to privacy."""
     persons: tuple[Person, ...] = ()
+    deployed: bool = False
+    """Whether the data is that of the nodes; the data set named is then what the server tests on."""
     personal: float | None = None
     rounds: int = 0
     planned: int | None = None
@@ -323,6 +325,7 @@ def _build(
         words=told.text("privacy_in_words"),
         removable=privacy.values.get("removable") is True,
         noise=str(privacy.values.get("noise") or ""),
+        deployed=told.values.get("deployed") is True,
         prepared=tuple(str(item) for item in privacy.items("data", required=False)),
         persons=_persons(privacy.items("persons", required=False)),
         plan={str(key): str(value) for key, value in plan.items()},

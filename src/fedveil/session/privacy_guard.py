@@ -86,7 +86,7 @@ def privacy_statement(
 
     Guarantees:
         An unprotected release has no finite epsilon
-        (`test_an_unprotected_method_proves_nothing_and_says_why`).
+        (`test_an_unprotected_method_proves_nothing_and_states_the_reason`).
     """
     releases = declared(method, plan, deployed=deployed)
     claim = method.paper_claim(plan)

@@ -178,7 +178,9 @@ class ResultFolder:
             write_atomically(self._run_mark, run.encode())
         elif self.run() != run:
             raise ResultError(
-                f"{self.path}: another process has started this run meanwhile. Start again to resume it."
+                f"{self.path}: another process has started this run meanwhile. Start again to resume it.",
+                field="lock",
+                value=str(self.path),
             )
         if not mark.exists():
             write_atomically(stored, config.encode())
@@ -203,7 +205,9 @@ class ResultFolder:
             content = path.read_bytes() if path.exists() else b""
         except OSError as error:
             raise ResultError(
-                f"{path} cannot be read: {error.strerror}. Remove it or fix the disk."
+                f"{path} cannot be read: {error.strerror}. Remove it or fix the disk.",
+                field="rounds.jsonl",
+                value=error.strerror,
             ) from error
         lines: list[dict[str, Any]] = []
         for text in content.split(b"\n"):

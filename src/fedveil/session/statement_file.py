@@ -234,7 +234,7 @@ def _ledger_checks(folder: Path, stated: Mapping[str, Any], given: Path | None) 
     path = given or (_configured_ledger(folder) if state["shared"] else folder / "ledger.jsonl")
     try:
         if path is None or not path.exists():
-            raise LedgerError("does not exist; give its path with --ledger")
+            raise LedgerError("does not exist; give its path with --ledger", field="ledger")
         ledger = Ledger(path)
     except LedgerError as error:
         yield Check("ledger", False, str(error))

@@ -78,7 +78,7 @@ def test_a_trained_model_is_attacked_through_its_local_steps(tmp_path: Path) -> 
     assert len(scored.against_x.psnr) == view.examples
 
 
-def test_an_upload_that_does_not_tell_its_examples_needs_them(tmp_path: Path) -> None:
+def test_an_upload_that_does_not_disclose_its_size_needs_it(tmp_path: Path) -> None:
     folder = finished(
         tmp_path,
         {"name": "udp-fedavg", "batch_size": 2},
@@ -199,7 +199,7 @@ def test_own_images_are_attacked_in_their_own_range(tmp_path: Path, least: float
     assert max(scored.against_x.psnr) > 25  # the other one is missed from this start
 
 
-def test_the_attacker_who_comes_closer_is_kept(tmp_path: Path) -> None:
+def test_the_more_successful_attacker_is_reported(tmp_path: Path) -> None:
     folder = finished(
         tmp_path,
         {"name": "fedsgd", "batch_size": 2},

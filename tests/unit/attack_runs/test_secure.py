@@ -75,7 +75,7 @@ def test_membership_in_a_masked_upload_is_at_chance(tmp_path: Path, name: str) -
     assert secure.auc.low < 0.5 < secure.auc.high
 
 
-def test_what_stands_for_a_masked_upload_looks_like_a_real_one() -> None:
+def test_the_representation_of_a_masked_upload_has_the_distribution_of_a_real_one() -> None:
     """The attack draws a mask of its own: real masked uploads have the same law, whatever is under them."""
     federation = Federation(CLIENTS, SecureSum(), length=4096)
     nodes = list(federation.nodes(federation.terms()).values())

@@ -127,7 +127,7 @@ def test_tweets_are_scored_and_never_shown(tmp_path: Path) -> None:
     assert "not shown" in result.output
 
 
-def test_an_attack_on_images_is_refused_and_local_training_is_said(tmp_path: Path) -> None:
+def test_an_attack_on_images_is_refused_and_local_training_is_noted(tmp_path: Path) -> None:
     folder = finished(tmp_path, "sst2", {"name": "fedavg", "batch_size": 1, "epochs": 1, "lr": 0.1})
     run = open_run(folder, tmp_path / "data")
     with pytest.raises(InputError) as error:

@@ -71,7 +71,7 @@ def test_rounds_exchanges_and_clients_that_were_not_recorded_are_refused(fedem: 
         {"name": "fedprox"},
     ],
 )
-def test_every_upload_that_tells_a_step_is_read_as_the_gradient_behind_it(
+def test_every_upload_with_a_step_size_is_read_as_its_gradient(
     tmp_path: Path, method: dict[str, Any]
 ) -> None:
     batch = {"batch_size": 8, "epochs": 1, "lr": 0.1}
@@ -136,7 +136,7 @@ def test_the_data_themselves_explain_an_upload_of_every_round(tmp_path: Path, me
         assert view.notes == ()
 
 
-def test_what_a_client_sent_in_rounds_that_are_not_on_record_is_told_to_be_unknown(tmp_path: Path) -> None:
+def test_uploads_of_unrecorded_rounds_are_noted_as_unknown(tmp_path: Path) -> None:
     folder = finished(
         tmp_path,
         {"name": "scaffold", "batch_size": 8},
@@ -235,7 +235,7 @@ def test_an_upload_without_gradient_is_refused(fedem: StoredRun) -> None:
     assert error.value.field == "method"
 
 
-def test_a_run_without_transcript_says_how_to_get_one(tmp_path: Path) -> None:
+def test_a_run_without_transcript_is_refused_with_a_remedy(tmp_path: Path) -> None:
     folder = finished(tmp_path, {"name": "fedsgd", "batch_size": 2}, run={"transcript": False, "rounds": 1})
     with pytest.raises(ResultError):
         open_run(folder)
@@ -243,7 +243,7 @@ def test_a_run_without_transcript_says_how_to_get_one(tmp_path: Path) -> None:
         open_run(tmp_path / "nothing")
 
 
-def test_only_the_asked_rounds_and_exchanges_are_recorded(tmp_path: Path) -> None:
+def test_only_the_requested_rounds_and_exchanges_are_recorded(tmp_path: Path) -> None:
     folder = finished(
         tmp_path, {"name": "fedsgd", "batch_size": 2}, run={"transcript": [2], "transcript_exchanges": 1}
     )

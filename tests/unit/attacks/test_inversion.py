@@ -274,7 +274,7 @@ def toy() -> tuple[Params, Params]:
     return observed, {name: leaf.clone() for name, leaf in observed.items()}
 
 
-def test_known_masks_signs_and_noise_are_made_use_of() -> None:
+def test_attacks_adapt_to_known_masks_signs_and_noise() -> None:
     observed, true = toy()
     masked = {name: leaf * (torch.arange(leaf.shape[1]) % 2) for name, leaf in observed.items()}
     assert float(cosine_distance(masked, Adaptation("mask"))(true)) == pytest.approx(0, abs=1e-6)
@@ -295,7 +295,7 @@ def test_known_masks_signs_and_noise_are_made_use_of() -> None:
 
 
 @pytest.mark.parametrize("name", ["inverting-gradients", "dlg"])
-def test_what_is_found_of_an_upload_does_not_depend_on_the_others_in_the_stack(name: str) -> None:
+def test_a_reconstruction_does_not_depend_on_other_uploads_in_the_stack(name: str) -> None:
     view = make_view()
     attack = make_attack(name, {"steps": 20, "restarts": 3})
     together = attack(view, named_stream(0, "a"))

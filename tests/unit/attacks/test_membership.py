@@ -47,7 +47,7 @@ def test_the_attack_works_where_it_should(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GATES)
-def test_the_attack_finds_nothing_among_those_who_are_all_outside(name: str) -> None:
+def test_the_attack_has_no_advantage_on_non_members(name: str) -> None:
     areas = [area_among_outsiders(name, draw) for draw in DRAWS]
     assert np.mean(areas) == pytest.approx(0.5, abs=0.02)
     assert areas == pytest.approx([0.5] * len(DRAWS), abs=0.05)
@@ -117,7 +117,7 @@ def test_findings_are_written_with_a_curve_and_a_picture(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("others", "told"), [(60, True), (1000, False)])
-def test_a_rate_that_few_others_cannot_show_says_what_it_stands_for(others: int, told: bool) -> None:
+def test_a_rate_below_one_non_member_is_marked(others: int, told: bool) -> None:
     finding = judge("a", "b", np.arange(50.0 + others), np.arange(50 + others) < 50, named_stream(0))
     names = ", ".join(finding.named_rates())
     assert (f"TPR at 0.1 % FPR (none of {others})" in names) == told

@@ -102,7 +102,7 @@ def test_language_is_less_surprising_than_the_same_words_shuffled() -> None:
     assert "3-gram" in prior.description
 
 
-def test_priors_by_name_say_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_priors_by_name_have_descriptions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedveil.attacks.text.priors.smollm2_installed", lambda: False)
     texts = ((1, 2), (2, 3))
     assert make_prior("none", texts, 5, str).description == "none"
@@ -249,7 +249,7 @@ def test_a_batch_is_found_from_its_mean_gradient() -> None:
     assert max(scores_of((finding.images, ids)), scores_of((finding.images.flip(1), ids))) > 0.7
 
 
-def test_a_wrong_gradient_gives_nothing_away() -> None:
+def test_a_wrong_gradient_discloses_nothing() -> None:
     """The control: what the attack says of one client's text, held against another client's."""
     view, ids = text_view(2, 1)
     assert view.text is not None

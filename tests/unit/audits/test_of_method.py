@@ -101,7 +101,7 @@ def test_a_sound_method_passes_with_every_seed(seed: int) -> None:
 
 @pytest.mark.parametrize("broken", [TenthOfTheNoise, NoClipping])
 @pytest.mark.parametrize("sampler", ["fixed", "poisson"])
-def test_too_little_noise_and_no_clipping_are_found(
+def test_too_little_noise_and_missing_clipping_are_detected(
     broken: Callable[[], AnyMethod], sampler: Sampler
 ) -> None:
     for audited in findings(broken(), replace(PLAN, sampler=sampler)).values():
@@ -111,7 +111,7 @@ def test_too_little_noise_and_no_clipping_are_found(
 
 
 @pytest.mark.parametrize("broken", [OneNoiseForAllClients, OneNoiseForAllRounds])
-def test_noise_that_is_used_twice_is_found(broken: Callable[[], AnyMethod]) -> None:
+def test_reused_noise_is_detected(broken: Callable[[], AnyMethod]) -> None:
     """Each upload alone looks as declared; the difference of two has no noise at all."""
     server = findings(broken())["server"]
     assert server.broken
@@ -155,7 +155,7 @@ class AllRounds(Repeating):
         ("dp-fedags-proven", {"variant": "sparse-vector", "selected": 0.5, "upload_epsilon": 2.0}),
     ],
 )
-def test_noise_that_is_used_twice_is_found_whatever_it_is_and_protects(
+def test_reused_noise_is_detected_for_every_distribution_and_unit(
     name: str, fields: dict[str, Any], flaw: type[Repeating]
 ) -> None:
     sound = METHODS[name]
@@ -167,7 +167,7 @@ def test_noise_that_is_used_twice_is_found_whatever_it_is_and_protects(
     assert found.finding.p_value < 1e-6
 
 
-def test_gradients_that_share_their_noise_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_with_shared_noise_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     few: dict[str, Any] = {"trajectories": 1, "max_steps": 1, "real_batches": 3}
     plan = replace(PLAN, records_per_client=100, largest_client=100)
     assert not findings(FedLAPDP(**few), plan)["server"].broken
@@ -195,7 +195,7 @@ class LittleNoiseInImages(FedLAPDP):
         return replace(loops, mechanism=gaussian(self.clip, self.noise_multiplier / 100))
 
 
-def test_images_made_with_too_little_noise_are_found() -> None:
+def test_images_with_too_little_noise_are_detected() -> None:
     few: dict[str, Any] = {
         "trajectories": 1,
         "max_steps": 1,
@@ -215,7 +215,7 @@ def test_a_method_without_protection_has_nothing_to_refute() -> None:
     assert audit_method(METHODS["fedavg"](), PLAN, delta=DELTA) == []
 
 
-def test_chance_raises_the_alarm_no_oftener_than_it_says() -> None:
+def test_the_false_alarm_rate_is_at_most_the_stated_one() -> None:
     stream = named_stream(3)
     trials = 3000
     declared = alike = 0

@@ -77,7 +77,7 @@ def test_a_sound_secure_sum_stays_below_what_is_proven() -> None:
 
 
 @pytest.mark.parametrize("kind", [ForgetfulClient, IgnoredThreshold, SharesOfAll])
-def test_missing_shares_are_found(kind: type[SecurelyAggregated]) -> None:
+def test_missing_shares_are_detected(kind: type[SecurelyAggregated]) -> None:
     assert findings(kind(METHOD, SecureSum()))["server"].broken
 
 
@@ -107,7 +107,7 @@ class NobodyAddsNoise(SecurelyAggregated):
         return IntegerUpload({name: (leaf / step).round().int() for name, leaf in value.items()}), after
 
 
-def test_shares_that_are_missing_are_found_in_a_sum_of_records() -> None:
+def test_missing_shares_are_detected_in_a_sum_of_records() -> None:
     quiet = replace(RECORDS, noise_multiplier=5.0)
     assert not of_records(SecurelyAggregated(quiet, SecureSum())).broken
     assert of_records(NobodyAddsNoise(quiet, SecureSum())).broken

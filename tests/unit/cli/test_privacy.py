@@ -55,7 +55,7 @@ def fedveil(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     return call
 
 
-def test_account_needs_no_data_if_it_is_told_the_sizes(fedveil: Call) -> None:
+def test_account_needs_no_data_with_given_sizes(fedveil: Call) -> None:
     code, out, _ = fedveil("account", "plan.toml", "--records-per-client", "60", "--json")
     answer = json.loads(out)
     assert code == 0
@@ -137,7 +137,7 @@ def test_account_refuses_fields_that_do_not_fit_the_model(
     assert "Use " in err
 
 
-def test_account_says_why_nothing_is_proven(fedveil: Call) -> None:
+def test_account_shows_the_reason_where_nothing_is_proven(fedveil: Call) -> None:
     change = ("--set", "method.name=fedavg")
     code, out, _ = fedveil("account", "plan.toml", "--records-per-client", "60", "--json", *change)
     assert code == 0
@@ -180,7 +180,7 @@ def test_account_calibrates_against_each_adversary(fedveil: Call) -> None:
 
 
 @pytest.mark.parametrize("asked", [("--target-epsilon", "6"), ("--what-if", "1,2")])
-def test_account_says_where_the_noise_multiplier_changes_nothing(
+def test_account_refuses_a_noise_multiplier_without_effect(
     fedveil: Call, tmp_path: Path, asked: tuple[str, str]
 ) -> None:
     sparse = 'name = "dp-fedags-proven"\nvariant = "sparse-vector"\nupload_epsilon = 1.0'
@@ -226,7 +226,7 @@ def test_audit_of_a_sound_configuration(fedveil: Call) -> None:
         assert kinds == {"canary clients", "reachable values"}
 
 
-def test_audit_says_so_when_nothing_is_refuted(fedveil: Call) -> None:
+def test_audit_reports_that_nothing_is_refuted(fedveil: Call) -> None:
     code, out, _ = fedveil("audit", "plan.toml", *SMALL, *SAMPLES)
     assert code == 0
     assert "nothing refuted" in out.splitlines()

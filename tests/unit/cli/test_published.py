@@ -60,7 +60,7 @@ def test_a_row_shows_the_papers_number_beside_its_own(table: Path) -> None:
     assert "--attacks" not in done.output, "none are published"
 
 
-def test_the_attacks_of_a_row_are_announced_and_carried_out_when_asked(table: Path) -> None:
+def test_the_attacks_of_a_row_are_listed_and_run_on_request(table: Path) -> None:
     assert "the same command with --attacks" in run(table, "--row", "fedavg").output
     answer = json.loads(run(table, "--row", "fedavg", "--attacks", "--json").stdout)
     assert answer["paper"]["published"] == 0.9

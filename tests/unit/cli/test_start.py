@@ -76,7 +76,7 @@ def test_the_federation_template_is_a_configuration(tmp_path: Path) -> None:
     invoke("account", str(tmp_path / "f" / "experiment.toml"), "--records-per-client", "100")
 
 
-def test_new_writes_over_nothing(tmp_path: Path) -> None:
+def test_new_never_overwrites_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     answer = CliRunner().invoke(app, ["new", str(tmp_path)])
     assert isinstance(answer.exception, InputError)

@@ -86,7 +86,7 @@ def test_an_unknown_category_gives_zeros_in_training(tmp_path: Path) -> None:
     assert found.x.tolist() == [[0.0, 0.0, 0.0]]
 
 
-def test_a_hospital_of_one_class_has_no_auc_and_says_so(tmp_path: Path) -> None:
+def test_the_auc_of_a_hospital_with_one_class_is_undefined(tmp_path: Path) -> None:
     rows = [f"h{k % 2},{40 + k % 40},{['no', 'yes'][k % 4 == 0]}" for k in range(80)]
     (tmp_path / "data.csv").write_text("\n".join(["hospital,age,ill", *rows]) + "\n")
     options = {"path": str(tmp_path / "data.csv"), "label": "ill", "user": "hospital"}
@@ -99,3 +99,97 @@ def test_a_hospital_of_one_class_has_no_auc_and_says_so(tmp_path: Path) -> None:
     clients = found.summary["metrics"]["clients"]
     assert clients["h1"]["auc"] == {"value": None, "why": ONE_CLASS}
     assert clients["h0"]["auc"]["value"] is not None
+
+
+def _column(cells: list[str], label: str = "ill") -> str:
+    rows = [f'{20 + k % 31}.5,"{cell}",{k % 2}' for k, cell in enumerate(cells)]
+    return "\n".join([f"age,x,{label}", *rows]) + "\n"
+
+
+NO_FEATURES = {
+    "days with blanks": [f"1{k % 9}. 0{k % 9 + 1}. 2024" for k in range(60)],
+    "days with months": [f"1{k % 9} Jan 2024" for k in range(60)],
+    "months first": [f"March {k % 28 + 1}, 2021" for k in range(60)],
+    "days as numbers": [f"2024{k % 12 + 1:02}{k % 28 + 1:02}" for k in range(60)],
+    "commas among whole numbers": [f"{k % 9}{',5' if k % 2 else ''}" for k in range(60)],
+    "thousands": [f"1.{k % 9}00,5" for k in range(60)],
+    "thousands and points": [f"1,{k % 9}00.5" for k in range(60)],
+    "addresses": [f"a{k // 3}@b.ch" for k in range(60)],
+    "a small hospital's names": [f"Name{k}" for k in range(14)],
+    "few words among numbers": ["<5" if k % 9 == 0 else str(k % 50) for k in range(60)],
+    "infinite": ["inf" if k == 9 else str(k % 50) for k in range(60)],
+}
+
+
+@pytest.mark.parametrize("kind", NO_FEATURES)
+def test_what_is_no_feature_is_refused_by_its_column(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(_column(NO_FEATURES[kind]))
+    with pytest.raises(DataError) as refused:
+        load_table(path=tmp_path / "t.csv", label="ill")
+    assert refused.value.field == "x"
+    assert "t.csv" in str(refused.value)
+    assert load_table(path=tmp_path / "t.csv", label="ill", drop=["x"]).train.x.shape[1] == 1
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["3A", "4B", "5C"] * 20,  # codes
+        ["I", "II", "III"] * 20,
+        [str(k % 50 + 100) for k in range(60)],
+        [str(20_000 + k % 50) for k in range(60)],
+        [f"{k % 9}.25" for k in range(60)],
+        ["May", "June", "July"] * 20,
+    ],
+)
+def test_ordinary_columns_pass(cells: list[str], tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(_column(cells))
+    load_table(path=tmp_path / "t.csv", label="ill")
+
+
+def test_blanks_around_names_in_the_header_mean_nothing(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(_column(["a", "b"] * 30).replace("age,x,ill", "age , x, ill"))
+    found = load_table(path=tmp_path / "t.csv", label="ill").schema
+    assert found is not None
+    assert [column.name for column in found.columns] == ["age", "x"]
+    (tmp_path / "t.csv").write_text(_column(["a", "b"] * 30).replace("age,x,ill", "age, age,ill"))
+    with pytest.raises(DataError) as refused:
+        load_table(path=tmp_path / "t.csv", label="ill")
+    assert (refused.value.field, refused.value.value) == ("header", "age")
+
+
+@pytest.mark.parametrize(
+    ("label", "more", "cells", "field"),
+    [
+        ("ill", {}, ["0.5", "1.5"] * 30, "ill"),
+        ("ill", {}, ["no"] * 60, "ill"),
+        ("ill", {}, ["no", "?"] * 30, "labels"),
+        ("cost", {"target": "number"}, ["1", "much"] * 30, "cost"),
+        ("cost", {"target": "number"}, ["1", ""] * 30, "missing"),
+        ("days", {"target": "survival", "event": "x"}, ["5", "-3"] * 30, "days"),
+    ],
+)
+def test_a_wrong_target_is_refused_by_its_column(
+    label: str, more: dict[str, Any], cells: list[str], field: str, tmp_path: Path
+) -> None:
+    rows = [f"{20 + k % 31}.5,{k % 2},{cell}" for k, cell in enumerate(cells)]
+    (tmp_path / "t.csv").write_text("\n".join([f"age,x,{label}", *rows]) + "\n")
+    with pytest.raises(DataError) as refused:
+        load_table(path=tmp_path / "t.csv", label=label, **more)
+    assert refused.value.field == field
+
+
+def test_survival_without_an_event_is_refused(tmp_path: Path) -> None:
+    rows = [f"{20 + k % 31}.5,0,{k}" for k in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["age,died,days", *rows]) + "\n")
+    with pytest.raises(DataError) as refused:
+        load_table(path=tmp_path / "t.csv", label="days", target="survival", event="died")
+    assert refused.value.field == "died"
+
+
+def test_the_column_that_leaves_no_row_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(_column([""] * 60))
+    with pytest.raises(DataError) as refused:
+        load_table(path=tmp_path / "t.csv", label="ill", missing="drop")
+    assert refused.value.field == "missing"
+    assert "'x'" in str(refused.value)

@@ -13,6 +13,7 @@ from fedveil.data import cifar, emnist
 from fedveil.data.cifar import CIFAR100_COARSE, CIFAR100_FINE, load_cifar10, load_cifar100, read_cifar_pickle
 from fedveil.data.emnist import BALANCED, BYCLASS, Variant, load_emnist
 from fedveil.errors import DataError
+from tests.refusals import refuses
 
 from .makers import cifar_bytes, idx_bytes, tiles, write
 
@@ -60,24 +61,24 @@ def test_batches_of_two_places_never_mix(
     (tmp_path / "mine/test_batch.bin").unlink()
     assert len(load_cifar10(data_dir=tmp_path / "mine").train) == 2  # the whole of the other place
     (tmp_path / "named/data_batch_2.bin").unlink()
-    with pytest.raises(DataError, match="in the same place was not found"):
+    with refuses("missing", DataError):
         load_cifar10(data_dir=tmp_path / "mine")
 
 
 def test_a_known_batch_with_other_content_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
     for name in ("data_batch_1", "test_batch"):
         write(tmp_path / f"cifar-10-batches-bin/{name}.bin", cifar_bytes(pictures(rng, 2), np.zeros(2)))
-    with pytest.raises(DataError, match="sha256 expected"):
+    with refuses("sha256", DataError):
         load_cifar10(data_dir=tmp_path)
 
 
 def test_labels_out_of_range_and_cut_records_are_refused(tmp_path: Path, rng: np.random.Generator) -> None:
     content = cifar_bytes(pictures(rng, 2), np.array([1, 10]))
     path = write(tmp_path / "a.bin", content)
-    with pytest.raises(DataError, match=r"label outside 0\.\.9"):
+    with refuses("labels", DataError):
         cifar.read_cifar_binary(path, label_bytes=1, num_classes=10)
     path.write_bytes(content[:-5])
-    with pytest.raises(DataError, match="not whole records"):
+    with refuses("size", DataError, value=6141):
         cifar.read_cifar_binary(path, label_bytes=1, num_classes=10)
 
 
@@ -121,7 +122,7 @@ def test_a_pickle_cannot_run_anything(tmp_path: Path) -> None:
     marker = tmp_path / "ran"
     for call in (os.system, eval, getattr):
         content = pickle.dumps({b"data": Harmful(call, f"touch {marker}"), b"labels": [0]}, protocol=2)
-        with pytest.raises(DataError, match="has no need of; not loaded"):
+        with refuses("pickle", DataError):
             read_cifar_pickle(write(tmp_path / "batch", content), b"labels", num_classes=10)
     assert not marker.exists()
 
@@ -142,8 +143,10 @@ def test_a_pickle_cannot_run_anything(tmp_path: Path) -> None:
 )
 def test_a_pickle_with_other_content_is_refused(tmp_path: Path, batch: object) -> None:
     path = write(tmp_path / "batch", pickle.dumps(batch, protocol=2))
-    with pytest.raises(DataError, match="batch"):
+    with pytest.raises(DataError) as caught:
         read_cifar_pickle(path, b"labels", num_classes=10)
+    assert caught.value.field in ("batch", "labels", "pickle")
+    assert str(path) in str(caught.value)
 
 
 def write_sheets(folder: Path, pixels: np.ndarray, labels: list[int], columns: int = 10) -> None:
@@ -214,7 +217,7 @@ def test_a_sheet_with_other_content_is_refused(
     sheets: tuple[Path, np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(emnist, "SHEETS_SHA256", {"X_0.webp": "0" * 64})
-    with pytest.raises(DataError, match=r"X_0\.webp.*sha256 expected 0{64}"):
+    with refuses("sha256", DataError):
         load_emnist(variant="letters", data_dir=sheets[0])
 
 
@@ -258,8 +261,7 @@ def test_idx_files_come_first_stand_upright_and_count_letters_from_zero(
 def test_missing_emnist_names_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDVEIL_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(
-        DataError, match=r"(?s)emnist-digits-train-images-idx3-ubyte.*emnist-byclass-test/"
-    ) as caught:
+    with refuses("missing", DataError) as caught:
         load_emnist(variant="digits", data_dir=tmp_path)
-    assert "was not found" in str(caught.value)
+    for name in ("emnist-digits-train-images-idx3-ubyte", "emnist-byclass-test/"):
+        assert name in str(caught.value)

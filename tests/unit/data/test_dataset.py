@@ -23,7 +23,7 @@ def make(x: list[float], y: list[int]) -> Examples:
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
 def test_numbers_that_are_not_finite_are_refused_with_the_example(wrong: float) -> None:
-    with pytest.raises(DataError, match="example 2 holds NaN or infinity"):
+    with refuses("x", DataError, value=2):
         make([0.0, 1.0, wrong, 2.0], [0, 1, 0, 1])
 
 
@@ -42,11 +42,11 @@ def test_wrong_types_counts_and_negative_labels_are_refused(x: torch.Tensor, y: 
 
 
 def test_a_label_beyond_the_classes_is_refused() -> None:
-    with pytest.raises(DataError, match=r"label 2 is outside 0\.\.1"):
+    with refuses("y", DataError, value=2):
         Dataset("d", make([0.0], [0]), make([0.0], [2]), ("a", "b"), (0.0,), (1.0,))
 
 
-def test_a_dataset_tells_its_shape_and_can_be_limited() -> None:
+def test_a_dataset_has_a_shape_and_can_be_limited() -> None:
     train = Examples(torch.zeros(5, 3, 4, 4), torch.arange(5), torch.arange(5))
     dataset = Dataset("d", train, train, tuple("abcde"), (0.0,) * 3, (1.0,) * 3)
     assert dataset.input_shape == (3, 4, 4)
@@ -59,21 +59,21 @@ def test_a_dataset_tells_its_shape_and_can_be_limited() -> None:
 
 
 def test_texts_and_labels_must_be_as_many() -> None:
-    with pytest.raises(DataError, match="2 texts"):
+    with refuses("labels", DataError):
         TextExamples(("a", "b"), torch.tensor([1]))
-    with pytest.raises(DataError, match="no training text"):
+    with refuses("train", DataError):
         TextDataset("t", TextExamples(()), TextExamples(()), ())
 
 
 @pytest.mark.parametrize("normalise", ["dataset", "unit", "none"])
-def test_std_and_mean_lead_back_to_brightness_whatever_the_normalisation(normalise: Normalise) -> None:
+def test_std_and_mean_convert_back_to_brightness_for_every_normalisation(normalise: Normalise) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (7, 3, 5, 5), dtype=np.uint8)
     x, mean, std = images_from_bytes(pixels, (0.1, 0.2, 0.3), (0.5, 0.6, 0.7), normalise=normalise)
     back = x.double() * torch.tensor(std).double().view(3, 1, 1) + torch.tensor(mean).double().view(3, 1, 1)
     assert torch.allclose(back, torch.from_numpy(pixels / 255.0), atol=1e-6)
 
 
-def test_normalisations_are_what_they_say() -> None:
+def test_normalisations_have_their_documented_statistics() -> None:
     pixels = np.array([0, 51, 255], np.uint8).reshape(3, 1, 1, 1)
     values = {
         name: images_from_bytes(pixels, (0.2,), (0.4,), normalise=name)[0].flatten().tolist()

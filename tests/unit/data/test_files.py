@@ -46,9 +46,9 @@ def test_a_named_file_may_be_absolute_or_below_a_place(tmp_path: Path) -> None:
     path = write(tmp_path / "x.csv", b"1")
     assert given_file("path", str(path)) == path
     assert given_file("path", "x.csv", tmp_path) == path
-    with pytest.raises(DataError, match="not a file"):
+    with refuses("path", DataError):
         given_file("path", tmp_path / "no.csv")
-    with pytest.raises(DataError, match=r"no\.csv was not found") as missing:
+    with refuses("path", DataError, value="no.csv") as missing:
         given_file("path", "no.csv", tmp_path)
     assert f"  {Path.cwd() / 'no.csv'}\n  {tmp_path / 'no.csv'}" in str(missing.value)
     with refuses("path"):
@@ -56,11 +56,11 @@ def test_a_named_file_may_be_absolute_or_below_a_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".xz"])
-def test_compression_is_told_by_content_not_by_name(tmp_path: Path, ending: str) -> None:
+def test_compression_is_detected_from_content_not_from_the_name(tmp_path: Path, ending: str) -> None:
     packed = write(tmp_path / f"a{ending}", b"hello" * 100)
     unnamed = packed.rename(tmp_path / "anything")
     assert read_bytes(unnamed, most=1000) == b"hello" * 100
-    with pytest.raises(DataError, match="more than 499 bytes"):
+    with refuses("size", DataError, value=499):
         read_bytes(unnamed, most=499)
 
 
@@ -69,13 +69,13 @@ def test_the_sha256_is_of_the_content_and_a_mismatch_names_both(tmp_path: Path) 
     for ending in ("", ".gz", ".xz"):
         path = write(tmp_path / f"a{ending}", b"content")
         assert read_bytes(path, most=100, sha256=right) == b"content"
-    with pytest.raises(DataError, match=f"expected {'0' * 64}, actual {right}"):
+    with refuses("sha256", DataError):
         read_bytes(path, most=100, sha256="0" * 64)
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
     for name in ("empty", "empty.gz"):
-        with pytest.raises(DataError, match=r"empty|nothing"):
+        with refuses("size", DataError, value=0):
             read_bytes(write(tmp_path / name, b""), most=10)
 
 
@@ -83,13 +83,13 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
 def test_a_cut_compressed_file_is_refused(tmp_path: Path, ending: str) -> None:
     path = write(tmp_path / f"a{ending}", np.random.default_rng(0).bytes(1000))
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match="damaged or truncated"):
+    with refuses("content", DataError):
         read_bytes(path, most=10_000)
 
 
 def test_text_is_strict_utf8_and_the_line_is_named_but_not_quoted(tmp_path: Path) -> None:
     path = write(tmp_path / "t.txt", b"one\nsecret \xff words\nthree\n")
-    with pytest.raises(DataError, match="line 2 is not UTF-8") as caught:
+    with refuses("line", DataError, value=2) as caught:
         read_text(path)
     assert "secret" not in str(caught.value)
     assert "secret" not in repr(caught.value.__cause__)
@@ -108,20 +108,20 @@ def test_idx_reads_back_what_was_written(tmp_path: Path, ending: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "content, problem",
+    "content, field",
     [
-        (b"\x00\x00\x0d\x01" + struct.pack(">I", 1) + b"\0\0\0\0", "not an IDX file"),
-        (b"PK\x03\x04" + bytes(50), "not an IDX file"),
-        (idx_bytes(np.zeros((2, 2))), "2 axes where 3"),
-        (idx_bytes(np.zeros((0, 2, 2))), "no examples"),
-        (idx_bytes(np.zeros((3, 2, 2)))[:-1], "more than the file can hold|truncated"),
-        (idx_bytes(np.zeros((3, 2, 2))) + b"\0", "beyond"),
-        (b"\x00\x00\x08", "more than the file can hold|truncated"),
+        (b"\x00\x00\x0d\x01" + struct.pack(">I", 1) + b"\0\0\0\0", "header"),
+        (b"PK\x03\x04" + bytes(50), "header"),
+        (idx_bytes(np.zeros((2, 2))), "axes"),
+        (idx_bytes(np.zeros((0, 2, 2))), "shape"),
+        (idx_bytes(np.zeros((3, 2, 2)))[:-1], "size"),
+        (idx_bytes(np.zeros((3, 2, 2))) + b"\0", "size"),
+        (b"\x00\x00\x08", "size"),
     ],
 )
-def test_idx_that_is_wrong_is_refused(tmp_path: Path, content: bytes, problem: str) -> None:
+def test_idx_that_is_wrong_is_refused(tmp_path: Path, content: bytes, field: str) -> None:
     for name in ("a", "a.gz"):
-        with pytest.raises(DataError, match=problem):
+        with refuses(field, DataError):
             read_idx(write(tmp_path / name, content), axes=3)
 
 
@@ -130,7 +130,7 @@ def test_an_absurd_header_takes_no_memory(tmp_path: Path, name: str) -> None:
     header = struct.pack(">HBBIII", 0, 8, 3, 2**32 - 1, 1000, 1000)
     path = write(tmp_path / name, header + bytes(100))
     tracemalloc.start()
-    with pytest.raises(DataError, match="claims"):
+    with refuses("size", DataError, value=4294967295000000):
         read_idx(path, axes=3)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -140,7 +140,7 @@ def test_an_absurd_header_takes_no_memory(tmp_path: Path, name: str) -> None:
 def test_images_and_labels_must_be_as_many(tmp_path: Path) -> None:
     images = write(tmp_path / "i.gz", idx_bytes(np.zeros((3, 2, 2))))
     labels = write(tmp_path / "l.gz", idx_bytes(np.zeros(4)))
-    with pytest.raises(DataError, match=r"3 images but .* 4 labels"):
+    with refuses("labels", DataError):
         read_idx_pair(images, labels)
 
 

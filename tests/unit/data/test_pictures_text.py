@@ -59,10 +59,10 @@ def test_the_layout_of_tiny_imagenet(tmp_path: Path) -> None:
     assert (dataset.mean, dataset.std) == ((0.5,) * 3, (0.5,) * 3)
     assert len(load_image_folder(path=tmp_path, max_per_class=1).train) == 2
     (tmp_path / "val/val_annotations.txt").write_text("val_0.JPEG\tn09\t0\n")
-    with pytest.raises(DataError, match="line 1 does not name"):
+    with refuses("line", DataError, value=1):
         load_image_folder(path=tmp_path)
     (tmp_path / "val/val_annotations.txt").write_text("../../x.JPEG\tn01\t0\n")
-    with pytest.raises(DataError, match="line 1 does not name"):
+    with refuses("line", DataError, value=1):
         load_image_folder(path=tmp_path)
 
 
@@ -74,29 +74,29 @@ def test_train_and_test_folders(tmp_path: Path) -> None:
     assert dataset.test.y.tolist() == [1]
     assert dataset.input_shape == (1, 4, 6)
     paint(tmp_path / "test/c/1.png", 3)
-    with pytest.raises(DataError, match="class c is not among"):
+    with refuses("classes", DataError, value="c"):
         load_image_folder(path=tmp_path)
 
 
 def test_pictures_of_mixed_sizes_name_the_odd_one(tmp_path: Path) -> None:
     paint(tmp_path / "a/1.png", 1)
     odd = paint(tmp_path / "a/2.png", 1, size=(5, 5))
-    with pytest.raises(DataError, match="one size") as caught:
+    with refuses("size", DataError) as caught:
         load_image_folder(path=tmp_path)
     assert str(odd) in str(caught.value)
 
 
 def test_damaged_missing_and_empty_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="Looked for"):
+    with refuses("path", DataError, value="nowhere"):
         load_image_folder(path="nowhere", data_dir=tmp_path)
-    with pytest.raises(DataError, match="no class folder"):
+    with refuses("classes", DataError):
         load_image_folder(path=tmp_path)
     (tmp_path / "a").mkdir()
-    with pytest.raises(DataError, match="no picture"):
+    with refuses("pictures", DataError):
         load_image_folder(path=tmp_path)
     picture = paint(tmp_path / "a/1.png", 1)
     picture.write_bytes(picture.read_bytes()[:40])
-    with pytest.raises(DataError, match=r"1\.png: not a picture"):
+    with refuses("picture", DataError):
         load_image_folder(path=tmp_path)
     with refuses("channels"):
         load_image_folder(path=tmp_path, channels=2)
@@ -105,7 +105,7 @@ def test_damaged_missing_and_empty_folders_are_refused(tmp_path: Path) -> None:
 def test_an_enormous_picture_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paint(tmp_path / "a/1.png", 1, size=(100, 100))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 9_000)  # Pillow warns from here on
-    with pytest.raises(DataError, match="DecompressionBomb"):
+    with refuses("picture", DataError):
         load_image_folder(path=tmp_path)
 
 
@@ -152,7 +152,7 @@ def test_tweets_are_split_on_newlines_only_and_stratified(texts: Path) -> None:
 def test_no_error_quotes_a_tweet(texts: Path) -> None:
     path = texts / "sentiment140/positive.txt"
     path.write_bytes(b"fine\n@somebody private words \xff\n")
-    with pytest.raises(DataError, match="line 2 is not UTF-8") as caught:
+    with refuses("line", DataError, value=2) as caught:
         load_sentiment140(data_dir=texts)
     shown = f"{caught.value} {caught.value.__cause__} {caught.value.__suppress_context__}"
     assert "somebody" not in shown
@@ -175,18 +175,20 @@ def test_running_texts(texts: Path) -> None:
 @pytest.mark.parametrize("line", [b"one cell\n", b"text\t2\n", b"a\t1\tb\n"])
 def test_wrong_rows_name_the_line_and_not_the_text(texts: Path, line: bytes) -> None:
     write(texts / "sst2/train.tsv", b"fine\t1\n" + line)
-    with pytest.raises(DataError, match="line 2 has"):
+    with pytest.raises(DataError) as caught:
         load_sst2(data_dir=texts)
+    assert caught.value.field in ("line", "label")
+    assert caught.value.value == 2
 
 
 def test_a_known_text_with_other_content_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "tiny-shakespeare/input.txt", b"To be\n\nor not")
-    with pytest.raises(DataError, match="sha256 expected 86c4e6aa"):
+    with refuses("sha256", DataError):
         load_tiny_shakespeare(data_dir=tmp_path)
 
 
-def test_a_text_of_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="has 0 lines of text"):
+def test_an_empty_text_is_refused(tmp_path: Path) -> None:
+    with refuses("lines", DataError, value=0):
         load_text(path=write(tmp_path / "blank.txt", b"\n \n"))
 
 

@@ -151,7 +151,7 @@ def test_changed_bytes(name: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("name", ["idx", "idx.gz", "idx.xz", "cifar", "npz"])
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_a_truncated_binary_file_is_never_taken_for_data(name: str, data: st.DataObject) -> None:
+def test_a_truncated_binary_file_is_refused(name: str, data: st.DataObject) -> None:
     content, read = READERS[name]
     keep = data.draw(st.integers(0, len(content) - 1))
     if name == "cifar" and keep % 3073 == 0:  # whole records are a smaller file, not a damaged one

@@ -16,6 +16,7 @@ from fedveil.errors import DataError, InputError
 from fedveil.experiment.config import make_config
 from fedveil.experiment.run import run_seed
 from fedveil.session.results import Result
+from tests.refusals import refuses
 
 
 @pytest.fixture
@@ -120,22 +121,22 @@ def test_class_weights_favour_the_rare_class(tmp_path: Path, rng: np.random.Gene
 
 
 @pytest.mark.parametrize(
-    ("content", "options", "where"),
+    ("content", "options", "field"),
     [
-        ("a,y\n1,2\n2,tall\n", {"label": "y", "target": "number"}, r"t\.csv: row 2, column 'y'"),
-        ("a,y\n1,2\n2,\n", {"label": "y", "target": "number"}, r"column 'y': 1 of 2"),
-        ("a,t,e\n1,-2,1\n2,3,0\n", {}, r"t\.csv: row 1, column 't' is a negative time"),
-        ("a,t,e\n1,2,1\n2,3,2\n", {}, r"t\.csv: row 2, column 'e' is neither"),
-        ("a,t,e\n1,2,1\n2,soon,0\n", {}, r"t\.csv: row 2, column 't'"),
+        ("a,y\n1,2\n2,tall\n", {"label": "y", "target": "number"}, "y"),
+        ("a,y\n1,2\n2,\n", {"label": "y", "target": "number"}, "missing"),
+        ("a,t,e\n1,-2,1\n2,3,0\n", {}, "t"),
+        ("a,t,e\n1,2,1\n2,3,2\n", {}, "e"),
+        ("a,t,e\n1,2,1\n2,soon,0\n", {}, "t"),
     ],
 )
 def test_wrong_targets_name_file_row_and_column(
-    tmp_path: Path, content: str, options: dict[str, Any], where: str
+    tmp_path: Path, content: str, options: dict[str, Any], field: str
 ) -> None:
     path = tmp_path / "t.csv"
     path.write_text(content)
     said = options or {"label": "t", "target": "survival", "event": "e", "intervals": [1, 5]}
-    with pytest.raises(DataError, match=where):
+    with refuses(field, DataError):
         load_table(path=path, test_fraction=0.0, **said)
 
 

@@ -170,7 +170,7 @@ def test_lent_memory_changes_no_bit(width: int, examples: int) -> None:
         assert all(torch.equal(a, b) for a, b in zip(ends[0], other, strict=True))
 
 
-def test_memory_of_ones_own_is_shaped_as_asked() -> None:
+def test_own_memory_has_the_requested_shapes() -> None:
     made = own_memory(with_axis({"w": torch.zeros(2, 3, dtype=torch.float64)}), 4)
     assert made["w"].shape == (4, 2, 3)
     assert made["w"].dtype == torch.float64

@@ -111,7 +111,7 @@ def test_different_shapes_are_refused() -> None:
         mse(torch.zeros(1, 2), torch.zeros(1, 3))
 
 
-def test_lpips_without_weights_is_unavailable_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lpips_without_weights_is_reported_as_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_quality, "lpips_weights", lambda: None)
     value, note = lpips(*pair((1, 28, 28)))
     assert value is None

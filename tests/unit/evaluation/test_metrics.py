@@ -46,7 +46,7 @@ def test_intervals_hold_the_true_value_about_95_times_in_100() -> None:
     assert 180 <= hits <= 199
 
 
-def test_the_auc_of_one_class_is_said_to_be_undefined() -> None:
+def test_the_auc_of_one_class_is_reported_as_undefined() -> None:
     found = metrics_of(cross_entropy, torch.randn(10, 2), torch.ones(10, dtype=torch.int64), 2)
     assert found["auc"] == {"value": None, "why": ONE_CLASS}
     assert found["accuracy"]["value"] is not None

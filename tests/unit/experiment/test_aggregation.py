@@ -171,7 +171,7 @@ def test_calibration_is_that_of_the_secure_sum(ask: Callable[..., Any]) -> None:
     assert answer["what_if"][0]["server (client)"] == pytest.approx(8, rel=0.02)
 
 
-def test_the_list_says_which_methods_sum_securely(ask: Callable[..., Any]) -> None:
+def test_the_list_marks_methods_with_secure_aggregation(ask: Callable[..., Any]) -> None:
     rows = {row["name"]: row["secure_aggregation"] for row in ask("list", "methods")}
     assert rows["udp-fedavg"] is rows["fedceo"] is True
     assert rows["scaffold"] is rows["fedlap-dp"] is rows["ppsgd"] is False

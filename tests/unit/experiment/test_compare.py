@@ -108,7 +108,7 @@ def test_a_published_number_belongs_to_the_file_as_written_only(config: Path) ->
     assert changed.config.paper is None
 
 
-def test_finished_cells_are_not_run_again_and_a_failure_stops_nobody_else(
+def test_finished_cells_are_not_run_again_and_a_failure_does_not_stop_others(
     config: Path, tmp_path: Path
 ) -> None:
     cells = plan_cells([config], methods=["fedavg", "udp-fedavg"], seeds=[0])
@@ -169,7 +169,7 @@ def _killed(_cell: Cell, _results: Path, _data: Path | None) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_process_that_is_killed_is_told_with_the_remedy(
+def test_a_killed_process_is_reported_with_a_remedy(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compare, "_run_elsewhere", _killed)

@@ -90,7 +90,7 @@ def test_bad_input_names_the_field_and_a_remedy(changes: list[str], field: str, 
 DEPLOYMENT = {"deadline": 5.0, "max_message": "1MiB", "federation": "somewhere"}
 
 
-def test_keys_of_a_federation_are_named_and_change_nothing_in_a_simulation() -> None:
+def test_federation_keys_are_reported_as_unused_in_a_simulation() -> None:
     plain = make_config(BASE)
     task = dict(BASE.get("task", {})) | {"input_shape": [1, 8, 8], "classes": 10}
     both = make_config(BASE | {"task": task, "run": dict(BASE.get("run", {})) | DEPLOYMENT})
@@ -118,7 +118,7 @@ def test_seeded_noise_is_named_as_unused_by_deployed_nodes() -> None:
     )
 
 
-def test_unknown_keys_stay_refused_whatever_the_engine() -> None:
+def test_unknown_keys_are_refused_for_every_engine() -> None:
     for engine in ("simulation", "flower"):
         with pytest.raises(InputError) as refused:
             make_config({"partition": {"clients": 3}, "run": {"engine": engine, "dead_line": 5}})
@@ -164,7 +164,7 @@ def test_a_written_out_configuration_and_another_methods_fields_are_not_refused(
     load_experiment(tmp_path / "other.toml", ["method.name=dp-fedavg", "method.unit=record"])
 
 
-def test_a_federation_says_how_many_nodes_it_has() -> None:
+def test_a_federation_requires_its_number_of_nodes() -> None:
     with refuses("partition.clients"):
         make_config({"run": {"engine": "flower"}})
     assert make_config({"run": {"engine": "flower"}, "partition": {"clients": 3}}).partition.clients == 3
@@ -276,3 +276,21 @@ def test_any_content_is_a_configuration_or_a_clear_error(content: Any) -> None:
         content = {"run": content}
     with contextlib.suppress(FedveilError):
         make_config(content).identity()
+
+
+@pytest.mark.parametrize(
+    ("alone", "together"),
+    [
+        ('privacy.budget_adversary="server"', "privacy.budget=3"),
+        ('privacy.target_adversary="observer"', "privacy.target_epsilon=3"),
+        ("run.transcript_exchanges=1", "run.transcript=true"),
+    ],
+)
+def test_a_key_that_needs_another_is_refused_without_it(alone: str, together: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.toml"
+    path.write_text('[method]\nname = "udp-fedavg"\n[partition]\nclients = 4\n')
+    with pytest.raises(InputError) as refused:
+        load_experiment(path, [alone])
+    assert refused.value.field == alone.partition("=")[0]
+    (tmp_path / "again.toml").write_text(load_experiment(path, [alone, together]).to_toml())
+    load_experiment(tmp_path / "again.toml")

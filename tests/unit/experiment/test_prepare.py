@@ -42,7 +42,7 @@ def test_seeds_share_one_copy_until_the_file_is_edited(tmp_path: Path) -> None:
     assert load(of_table(str(path))).mean == (2.0,)
 
 
-def test_a_relative_path_means_the_file_that_is_found_now(
+def test_a_relative_path_refers_to_the_file_beside_the_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number, folder in enumerate(("here", "there"), 1):

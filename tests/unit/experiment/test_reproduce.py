@@ -189,7 +189,7 @@ def test_a_methods_own_numerics_leave_records_of_other_methods_and_what_is_accou
     assert kept.epsilons(table.rows[0]) == [{"client against server": None}]
 
 
-def test_damaged_records_are_told(table: PublishedTable, tmp_path: Path) -> None:
+def test_damaged_records_are_refused(table: PublishedTable, tmp_path: Path) -> None:
     path = tmp_path / "records" / "fedceo" / "table-1-digits.json"
     path.parent.mkdir(parents=True)
     path.write_text('{"full": []}')
@@ -206,7 +206,7 @@ def test_the_time_is_estimated_from_a_measured_round(table: PublishedTable, tmp_
     assert estimate(cells, limit=0.0)["UDP-FedAvg, sigma 1, seed 0"] == Estimate(0.0, lower_bound=True)
 
 
-def test_a_kept_estimate_is_of_the_row_as_it_stands(
+def test_a_stored_estimate_is_used_only_for_the_unchanged_row(
     folder: Path, table: PublishedTable, tmp_path: Path
 ) -> None:
     plain, private, other = table.rows
@@ -232,7 +232,7 @@ def test_a_kept_estimate_is_of_the_row_as_it_stands(
     assert Estimates(load_table(path), tmp_path / "records").stale() == ["FedAvg", "UDP-FedAvg, sigma 1"]
 
 
-def test_damaged_estimates_are_told(table: PublishedTable, tmp_path: Path) -> None:
+def test_damaged_estimates_are_refused(table: PublishedTable, tmp_path: Path) -> None:
     path = tmp_path / "records" / "estimates" / "fedceo" / "table-1-digits.json"
     path.parent.mkdir(parents=True)
     for damaged in ("{", '{"rows": {"FedAvg": {"seconds": 1}}}', '{"rows": []}'):
@@ -365,7 +365,7 @@ def test_a_claimed_epsilon_without_a_proof_is_not_proven(folder: Path, tmp_path:
     assert kept.proven(table.rows[1]) == "not run"  # nothing is claimed
 
 
-def test_a_row_whose_data_is_missing_is_not_run_and_said_so(folder: Path, tmp_path: Path) -> None:
+def test_a_row_with_missing_data_is_reported_as_not_run(folder: Path, tmp_path: Path) -> None:
     path = folder / "fedceo" / "table-1-digits.toml"
     path.write_text(TABLE.replace('dataset = "digits"', 'dataset = "cifar100"'))
     options = [

@@ -116,7 +116,7 @@ def test_an_interrupted_selection_stays_charged_and_is_charged_again(
     assert twice["epsilon"] > once["epsilon"]
 
 
-def test_a_finished_selection_is_read_back_and_costs_nothing_more(
+def test_a_finished_selection_is_loaded_and_not_charged_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _draws(monkeypatch, 1)

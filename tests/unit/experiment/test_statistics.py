@@ -151,7 +151,7 @@ def test_a_crash_after_the_charge_never_loses_it(
     assert (rows["server"] > single["server"]) == (charged == 2)
 
 
-def test_nothing_is_computed_before_the_ledger_holds_it(
+def test_a_release_is_charged_before_it_is_computed(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = config(table)
@@ -257,7 +257,7 @@ def test_bounds_that_are_none_are_refused(
     assert refused.value.field.endswith(field)
 
 
-def test_a_schema_without_bounds_has_nothing_to_compute(table: Path, tmp_path: Path) -> None:
+def test_private_statistics_without_bounds_are_refused(table: Path, tmp_path: Path) -> None:
     text = (
         SCHEMA.format(missing="refuse")
         .replace("low = 0\nhigh = 120", "")

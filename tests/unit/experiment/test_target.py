@@ -44,7 +44,7 @@ def test_the_noise_meets_the_target(adversary: str) -> None:
     assert 0.98 * 4.0 <= reached <= 4.0
 
 
-def test_without_a_target_the_file_says_the_noise() -> None:
+def test_without_a_target_the_files_multiplier_is_used() -> None:
     method, found = method_of(
         config({"name": "udp-fedavg", "noise_multiplier": 0.7}, target_epsilon=None), PLAN
     )
@@ -77,7 +77,7 @@ def test_what_cannot_be_reached_is_refused(
     assert refusal.value.field == field
 
 
-def test_nodes_are_told_the_multiplier() -> None:
+def test_nodes_get_the_calibrated_multiplier() -> None:
     told = with_target_noise(config(), PLAN)
     assert told.privacy.target_epsilon is None
     assert told.build_method() == method_of(config(), PLAN)[0]
@@ -95,7 +95,7 @@ def test_wrappers_are_kept() -> None:
     assert with_noise(wrapped, 1.0) != with_noise(config(), 1.0)
 
 
-def test_a_run_says_what_it_took(tmp_path: Path) -> None:
+def test_a_run_records_its_resources(tmp_path: Path) -> None:
     asked = config().model_copy(update={"run": config().run.model_copy(update={"rounds": 2})})
     result = run_seed(asked, 0, experiment="target", results=tmp_path)
     target = result.summary["target"]

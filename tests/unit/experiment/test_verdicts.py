@@ -27,7 +27,7 @@ def test_level_is_within_the_larger_of_tolerance_and_interval() -> None:
     assert verdicts([wide], 0.03)["wide"] == "level"
 
 
-def test_a_row_off_its_level_has_the_order_if_it_stands_right_to_all_others() -> None:
+def test_a_row_that_misses_its_level_has_the_order_if_it_is_ordered_correctly() -> None:
     rows = [row("a", 0.9, 0.6), row("b", 0.8, 0.5), row("c", 0.7, 0.55)]
     assert verdicts(rows, 0.01) == {"a": "order", "b": "missed", "c": "missed"}
 

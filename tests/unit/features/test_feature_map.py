@@ -171,7 +171,7 @@ def test_features_come_from_the_cache_bit_by_bit(cache: Path, monkeypatch: pytes
     assert len(list(cache.iterdir())) == 3  # other images, other options
 
 
-def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None:
+def test_features_do_not_depend_on_a_writable_cache(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert ScatteringFeatures(depth=1).features(images(), tmp_path / "file" / "below").shape[0] == 6
 

@@ -53,7 +53,7 @@ def test_another_encoder_under_the_same_path_has_other_features(folder: Path, tm
     assert not torch.equal(made.features(records, tmp_path / "cache"), first)
 
 
-def test_results_say_that_the_encoder_was_trained_before(folder: Path) -> None:
+def test_results_state_that_the_encoder_is_pretrained(folder: Path) -> None:
     prepared = prepare(config(folder), 0)
     assert prepared.dataset.input_shape == (8,)
     assert "public" in facts_of(config(folder), "e", prepared)["features"]["note"]

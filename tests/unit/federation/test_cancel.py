@@ -30,9 +30,7 @@ def flower_with(monkeypatch: pytest.MonkeyPatch, runs: list[dict[str, Any]]) -> 
     return given
 
 
-def test_the_only_run_that_goes_on_is_cancelled_and_no_other(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_only_the_active_run_is_cancelled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given = flower_with(monkeypatch, ACTIVE)
     assert processes.cancel_run(tmp_path) == "2"
     assert [words[:2] for words in given] == [("stop", "2")]
@@ -74,7 +72,7 @@ def server_that_says(monkeypatch: pytest.MonkeyPatch, *statuses: str) -> list[tu
     return given
 
 
-def test_the_same_command_follows_a_run_that_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_same_command_follows_an_active_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     settings = settings_in(tmp_path)
     given = server_that_says(monkeypatch, "running", launch.STOPPED)
     with pytest.raises(FedveilError):
@@ -91,7 +89,7 @@ def test_the_same_command_follows_a_run_that_goes_on(monkeypatch: pytest.MonkeyP
     assert any(words[0] == "run" for words in given), "what is over is submitted again"
 
 
-def test_whoever_waits_is_told_of_the_cancellation_and_not_of_its_traces(
+def test_a_cancelled_run_is_reported_as_cancelled_to_its_submitter(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     settings = settings_in(tmp_path)

@@ -53,11 +53,11 @@ def made(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["fl.example.org", "10.1.2.3", "localhost", "127.0.0.1"])
-def test_the_server_is_believed_under_its_names(made: Path, name: str) -> None:
+def test_the_server_is_trusted_under_its_names(made: Path, name: str) -> None:
     assert shake_hands(made / "server", made / "ca" / "ca.crt", name) == "TLSv1.3"
 
 
-def test_another_name_or_another_authority_is_not_believed(made: Path) -> None:
+def test_another_name_or_authority_is_not_trusted(made: Path) -> None:
     with pytest.raises(ssl.SSLCertVerificationError, match="not valid for"):
         shake_hands(made / "server", made / "ca" / "ca.crt", "evil.example.org")
     with pytest.raises(ssl.SSLCertVerificationError):

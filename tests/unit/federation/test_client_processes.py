@@ -130,7 +130,7 @@ def test_one_process_answers_many_messages_and_ends_when_none_come(tmp_path: Pat
     assert sink.tokens() == ["a", "b", "c"]
 
 
-def test_a_killed_process_costs_no_message(tmp_path: Path) -> None:
+def test_a_killed_process_loses_no_message(tmp_path: Path) -> None:
     sink = Sink(tmp_path / "told")
     ready = ReadyProcess(sink)
     ready.launch(spec("a"))

@@ -132,7 +132,7 @@ def test_insecure_is_for_loopback_only(tmp_path: Path) -> None:
         read_toml(server, ServerConfig)
 
 
-def test_nothing_is_reported_to_anybody(tmp_path: Path) -> None:
+def test_telemetry_and_update_checks_are_off(tmp_path: Path) -> None:
     env = environment(tmp_path)
     assert env["FLWR_TELEMETRY_ENABLED"] == "0"
     assert env["FLWR_DISABLE_UPDATE_CHECK"] == "1"
@@ -141,7 +141,7 @@ def test_nothing_is_reported_to_anybody(tmp_path: Path) -> None:
     assert env["FLWR_HOME"] == str(tmp_path)
 
 
-def test_a_method_that_proves_nothing_needs_the_word_for_it(tmp_path: Path) -> None:
+def test_a_method_that_proves_nothing_needs_no_limit(tmp_path: Path) -> None:
     with refuses("--method"):
         command("init", str(tmp_path / "f"), "--nodes", "2", "--method", "fedavg")
     command("init", str(tmp_path / "f"), "--nodes", "2", "--method", "fedavg", "--no-limit")

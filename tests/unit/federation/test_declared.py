@@ -55,7 +55,7 @@ def test_data_that_fits_is_used_as_it_is() -> None:
     assert fit(examples, 5, 2).x[:, 0].tolist() == [1, 2, 0, 4, 0]
 
 
-def test_a_made_up_example_is_of_the_same_form_and_not_of_the_data() -> None:
+def test_an_artificial_example_has_the_same_shape_and_is_not_from_the_data() -> None:
     for held in (numbered([3]), Examples(torch.tensor([[7, 8]]), torch.tensor([1]))):
         one = made_up(held)
         assert one.x.shape == held.x.shape
@@ -71,7 +71,9 @@ def test_a_node_that_declares_no_labels_counts_as_holding_all_classes() -> None:
 @pytest.mark.parametrize(
     "declared", ["records = 13", "classes = 2", "labels = [0, 1]", "records = 13\nclasses = 2"]
 )
-def test_data_beside_the_declaration_is_found_by_its_operator_only(declared: str, tmp_path: Path) -> None:
+def test_data_that_contradicts_its_declaration_is_visible_to_its_operator_only(
+    declared: str, tmp_path: Path
+) -> None:
     folder = node_folder(tmp_path, extra=declared + "\n")
     assert len(open_node(folder).held) == 12, "a running node does not refuse by its data"
     with pytest.raises(DataError):

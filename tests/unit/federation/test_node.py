@@ -62,7 +62,7 @@ def test_a_node_computes_features_from_brightness_and_keeps_them_to_itself(
         assert len(list((folder / "state" / "features").iterdir())) == 1
 
 
-def test_noise_is_entropy_unless_the_node_itself_says_that_it_is_a_test(tmp_path: Path) -> None:
+def test_noise_is_entropy_unless_the_nodes_own_file_declares_a_test(tmp_path: Path) -> None:
     assert open_node(node_folder(tmp_path / "a")).noise == "entropy"
     tested = node_folder(tmp_path / "b", extra="[testing]\nseeded_noise = true\n")
     assert open_node(tested).noise == "seeded"
@@ -123,7 +123,7 @@ def test_pictures_follow_the_agreed_classes(tmp_path: Path) -> None:
         ('name = "a"\nclient = 0\nnoise = "seeded"\n[data]\nreader = "npz"\npath = "x"', "node.toml: noise"),
     ],
 )
-def test_a_node_file_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, field: str) -> None:
+def test_an_invalid_node_file_is_refused(tmp_path: Path, text: str, field: str) -> None:
     folder = node_folder(tmp_path)
     (folder / "node.toml").write_text(text)
     with refuses(field):

@@ -48,7 +48,7 @@ def spent(guard: PolicyGuard) -> float:
     return row.epsilon
 
 
-def test_every_participation_costs_in_full_whatever_rate_the_server_claims(tmp_path: Path) -> None:
+def test_every_participation_is_charged_in_full_for_any_claimed_sampling_rate(tmp_path: Path) -> None:
     """A plan of 10^6 clients must not make an upload cheaper: the node knows only that it took part."""
     guard = open_node(node_folder(tmp_path)).guard
     for number, plan in enumerate([PLAN, replace(PLAN, clients=10**6), replace(PLAN, sampler="poisson")], 1):
@@ -129,7 +129,7 @@ def test_the_exchanges_of_a_round_are_charged_once_and_a_step_back_again(tmp_pat
         (replace(PLAN, records_per_client=1, largest_client=11), LOCAL, 0, "records"),
     ],
 )
-def test_what_else_is_refused_and_charges_nothing(
+def test_refused_rounds_charge_nothing(
     tmp_path: Path, plan: Plan, method: AnyMethod, announced: int, field: str
 ) -> None:
     guard = open_node(node_folder(tmp_path)).guard
@@ -219,7 +219,7 @@ def test_two_guards_cannot_both_take_the_last_round(tmp_path: Path) -> None:
     epsilon=st.floats(0.5, 15.0),
     requests=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 4)), min_size=1, max_size=6),
 )
-def test_whatever_is_asked_the_limit_is_never_passed(
+def test_no_sequence_of_requests_exceeds_the_limit(
     tmp_path_factory: pytest.TempPathFactory,
     sigma: float,
     epsilon: float,
@@ -255,6 +255,6 @@ def test_whatever_is_asked_the_limit_is_never_passed(
         ("methods = [", "file"),
     ],
 )
-def test_a_policy_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, field: str) -> None:
+def test_an_invalid_policy_is_refused(tmp_path: Path, text: str, field: str) -> None:
     with refuses(field):
         open_node(node_folder(tmp_path, policy=text))

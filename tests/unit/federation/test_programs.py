@@ -117,7 +117,7 @@ def settings(client: str) -> str:
     return f'[tool.flwr.app.components]\nserverapp = "x:y"\nclientapp = "{client}"\n'
 
 
-def test_nodes_are_asked_to_come_back_until_their_keys_are_registered(tmp_path: Path) -> None:
+def test_nodes_are_asked_to_retry_until_their_keys_are_registered(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     assert status_of("/v1/fleet/activate-node", "192.0.2.1", ready=ready) == 503
     assert status_of("/v1/control/register-node", "127.0.0.1", ready=ready) == 200
@@ -288,7 +288,7 @@ def test_a_free_port_is_not_one_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
         assert free_port() != taken
 
 
-def test_a_running_folder_is_known_and_stopped_and_a_stale_number_is_not_believed(tmp_path: Path) -> None:
+def test_a_running_folder_is_stopped_and_a_stale_process_id_is_ignored(tmp_path: Path) -> None:
     assert running_process(tmp_path) is None
     assert not stop(tmp_path)
     with subprocess.Popen(
@@ -328,7 +328,7 @@ def test_a_supervised_program_that_is_asked_to_stop_has_not_failed() -> None:
     assert supervise(["sleep", "60"], dict(os.environ), stopped) == 0
 
 
-def test_a_nodes_status_tells_what_is_spent(tmp_path: Path) -> None:
+def test_a_nodes_status_shows_the_spent_budget(tmp_path: Path) -> None:
     (folder, _) = init(tmp_path / "f", Federation(nodes=2, epsilon=20.0))
     np.savez(folder / "data.npz", x=np.zeros((6, 4), np.float32), y=np.zeros(6, np.int64))
     from fedveil.federation.node import open_node

@@ -26,7 +26,7 @@ def sets() -> Sets:
     return Sets(images, torch.tensor([[0, 0, 1, 1], [2, 2, -1, -1]]))
 
 
-def test_rounds_are_kept_as_they_went_over_the_wire() -> None:
+def test_recorded_rounds_equal_the_messages() -> None:
     watch = KeepRounds({2, 3})
     down = ModelAndRadius({"a": torch.ones(1, 3)}, torch.ones(1))
     for round_ in (1, 2, 3):

@@ -236,7 +236,7 @@ def test_equal_losses_or_none_give_fedavgs_weights() -> None:
 # --- edges ----------------------------------------------------------------------------------------------------
 
 
-def test_a_client_without_examples_counts_nothing() -> None:
+def test_a_client_without_examples_has_no_weight() -> None:
     up = upload(DPFedAGS(), clients(5, 0, 7))
     assert up.loss[1] == 0
     assert up.size[1] == 0
@@ -277,7 +277,7 @@ def test_more_selections_than_parameters_are_refused_before_training() -> None:
     DPFedAGS(selections=21).init_server(linear_task().init(0), PLAN)
 
 
-def test_a_loss_that_is_not_finite_is_told_by_its_client() -> None:
+def test_a_loss_that_is_not_finite_names_its_client() -> None:
     def endless(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return cross_entropy(outputs, y) + math.inf  # whose gradient is finite
 
@@ -291,7 +291,7 @@ def test_a_run_of_no_rounds_is_refused() -> None:
         run(linear_task(), clients(5, 5), DPFedAGS(), rounds=0)
 
 
-def test_the_statement_tells_claim_from_proof() -> None:
+def test_the_statement_separates_claim_and_proof() -> None:
     statement = privacy_statement(DPFedAGS(epsilon=0.1), PLAN, 1e-3)
     assert "epsilon 0.1" in str(statement.paper_claim)
     assert all(row.epsilon is None for row in statement.proven)

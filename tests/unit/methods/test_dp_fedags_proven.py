@@ -81,7 +81,7 @@ def test_every_adversary_gets_an_epsilon(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
 @pytest.mark.parametrize("count", [1, 7, 5000])
-def test_top_k_costs_the_zcdp_of_its_noise_multiplier_for_any_k(share: float, count: int) -> None:
+def test_top_k_has_the_zcdp_of_its_noise_multiplier_for_any_k(share: float, count: int) -> None:
     method = made(variant="top-k", noise_multiplier=3.0, selection_share=share)
     priced = method._top_k(count)
     rho = count * priced.selection_epsilon**2 / 8 + 1 / (2 * priced.multiplier**2)
@@ -131,7 +131,7 @@ def test_unselected_coordinates_are_zero_and_not_sent(fields: dict[str, Any]) ->
     assert up.row_bytes() == expected
 
 
-def test_a_public_mask_costs_no_index_on_the_way_up() -> None:
+def test_a_public_mask_needs_no_indices_in_uploads() -> None:
     _, down, up, _ = exchange(made(variant="public-mask", selected=0.25))
     assert up.own == {}
     assert down.mask["places"].shape == (1, up.values.shape[1])
@@ -195,7 +195,7 @@ def test_variant_0_is_dp_fedavg_with_the_noise_turned_round(monkeypatch: pytest.
     assert all(torch.allclose(proven[name], plain[name], atol=1e-9) for name in proven)
 
 
-def test_missing_clients_are_made_up_for_in_noise() -> None:
+def test_the_server_adds_the_noise_of_missing_clients() -> None:
     """The published mean of a Poisson round has the declared noise, whoever participated."""
     method = made(variant="everywhere", noise_multiplier=2.0, clip=1.0, lr=1.0)
     task, plan = make_task(), make_plan(sampler="poisson")

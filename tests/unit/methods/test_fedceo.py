@@ -105,7 +105,7 @@ def test_the_threshold_follows_the_geometric_schedule(theta: float) -> None:
         assert method.threshold(t, 0.0, 4, 5, 6) == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_threshold_beyond_all_numbers_leaves_nothing() -> None:
+def test_an_infinite_threshold_gives_zeros() -> None:
     """theta^(t/I) overflows in long runs; without noise "auto" still smooths nothing."""
     up = stack(3)
     smooth = FedCEO(lam=0.1, theta=10.0, interval=1).smooth(up, 1000, 0.0)

@@ -64,7 +64,7 @@ def epsilons(method: Any, plan: Plan) -> dict[str, float | None]:
 
 
 @pytest.mark.parametrize("sampler", ["fixed", "poisson"])
-def test_own_restarts_cost_the_server_nothing_and_everybody_else_the_uploads(sampler: Sampler) -> None:
+def test_own_restarts_add_no_release_to_the_server_and_uploads_to_everybody_else(sampler: Sampler) -> None:
     plan = Plan(100, 10, sampler, 40, 5, 5)
     own, plain = (epsilons(m, plan) for m in (FedCEO(restart="own", interval=5), UDPFedAvg()))
     assert own["server"] == plain["server"]

@@ -259,7 +259,7 @@ def test_inner_steps_leave_the_model_alone_and_lower_the_loss() -> None:
     assert float(perturbed) < float(task.loss(theta, batch))
 
 
-def test_perturbation_is_kept_between_batches_and_drawn_anew_in_a_round() -> None:
+def test_the_perturbation_persists_between_batches_and_is_drawn_again_each_round() -> None:
     task, data = make_task(), make_data([4])
     method = FedEM(batch_size=2, perturbation_steps=0, rho_max=0.5)
     plan = Plan(1, 1, "all", 2, 4, 4)
@@ -273,7 +273,7 @@ def test_perturbation_is_kept_between_batches_and_drawn_anew_in_a_round() -> Non
     assert not torch.equal(third["delta"], fourth["delta"])
 
 
-def test_a_deployed_client_starts_where_the_seed_does_not_tell() -> None:
+def test_a_deployed_clients_initial_state_does_not_depend_on_the_seed() -> None:
     """The server knows the seed; from it alone it could draw the simulated start again."""
     task, data = make_task(), make_data([4])
     method = FedEM(batch_size=4, perturbation_steps=0, rho_max=0.5)

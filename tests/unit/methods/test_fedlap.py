@@ -259,7 +259,7 @@ def test_private_images_depend_on_the_noise_alone_beyond_the_clip() -> None:
     assert not torch.allclose(noisy.images, private.images)
 
 
-def test_private_uploads_say_neither_size_nor_measured_radius() -> None:
+def test_private_uploads_contain_neither_size_nor_measured_radius() -> None:
     up, _ = uploads(FedLAPDP(**QUICK))
     assert set(up.tensors()) == {"images", "labels"}
 

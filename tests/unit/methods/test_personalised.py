@@ -130,7 +130,7 @@ def test_they_disclose_what_udp_fedavg_discloses(method: PPSGD | Centaur) -> Non
 
 
 @pytest.mark.parametrize("kind", [PPSGD, Centaur])
-def test_what_a_client_sends_tells_of_earlier_cohorts_so_those_of_fixed_size_hide_nobody(
+def test_uploads_that_depend_on_earlier_cohorts_make_fixed_size_cohorts_visible(
     kind: type[PPSGD] | type[Centaur],
 ) -> None:
     method = kind(noise_multiplier=0.0, clip=math.inf, batch_size=8)
@@ -161,6 +161,6 @@ def test_personal_models_are_scored_beside_the_shared_one(kind: type[PPSGD] | ty
     assert found.accuracy == pytest.approx(shared)
 
 
-def test_methods_without_personal_models_say_so() -> None:
+def test_methods_without_personal_models_are_refused() -> None:
     found = run(Task(network), clients(), UDPFedAvg(), rounds=1, cohort=2, workers=1)
     assert found.summary["personal"] is None

@@ -63,7 +63,7 @@ def test_the_clients_noise_protects_against_everybody() -> None:
     assert found["observer"] < found["server"]
 
 
-def test_record_level_costs_what_the_oracle_says() -> None:
+def test_record_level_epsilon_agrees_with_the_oracle() -> None:
     method = made("dp-fedavg", unit="record", noise_multiplier=1.0, record_rate=0.0256, epochs=5)
     everyone = Plan(5, 5, "all", 1, 10_000, 10_000)
     steps = round(5 / 0.0256)
@@ -196,7 +196,7 @@ def test_the_sum_is_right_on_average() -> None:
     assert float(error.square().mean()) == pytest.approx(1, abs=0.6)
 
 
-def test_a_shared_scope_says_that_it_needs_secure_aggregation() -> None:
+def test_a_shared_noise_scope_states_that_it_needs_secure_aggregation() -> None:
     rows = privacy_statement(made("cpsgd", epsilon=0.5), Plan(100, 10, "fixed", 20), 1e-5).proven
     found = {row.adversary: row for row in rows}
     assert found["server"].epsilon is None
@@ -211,7 +211,7 @@ def test_a_shared_scope_says_that_it_needs_secure_aggregation() -> None:
 @pytest.mark.parametrize("cohort", [2, 3, 10])
 @pytest.mark.parametrize("epsilon", [0.5, 20.0, 5000.0])
 @pytest.mark.parametrize("dimension", [2, 128, 65_536])
-def test_the_others_trials_alone_prove_what_a_member_of_the_cohort_is_told(
+def test_the_other_clients_trials_prove_the_guarantee_against_a_participant(
     cohort: int, epsilon: float, dimension: int
 ) -> None:
     """A client knows the trials that it added itself: the price to it is that of the rest."""
@@ -234,7 +234,7 @@ def test_a_member_of_the_cohort_learns_more_than_an_observer() -> None:
         assert found["client"] > found["observer"]
 
 
-def test_whoever_is_alone_in_the_cohort_sees_nobody_else() -> None:
+def test_a_single_participant_observes_no_other_client() -> None:
     assert made("cpsgd").releases(Plan(100, 1, "fixed", 20))[1].insider is None
 
 
@@ -292,7 +292,7 @@ def test_fedsnlc_clips_and_its_noise_is_the_printed_one_times_the_clip() -> None
     assert float(noise.std()) == pytest.approx(sigma * 0.5, rel=0.03)
 
 
-def test_fedsnlc_proves_nothing_and_says_so() -> None:
+def test_fedsnlc_states_that_nothing_is_proven() -> None:
     rows = privacy_statement(made("dp-fedsnlc"), PLAN, 1e-3).proven
     assert all(row.epsilon is None and "no noise" in row.reason for row in rows)
 

@@ -20,7 +20,7 @@ from fedveil.methods.wrappers import WRAPPERS
 @pytest.mark.parametrize(
     ("package", "known"), [(fedveil.methods, METHODS), (fedveil.methods.wrappers, WRAPPERS)]
 )
-def test_every_module_registers_exactly_the_names_said_of_it(package: object, known: object) -> None:
+def test_every_module_registers_exactly_its_listed_names(package: object, known: object) -> None:
     assert isinstance(known, LazyRegistry)
     name = package.__name__  # type: ignore[attr-defined]
     for module in pkgutil.iter_modules(package.__path__):  # type: ignore[attr-defined]

@@ -62,7 +62,7 @@ def trained(method: AnyMethod, **options: Any) -> dict[str, torch.Tensor]:
     return fedveil.run(make_task(), method=method, rounds=3, sampler="all", **options).model
 
 
-def test_the_methods_that_need_only_a_sum_say_so() -> None:
+def test_methods_that_need_only_a_sum_support_secure_aggregation() -> None:
     assert {name for name, kind in METHODS.items() if sums_securely(kind)} == set(ABLE)
 
 

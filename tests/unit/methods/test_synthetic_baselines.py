@@ -133,7 +133,7 @@ def test_feddm_matches_the_mean_features_and_logits_of_each_class() -> None:
 
 
 @pytest.mark.parametrize("radius", [0.01, 1.0, math.inf])
-def test_feddm_looks_at_models_near_the_servers(radius: float) -> None:
+def test_feddm_matches_at_models_near_the_servers(radius: float) -> None:
     w = with_axis(task().init(0))
     found = [nearby(w, 0.1, radius, RNG.rows([0]), step) for step in range(3)]
     lengths = [float(norms(sub(near, w))) for near in found]

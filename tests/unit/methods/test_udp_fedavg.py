@@ -45,7 +45,7 @@ def test_the_mean_carries_that_noise(cohort: int, answered: int) -> None:
     assert float(moved.std()) == pytest.approx(2.0, rel=0.02)
 
 
-def test_the_cohort_is_told_its_size_and_tells_it_back() -> None:
+def test_the_cohort_size_is_announced_and_repeated() -> None:
     method = UDPFedAvg()
     server = method.init_server({"w": torch.zeros(2)}, PLAN)
     assert method.broadcast(At(PLAN, 1), server, range(17)).cohort == 17

@@ -134,7 +134,7 @@ def test_denoising_finds_a_low_rank_displacement(shrinkage: Any, noise: Any) -> 
     assert found.resume is None
 
 
-def test_denoising_of_nothing_is_nothing() -> None:
+def test_denoising_of_a_zero_displacement_is_zero() -> None:
     params = {"w": torch.ones(6, 4)}
     for rule in (DisplacementDenoise(), DisplacementDenoise(resume=True)):
         step = rule.step(1, rule.start(params), params, params)

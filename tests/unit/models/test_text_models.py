@@ -110,7 +110,7 @@ def test_padding_changes_nothing(name: str) -> None:
     torch.testing.assert_close(again[:, :4] if again.dim() == 3 else again, plain)
 
 
-def test_a_language_model_does_not_look_ahead() -> None:
+def test_a_language_model_does_not_attend_to_later_tokens() -> None:
     model = build("causal-lm")
     ids = texts(1).clamp(min=1)
     other = ids.clone()

@@ -184,7 +184,7 @@ def test_dirichlet_shares_have_the_distributions_moments(alpha: float) -> None:
     assert covariance == pytest.approx(-variance / (clients - 1), rel=0.12)
 
 
-def test_dirichlet_keeps_the_smallest_size_or_says_what_would_do() -> None:
+def test_dirichlet_keeps_the_smallest_size_or_is_refused_with_a_remedy() -> None:
     partition = dirichlet(Y, 10, 0.5, named_stream(0), min_size=20)
     assert min(partition.sizes) >= 20
     with refuses("alpha"):
@@ -242,14 +242,14 @@ def test_labels_that_are_none_are_refused(y: Tensor) -> None:
         iid(y, 1, named_stream(0))
 
 
-def test_an_empty_group_is_allowed_only_when_said() -> None:
+def test_an_empty_group_needs_allow_empty() -> None:
     groups: Sequence[Sequence[int]] = [*PAIRS, ()]
     with refuses("clients"):
         class_groups(Y, groups)
     assert class_groups(Y, groups, allow_empty=True).sizes[-1] == 0
 
 
-def test_a_partition_cannot_list_an_example_twice_or_nobody() -> None:
+def test_a_partition_without_clients_or_with_a_repeated_example_is_refused() -> None:
     with refuses("parts"):
         Partition((torch.tensor([0, 1]), torch.tensor([1])))
     with refuses("clients"):

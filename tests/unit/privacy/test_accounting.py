@@ -88,7 +88,7 @@ def test_a_protected_method_has_a_finite_epsilon_against_everybody(releases: lis
 
 
 @pytest.mark.parametrize("releases", [declared.dp_fedags_as_printed(), declared.fedem()])
-def test_an_unprotected_method_proves_nothing_and_says_why(releases: list[Release]) -> None:
+def test_an_unprotected_method_proves_nothing_and_states_the_reason(releases: list[Release]) -> None:
     for row in account(releases, PLAN, DELTA):
         assert row.epsilon is None
         assert row.to_json()["epsilon"] is None
@@ -103,13 +103,13 @@ def test_one_unprotected_release_spoils_all_others() -> None:
     assert _one(rows, "observer").epsilon is not None
 
 
-def test_what_nobody_declared_is_not_claimed() -> None:
+def test_undeclared_releases_are_not_claimed() -> None:
     rows = account([_client(GaussianNoise(1.0))], PLAN, DELTA)
     assert _one(rows, "observer").epsilon is None
     assert "declared" in _one(rows, "observer").reason
 
 
-def test_one_unit_says_nothing_of_another() -> None:
+def test_a_guarantee_of_one_unit_is_none_for_another() -> None:
     releases = [_client(GaussianNoise(1.0)), Release("y", "record", ("server",), GaussianNoise(1.0))]
     for row in account(releases, PLAN, DELTA):
         assert row.epsilon is None
@@ -146,13 +146,13 @@ def test_releases_of_one_round_share_one_participation() -> None:
     assert _epsilon(hidden) == pytest.approx(_epsilon(one), rel=1e-9)
 
 
-def test_a_seen_release_uncovers_a_hidden_one() -> None:
+def test_a_visible_release_makes_a_hidden_one_visible() -> None:
     mixed = [_client(GaussianNoise(2.0)), _client(GaussianNoise(2.0), participation="hidden")]
     seen = [_client(GaussianNoise(2.0)), _client(GaussianNoise(2.0))]
     assert _epsilon(mixed) == _epsilon(seen)
 
 
-def test_hidden_costs_less_than_seen_and_seen_less_than_charged() -> None:
+def test_epsilon_of_hidden_participation_is_below_visible_and_visible_below_charged() -> None:
     values = [_epsilon([_client(GaussianNoise(1.0), participation=p)]) for p in ("hidden", "seen", "charged")]
     assert values == sorted(values)
     assert values[0] < values[1] < values[2]
@@ -161,7 +161,9 @@ def test_hidden_costs_less_than_seen_and_seen_less_than_charged() -> None:
 @pytest.mark.parametrize(
     "protection", [PureDP(0.3), ApproximateDP(0.3, 1e-8), ZeroConcentratedDP(0.01), LaplaceNoise(0.3)]
 )
-def test_every_protection_is_accounted_for_seen_hidden_and_charged(protection: Protection) -> None:
+def test_every_protection_is_accounted_for_with_visible_hidden_and_charged_participation(
+    protection: Protection,
+) -> None:
     hidden, seen, charged = (
         _epsilon([_client(protection, participation=p)]) for p in ("hidden", "seen", "charged")
     )
@@ -318,7 +320,7 @@ def test_a_client_of_a_cohort_of_one_learns_of_others_only_from_outside() -> Non
     assert _epsilon([release], whole, "client") > 0
 
 
-def test_sampling_hides_nobody_from_a_client_in_the_rounds_whose_size_it_is_told() -> None:
+def test_sampling_does_not_amplify_against_a_client_that_observes_the_cohort_size() -> None:
     """It may know no noise at all: in its own share of the rounds a Poisson cohort is seen."""
     told = Release(
         "m", "client", ("observer", "client"), GaussianNoise(1.0), participation="hidden", insider=GaussianNoise(1.0)
@@ -462,7 +464,7 @@ def test_impossible_numbers_are_refused() -> None:
         Release.from_json({**_client(GaussianNoise(1.0)).to_json(), "protection": {"kind": "magic"}})
 
 
-def test_one_participation_costs_a_full_upload() -> None:
+def test_one_participation_is_accounted_as_one_upload() -> None:
     plan = Plan(100, 10, "fixed", 300)
     row = _one(account_participation([_client(GaussianNoise(1.0), every=7)], plan, DELTA))
     assert row.epsilon == pytest.approx(4.377, abs=1e-3)
@@ -477,7 +479,7 @@ def test_one_participation_is_in_one_round_not_in_two_that_differ(sampler: Sampl
     assert server == observer == client == upload[0].epsilon
 
 
-def test_a_release_that_never_happens_costs_nothing_but_proves_nothing() -> None:
+def test_a_release_that_never_happens_has_epsilon_zero() -> None:
     row = _one(
         account_participation([_client(GaussianNoise(1.0), every=7)], Plan(100, 10, "fixed", 3), DELTA)
     )

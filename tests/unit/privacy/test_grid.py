@@ -166,7 +166,7 @@ def reachable(found: np.ndarray, std: float) -> np.ndarray:
     return hit
 
 
-def test_the_attack_tells_floating_point_noise_from_its_sum_and_fails_on_the_grid() -> None:
+def test_the_attack_distinguishes_floating_point_sums_and_fails_on_the_grid() -> None:
     std, size, stream = 0.7, 20_000, named_stream(1, "attack")
     value = (stream.standard_normal(size) * 0.01).astype(np.float32)
     draws = stream.standard_normal(size).astype(np.float32)
@@ -218,7 +218,7 @@ def test_above_threshold_has_the_probability_of_two_laplace_draws() -> None:
     assert abs(hits / trials - wanted) < 4 * math.sqrt(0.25 / trials)
 
 
-def test_the_first_in_the_order_are_taken() -> None:
+def test_the_first_positions_in_the_order_are_released() -> None:
     values, order = np.array([1e9, 0.0, 1e9, 1e9]), np.array([3, 1, 0, 2])
     found = choice.above_noisy_threshold(values, 1e6, (1.0, 1.0), order, 2, named_stream(0, "o"))
     assert found.tolist() == [3, 0]

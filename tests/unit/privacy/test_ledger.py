@@ -291,7 +291,7 @@ def test_impossible_budgets_are_refused(epsilon: float, delta: float) -> None:
         Budget(epsilon, delta, "server", "client")
 
 
-def test_what_another_run_appends_during_a_look_is_no_damage(
+def test_concurrent_appends_are_not_mistaken_for_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the entries and the head that vouches for them another process may have written both."""

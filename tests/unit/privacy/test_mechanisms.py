@@ -100,7 +100,7 @@ def test_what_is_not_finite_is_not_released(bad: float) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-def test_what_is_not_finite_counts_as_zero_where_an_error_would_tell_of_it(bad: float) -> None:
+def test_values_that_are_not_finite_count_as_zero_where_an_error_would_disclose_them(bad: float) -> None:
     rows = {"w": torch.tensor([[1.0, bad], [0.3, 0.4]]), "b": torch.tensor([0.1, 0.2])}
     with hidden_divergence() as happened:
         for clip in (clip_rows, clip_rows_l1):
@@ -174,7 +174,7 @@ def test_parameters_of_one_number_a_client_count_like_any_other() -> None:
     assert {name: leaf.shape for name, leaf in noisy.items()} == {"scale": (2,), "w": (2, 1)}
 
 
-def test_each_client_has_its_own_noise_whatever_the_cohort() -> None:
+def test_a_clients_noise_does_not_depend_on_the_cohort() -> None:
     mechanism = Gaussian(1.0, 1.0)
     together = mechanism({"w": torch.zeros(3, 5)}, ClientStreams(0, 1, (7, 8, 9)).noise())["w"]
     alone = mechanism({"w": torch.zeros(1, 5)}, ClientStreams(0, 1, (8,)).noise())["w"]

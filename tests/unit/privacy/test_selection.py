@@ -106,7 +106,7 @@ def test_the_theorems_by_hand() -> None:
     assert PoissonTrials(10.0).curve(trial)[1] == pytest.approx(0.1 + 10 * fails + 0.2558428, rel=1e-3)
 
 
-def test_a_geometric_number_of_trials_costs_up_to_three_times_one_run() -> None:
+def test_a_geometric_number_of_trials_has_up_to_three_times_the_epsilon_of_one_run() -> None:
     """It grows with the expected number of trials and stays below the factor 3 of Liu and Talwar 2019 for pure DP."""
     plan = Plan(100, 10, "poisson", 100)
     release = Release("sum", "client", ("observer",), GaussianNoise(2.0), participation="hidden")
@@ -121,7 +121,7 @@ def test_a_geometric_number_of_trials_costs_up_to_three_times_one_run() -> None:
         assert low * one < all_ < high * one
 
 
-def test_candidates_cost_between_the_cheapest_and_the_dearest() -> None:
+def test_the_epsilon_of_a_mixture_of_candidates_is_between_the_smallest_and_the_largest() -> None:
     plan = Plan(100, 10, "poisson", 10)
     cheap, dear = (
         rounds_of([Release("s", "client", ("observer",), GaussianNoise(m), "hidden")], plan)

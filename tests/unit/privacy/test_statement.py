@@ -31,7 +31,7 @@ def test_json_has_the_three_fields_and_where_the_noise_comes_from() -> None:
     assert all(row["epsilon"] is None and row["reason"] for row in reasons)
 
 
-def test_words_say_what_is_seen_and_what_it_costs() -> None:
+def test_the_words_state_what_is_visible_and_its_epsilon() -> None:
     text = _statement(declared.udp_fedavg(1.0)).in_words()
     assert (
         "The server sees each upload with Gaussian noise of 0.316 times the clip, and who took part" in text
@@ -43,7 +43,7 @@ def test_words_say_what_is_seen_and_what_it_costs() -> None:
     assert "trusted not to share" in text
 
 
-def test_a_trusted_server_is_asked_for_only_where_the_row_against_it_proves_less() -> None:
+def test_a_trusted_server_is_needed_only_where_the_row_against_it_proves_less() -> None:
     def row(adversary: Adversary, epsilon: float | None) -> Guarantee:
         return Guarantee("client", adversary, "zero-out", "fixed", epsilon, 1e-5, "composition")
 
@@ -60,7 +60,7 @@ def test_words_name_what_of_a_run_is_not_covered_by_its_epsilon() -> None:
     assert "scores of single clients" not in _statement(declared.fedem()).in_words(), "there is no epsilon"
 
 
-def test_what_is_declared_for_records_and_clients_is_said_once() -> None:
+def test_releases_declared_for_records_and_clients_are_stated_once() -> None:
     lines = _statement([*unprotected("the trained model", "no noise is added")]).in_words().splitlines()
     assert lines.count("  The server sees the trained model with no protection.") == 1
     assert sum("Nothing is proven for" in line for line in lines) == 2 * 3
@@ -73,7 +73,7 @@ def test_words_name_what_is_not_proven() -> None:
     assert "The paper states: epsilon 0.1 for each upload. That is the paper's claim" in text
 
 
-def test_words_tell_what_is_sent_from_what_is_published_and_say_it_once() -> None:
+def test_the_words_separate_uploads_and_publications_and_state_each_once() -> None:
     releases = unprotected("each client's gradient", "it is bare")
     lines = _statement(list(releases)).in_words().splitlines()
     assert lines.count("  The server sees each client's gradient with no protection.") == 1

@@ -28,7 +28,7 @@ def run(place: Path, **options: Any) -> dict[str, Any]:
     return run_seed(config, 0, experiment="visits", results=place / "results").summary
 
 
-def test_the_statement_says_where_the_scales_come_from_and_that_records_are_rows(tmp_path: Path) -> None:
+def test_the_statement_names_the_source_of_scales_and_that_records_are_rows(tmp_path: Path) -> None:
     plain = run(tmp_path, drop=["who"])
     declared = run(tmp_path, drop=["who"], statistics="public")
     assert plain["privacy"]["data"][0] != declared["privacy"]["data"][0]

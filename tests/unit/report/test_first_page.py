@@ -35,7 +35,7 @@ def test_the_first_page_has_odds_grade_duties_and_lines_to_sign(tmp_path: Path) 
         assert word in first
 
 
-def test_the_first_page_says_whose_data_it_was_when_and_by_which_version(tmp_path: Path) -> None:
+def test_the_first_page_states_data_time_and_version(tmp_path: Path) -> None:
     folder = write_run(tmp_path, "udp-fedavg", client_names=["Basel", "Bern", "Genf", "<b>"])
     statement = {"made": "2026-01-02T03:04:05+00:00", "version": "9.9", "run": "r"}
     (folder / "statement.json").write_text(json.dumps(statement))
@@ -52,7 +52,9 @@ def test_the_first_page_says_whose_data_it_was_when_and_by_which_version(tmp_pat
 
 
 @pytest.mark.parametrize(("method", "secure"), [("udp-fedavg", False), ("udp-fedavg+secure", True)])
-def test_the_first_page_says_whether_aggregation_is_secure(tmp_path: Path, method: str, secure: bool) -> None:
+def test_the_first_page_states_whether_aggregation_is_secure(
+    tmp_path: Path, method: str, secure: bool
+) -> None:
     write_run(tmp_path, method)
     first = section_of(render(read_runs([tmp_path])), "statement")
     assert ("the server receives the update of every client" in first) != secure
@@ -99,17 +101,27 @@ def test_a_model_is_to_be_published_only_if_something_is_proven_of_it(
     assert ("Keep the ledger" in first) is not nothing
 
 
-def test_a_bound_that_excludes_nothing_is_called_so(tmp_path: Path) -> None:
+def test_a_trivial_bound_is_reported_as_such(tmp_path: Path) -> None:
     write_run(tmp_path, "udp-fedavg", proven=[proof("observer", 25.0)])
     first = section_of(render(read_runs([tmp_path])), "statement")
     assert "may become certain whether a given client contributed its data" in first
     assert "at most more" not in first
 
 
-def test_a_run_that_its_budget_ended_says_so_on_the_first_page(tmp_path: Path) -> None:
+def test_the_first_page_names_a_run_stopped_by_its_budget(tmp_path: Path) -> None:
     write_run(tmp_path, "udp-fedavg", stopped="the privacy budget does not allow round 3")
     first = section_of(render(read_runs([tmp_path])), "statement")
     assert "the privacy budget does not allow round 3" in first
+
+
+def test_the_data_of_a_federation_is_not_that_of_the_server(tmp_path: Path) -> None:
+    write_run(tmp_path, "udp-fedavg", deployed=True, client_names=["Basel", "Bern"])
+    page = render(read_runs([tmp_path]))
+    first = section_of(page, "statement")
+    assert "the own data of 4 nodes (Basel, Bern)" in first
+    assert "on the server&#x27;s test set (digits)" in first
+    assert "digits, held by" not in page
+    assert "the nodes&#x27; own, tested on digits" in page
 
 
 def test_the_first_page_has_the_score_of_numbers_with_its_interval(tmp_path: Path) -> None:
@@ -149,7 +161,7 @@ def test_scores_of_clients_are_not_in_the_public_report(tmp_path: Path) -> None:
     assert "0.77" in public
 
 
-def test_what_is_made_again_differs_where_noise_comes_from_entropy(tmp_path: Path) -> None:
+def test_a_repeated_round_differs_with_entropy_noise(tmp_path: Path) -> None:
     for noise in ("seeded", "entropy"):
         write_run(tmp_path / noise, privacy={"paper_claim": "none", "proven": [], "noise": noise})
         again = section_of(render(read_runs([tmp_path / noise])), "reproduce")

@@ -83,7 +83,7 @@ def test_a_warning_of_seeded_noise_follows_the_recommendation_of_another_model(t
 
 
 @pytest.mark.parametrize("key", sorted(known_keys(Config)))
-def test_every_key_of_a_configuration_tells_settings_apart_or_has_no_effect(key: str) -> None:
+def test_every_configuration_key_distinguishes_settings_or_has_no_effect(key: str) -> None:
     """Runs of two values of the key are one setting exactly where the key changes no result."""
     plain = Config().resolved()
     section, _, name = key.rpartition(".")
@@ -207,7 +207,7 @@ def test_the_headline_never_calls_a_large_epsilon_or_no_proof_private(tmp_path: 
     assert "No run here is finished" in headline(group(read_runs([tmp_path / "c"]))).text
 
 
-def test_what_is_proven_for_another_unit_or_not_at_all_is_said_so(tmp_path: Path) -> None:
+def test_guarantees_for_another_unit_are_reported_as_not_proven(tmp_path: Path) -> None:
     rows = [proof("observer", 4.0), proof("server", 2.0, "record")]
     write_run(tmp_path / "a", "udp-fedavg", proven=rows)
     (setting,) = group(read_runs([tmp_path / "a"]))
@@ -233,7 +233,7 @@ def test_a_finished_run_without_test_data_is_not_called_unfinished(tmp_path: Pat
     assert headline(group(read_runs([tmp_path / "b"]))).level == "bad"
 
 
-def test_private_because_it_knows_nothing_is_said(tmp_path: Path) -> None:
+def test_a_model_without_skill_is_reported_as_such(tmp_path: Path) -> None:
     write_run(
         tmp_path, "udp-fedavg", accuracy=0.35, proven=[proof("observer", 0.5)], majority=majority(0.34, 500)
     )
@@ -374,7 +374,7 @@ def test_a_paper_number_of_personal_models_is_compared_with_theirs(tmp_path: Pat
         ("rounds 2 of 300", "from it. The run is reduced: rounds 2 of 300."),
     ],
 )
-def test_a_paper_number_is_told_with_the_scale_of_the_run(scale: str, told: str, tmp_path: Path) -> None:
+def test_a_papers_value_is_shown_with_the_scale_of_the_run(scale: str, told: str, tmp_path: Path) -> None:
     write_run(tmp_path, paper={"source": "A paper", "expected": 0.5, "scale": scale})
     said = against_paper(group(read_runs([tmp_path]))[0])
     assert said is not None
@@ -387,7 +387,7 @@ def test_small_numbers_are_not_cut_in_two() -> None:
     assert small(0.01) == "0.01"
 
 
-def test_an_audit_file_tells_every_audit_and_its_own_verdict(tmp_path: Path) -> None:
+def test_an_audit_file_contains_every_audit_and_its_verdict(tmp_path: Path) -> None:
     row = {
         "lower_bound": 1.0,
         "proven": 2.0,

@@ -74,13 +74,13 @@ def test_every_part_is_there(whole: str) -> None:
     assert [f"#{anchor}" for anchor in anchors] == links[1:]
 
 
-def test_the_page_says_which_data_it_was(tmp_path: Path) -> None:
+def test_the_page_names_the_data(tmp_path: Path) -> None:
     write_run(tmp_path, dataset="cifar10", data="CIFAR-10, 20000 training examples from 2 of 5 batches")
     page = write_report([tmp_path], tmp_path / "report.html").read_text()
     assert "<dt>data</dt><dd>cifar10: CIFAR-10, 20000 training examples from 2 of 5 batches</dd>" in page
 
 
-def test_nothing_is_fetched_and_the_policy_says_so(whole: str) -> None:
+def test_the_page_requests_nothing_and_its_policy_forbids_it(whole: str) -> None:
     page = Page(whole)
     for _, attributes in page.tags:
         for name in ("src", "href", "xlink:href", "srcset", "action", "poster", "data"):
@@ -125,7 +125,7 @@ def test_the_privacy_words_and_numbers_are_in_it(whole: str) -> None:
     assert "area 0.875" in text
 
 
-def test_an_audit_says_against_whom_and_of_what(whole: str) -> None:
+def test_an_audit_names_adversary_and_unit(whole: str) -> None:
     page = Page(whole)
     audited = "audit: server"
     assert audited in page.text
@@ -136,7 +136,7 @@ def test_an_audit_says_against_whom_and_of_what(whole: str) -> None:
     )
 
 
-def test_an_audited_run_is_not_said_to_be_untested(whole: str) -> None:
+def test_an_audited_run_is_not_called_untested(whole: str) -> None:
     parts = [part.split("</details>")[0] for part in whole.split("<summary>In words: ")[1:]]
     assert {"<h4>Audit" in part for part in parts} == {True, False}
     assert all(("<h4>Audit" in part) != ("No audit has tested" in part) for part in parts)
@@ -163,7 +163,9 @@ def test_an_audited_run_is_not_said_to_be_untested(whole: str) -> None:
         (8.0, [5.0, 5.0, 14.0], "(8.0 dB against 11.5 dB), but 1 of 3 are closer, the best at 14.0 dB."),
     ],
 )
-def test_an_inversion_is_told_in_words(tmp_path: Path, psnr: float, images: list[float], words: str) -> None:
+def test_an_inversion_has_a_verdict_in_words(
+    tmp_path: Path, psnr: float, images: list[float], words: str
+) -> None:
     place = write_run(tmp_path) / "attacks" / "dlg-round-1-exchange-0-client-46-50890df4"
     place.mkdir(parents=True)
     found = {

@@ -116,7 +116,7 @@ def test_mlflow_gets_a_run_of_its_own(tmp_path: Path) -> None:
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
 
 
-def test_a_store_that_does_not_answer_is_said_before_the_run(tmp_path: Path) -> None:
+def test_an_unreachable_store_is_refused_before_the_run(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     with refuses("--mlflow"):
         RunCallbacks(mlflow=f"unheard-of://{tmp_path}")
@@ -126,7 +126,7 @@ def test_a_store_that_does_not_answer_is_said_before_the_run(tmp_path: Path) -> 
     ("module", "options"),
     [("torch.utils.tensorboard", {"tensorboard": Path("x")}), ("mlflow", {"mlflow": "file:x"})],
 )
-def test_a_missing_package_is_said_before_the_run(
+def test_a_missing_package_is_refused_before_the_run(
     monkeypatch: pytest.MonkeyPatch, module: str, options: dict[str, Any]
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)

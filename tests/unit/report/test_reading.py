@@ -101,7 +101,7 @@ WRONG: list[Any] = [None, True, "text", [], {}, -1, [None], [[None]], {"a": {}}]
 
 
 @pytest.mark.parametrize("key", sorted(summary_of("fedavg", 0, 0.5)))
-def test_a_field_of_any_wrong_kind_costs_that_field_only(tmp_path: Path, key: str) -> None:
+def test_a_field_of_a_wrong_type_loses_only_that_field(tmp_path: Path, key: str) -> None:
     folder = write_run(tmp_path)
     for wrong in WRONG:
         summary = summary_of("fedavg", 0, 0.5) | {key: wrong}
@@ -149,7 +149,7 @@ def test_a_result_in_memory_is_read_like_one_on_disk() -> None:
 @pytest.mark.parametrize(
     "curve", [{}, {"fpr": [0, 1]}, {"fpr": [0, 1], "tpr": [0]}, {"fpr": [0, "x"], "tpr": [0, 1]}, [1]]
 )
-def test_a_broken_roc_curve_is_said(tmp_path: Path, curve: Any) -> None:
+def test_a_damaged_roc_curve_is_reported(tmp_path: Path, curve: Any) -> None:
     folder = write_run(tmp_path)
     place = folder / "attacks" / "membership"
     place.mkdir(parents=True)
@@ -171,7 +171,7 @@ def test_attacks_are_found_at_any_depth_with_their_scores(tmp_path: Path) -> Non
     assert run.problems == ()
 
 
-def test_an_attack_without_a_finding_is_said(tmp_path: Path) -> None:
+def test_an_attack_without_a_finding_is_reported(tmp_path: Path) -> None:
     folder = write_run(tmp_path)
     (folder / "attacks" / "inversion" / "half").mkdir(parents=True)
     assert any("finding.json is missing" in problem for problem in read_folder(folder).problems)

@@ -88,7 +88,7 @@ def test_wrong_shares_are_noticed_where_there_are_more_than_needed() -> None:
         shamir.combine({1: shares[1], 2: b"\xff" * 33}, 2)
 
 
-def test_fewer_than_t_shares_say_nothing_by_brute_force() -> None:
+def test_fewer_than_t_shares_disclose_nothing_by_brute_force() -> None:
     """In a field of 7 elements, over all polynomials: any t - 1 shares have the same law for every secret."""
     prime, threshold, holders = 7, 3, (1, 2, 3, 4)
     laws = []

@@ -102,7 +102,7 @@ def test_own_data_gets_entropy_benchmarks_the_seed_and_methods_without_noise_the
     assert go(method=FedAvg()).privacy["noise"] == "seeded"
 
 
-def test_a_seeded_private_run_says_first_that_its_noise_can_be_removed(tmp_path: Path) -> None:
+def test_the_statement_of_a_seeded_run_starts_with_its_removable_noise(tmp_path: Path) -> None:
     go(tmp_path / "seeded", noise="seeded")
     go(tmp_path / "entropy", noise="entropy")
     go(tmp_path / "plain", method=FedAvg())
@@ -160,7 +160,7 @@ def test_a_folder_is_not_resumed_with_another_source_of_noise(tmp_path: Path) ->
         go(tmp_path / "r", rounds=4, noise="entropy")
 
 
-def test_nothing_in_the_folder_lets_anybody_draw_the_noise_again(tmp_path: Path) -> None:
+def test_the_folder_does_not_allow_reproducing_the_noise(tmp_path: Path) -> None:
     """The key is the operating system's: two runs of the same folder content differ in what they released only."""
     go(tmp_path / "a" / "r", noise="entropy", transcript=True)
     go(tmp_path / "b" / "r", noise="entropy", transcript=True)

@@ -96,7 +96,7 @@ def test_two_runs_at_once_do_not_both_take_the_last_round(
     assert {entry.run for entry in Ledger(tmp_path / "shared.jsonl").entries} == {"a"}
 
 
-def test_runs_without_a_folder_are_told_apart_on_a_shared_ledger(tmp_path: Path) -> None:
+def test_runs_without_a_folder_have_distinct_names_on_a_shared_ledger(tmp_path: Path) -> None:
     settings = PrivacySettings(ledger=tmp_path / "shared.jsonl")
     go(None, privacy=settings, rounds=2)
     go(None, make_method("udp-fedavg", noise_multiplier=2.0, lr=0.2), privacy=settings, rounds=2)
@@ -104,7 +104,7 @@ def test_runs_without_a_folder_are_told_apart_on_a_shared_ledger(tmp_path: Path)
 
 
 @pytest.mark.parametrize("folders", [(None, None), ("one/a/b/c", "two/a/b/c")])
-def test_a_run_on_other_data_does_not_pass_for_one_resumed(
+def test_a_run_on_other_data_is_not_mistaken_for_a_resumed_one(
     tmp_path: Path, folders: tuple[str | None, str | None]
 ) -> None:
     settings = PrivacySettings(ledger=tmp_path / "shared.jsonl")
@@ -181,7 +181,7 @@ def test_rounds_that_a_deployment_repeats_are_in_its_statement(tmp_path: Path) -
     assert guard.statement(0).proven == guard.statement(6).proven
 
 
-def test_where_nodes_refuse_small_cohorts_sampling_hides_nobody() -> None:
+def test_sampling_does_not_amplify_where_nodes_refuse_small_cohorts() -> None:
     """Three clients, two expected, nodes that refuse to be alone: who else answers depends on whether one comes."""
     udp, plan = make_method("udp-fedavg"), Plan(3, 2, "poisson", 1)
     p, x = 2 / 3, np.linspace(-12, 12, 20_001)

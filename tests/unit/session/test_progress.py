@@ -19,7 +19,7 @@ from fedveil.session.loop import RoundEnd
 
 
 @pytest.mark.parametrize("here", [True, False], ids=["simulated", "deployed"])
-def test_a_round_is_shown_whether_or_not_its_start_was_told(here: bool) -> None:
+def test_a_round_is_shown_even_without_a_start_event(here: bool) -> None:
     """Of a run on nodes only the ends of rounds are known here."""
     at = At(Plan(2, 2, "all", 3), 1)
     text = io.StringIO()
@@ -87,7 +87,7 @@ def test_a_terminal_gets_the_bar_and_no_lines(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("first", "said"), [(1, False), (7, True)])
-def test_a_resumed_run_says_from_which_round(first: int, said: bool) -> None:
+def test_a_resumed_run_shows_its_first_round(first: int, said: bool) -> None:
     text = io.StringIO()
     with progress_bar(Console(file=text, width=120)) as progress:
         shown = ShowProgress(progress, "run seed 0", 10)

@@ -36,7 +36,7 @@ def go(folder: Path | None = None, **options: Any) -> Result:
     return run(make_task(), make_clients(), settings.pop("method", METHOD), results=folder, **settings)
 
 
-def test_the_folder_holds_what_the_design_says(tmp_path: Path) -> None:
+def test_the_folder_contains_the_designed_files(tmp_path: Path) -> None:
     result = go(tmp_path / "r", transcript=True)
     names = {path.name for path in (tmp_path / "r").iterdir() if not path.name.startswith(".")}
     assert names >= {
@@ -72,7 +72,7 @@ def test_a_finished_run_is_read_back_and_never_overwritten(tmp_path: Path) -> No
     [{"method": FedAvg()}, {"seed": 1}, {"rounds": 5}, {"cohort": 2}],
     ids=lambda changed: next(iter(changed)),
 )
-def test_a_finished_run_does_not_pass_for_another(tmp_path: Path, changed: dict[str, Any]) -> None:
+def test_a_folder_of_another_configuration_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
     go(tmp_path / "r")
     with refuses("configuration", ResultError):
         go(tmp_path / "r", **changed)
@@ -110,7 +110,7 @@ def test_a_run_does_not_resume_with_other_data(tmp_path: Path, finished: bool) -
     assert go_on(x, y, parts, test).summary["rounds"] == 2
 
 
-def test_a_folder_in_use_is_called_that_whatever_its_ledger_looks_like_meanwhile(tmp_path: Path) -> None:
+def test_a_locked_folder_is_reported_even_with_an_incomplete_ledger(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path / "r", callbacks=[StopsAfter(3)])
     ledger = tmp_path / "r" / "ledger.jsonl"
@@ -121,7 +121,7 @@ def test_a_folder_in_use_is_called_that_whatever_its_ledger_looks_like_meanwhile
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "none"])
-def test_a_damaged_checkpoint_is_not_believed(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_checkpoint_is_not_used(tmp_path: Path, damage: str) -> None:
     whole = go(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path / "r", callbacks=[StopsAfter(3)])
@@ -354,7 +354,7 @@ def test_a_client_made_with_another_number_of_examples_is_named() -> None:
         run(make_task(), lazy, METHOD, rounds=1, workers=1)
 
 
-def test_nan_of_a_client_made_on_demand_names_it() -> None:
+def test_nan_of_a_client_made_on_demand_names_the_client() -> None:
     pairs = as_pairs(make_clients())
     pairs[1] = (pairs[1][0].clone().index_fill_(0, torch.tensor([4]), float("nan")), pairs[1][1])
     lazy = LazyClients([5, 9, 1, 12, 7], pairs.__getitem__)

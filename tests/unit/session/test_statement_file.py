@@ -68,7 +68,7 @@ def test_runs_of_every_noise_are_verified(tmp_path: Path, noise: str, method: st
 
 @pytest.mark.parametrize("name", ["config.toml", "rounds.jsonl", "model.safetensors", "summary.json"])
 @pytest.mark.parametrize("how", ["changed", "removed", "longer"])
-def test_a_change_of_a_file_is_found(run: Path, name: str, how: str) -> None:
+def test_a_changed_file_fails_verification(run: Path, name: str, how: str) -> None:
     path = run / name
     data = path.read_bytes()
     if how == "removed":
@@ -80,7 +80,7 @@ def test_a_change_of_a_file_is_found(run: Path, name: str, how: str) -> None:
 
 @pytest.mark.parametrize("name", [".data", ".salt"])
 @pytest.mark.parametrize("removed", [True, False])
-def test_other_data_is_found(run: Path, name: str, removed: bool) -> None:
+def test_other_data_fails_verification(run: Path, name: str, removed: bool) -> None:
     if removed:
         (run / name).unlink()
     else:
@@ -88,14 +88,14 @@ def test_other_data_is_found(run: Path, name: str, removed: bool) -> None:
     assert failed(verify(run)) == {"data"}
 
 
-def test_a_smaller_epsilon_in_the_statement_is_found(run: Path) -> None:
+def test_a_smaller_epsilon_in_the_statement_fails_verification(run: Path) -> None:
     stated = json.loads((run / STATEMENT).read_text())
     stated["proven"][0]["epsilon"] = 0.1
     (run / STATEMENT).write_text(json.dumps(stated))
     assert STATEMENT in failed(verify(run))
 
 
-def test_a_forged_statement_with_a_right_hash_is_found_by_the_ledger(run: Path) -> None:
+def test_a_forged_statement_with_a_valid_hash_fails_against_the_ledger(run: Path) -> None:
     stated = json.loads((run / STATEMENT).read_text())
     del stated["hash"]
     stated["proven"][0]["epsilon"] = 0.1
@@ -104,7 +104,7 @@ def test_a_forged_statement_with_a_right_hash_is_found_by_the_ledger(run: Path) 
     assert failed(verify(run)) >= {"claims", f"epsilon, {row['unit']} against {row['adversary']}"}
 
 
-def test_files_that_were_all_made_anew_pass_and_only_a_head_kept_elsewhere_differs(
+def test_consistently_rewritten_files_pass_and_only_an_external_head_differs(
     run: Path, tmp_path: Path
 ) -> None:
     """What verification cannot show: the model had little noise, everything else is of a run with much."""
@@ -126,7 +126,7 @@ def test_files_that_were_all_made_anew_pass_and_only_a_head_kept_elsewhere_diffe
 @pytest.mark.parametrize(
     "how", ["line removed", "changed", "removed", "head removed", "head changed", "longer"]
 )
-def test_a_change_of_the_ledger_is_found(run: Path, how: str) -> None:
+def test_a_changed_ledger_fails_verification(run: Path, how: str) -> None:
     path, head = run / "ledger.jsonl", run / "ledger.jsonl.head"
     lines = path.read_bytes().splitlines(keepends=True)
     if how == "line removed":
@@ -147,7 +147,7 @@ def test_a_change_of_the_ledger_is_found(run: Path, how: str) -> None:
     assert "ledger" in failed(verify(run))
 
 
-def test_both_ledger_files_cut_alike_are_found_by_the_statement(run: Path) -> None:
+def test_a_consistently_truncated_ledger_fails_against_the_statement(run: Path) -> None:
     path = run / "ledger.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)[:-1]
     path.write_bytes(b"".join(lines))

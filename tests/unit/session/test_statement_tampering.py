@@ -140,7 +140,7 @@ def test_a_hash_that_fits_hides_no_change_but_of_the_time(run: Path, way: str) -
         assert expected in told or STATEMENT in found, (place, told)
 
 
-def test_a_field_too_many_is_found(run: Path) -> None:
+def test_an_additional_field_fails_verification(run: Path) -> None:
     original = json.loads((run / STATEMENT).read_text())
     (run / STATEMENT).write_text(json.dumps(fitted(original | {"approved": True})))
     assert "approved" in failed(run)["claims"]
@@ -150,7 +150,7 @@ def test_a_field_too_many_is_found(run: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999"])
-def test_numbers_that_are_none_are_found(run: Path, value: str) -> None:
+def test_cells_that_are_not_numbers_are_detected(run: Path, value: str) -> None:
     text = (run / STATEMENT).read_text()
     epsilon = json.loads(text)["proven"][0]["epsilon"]
     (run / STATEMENT).write_text(text.replace(f'"epsilon": {epsilon}', f'"epsilon": {value}', 1))

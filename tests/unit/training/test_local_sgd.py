@@ -214,7 +214,7 @@ def test_the_size_of_a_block_changes_nothing(cache: int, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("make", [linear, generic])
 @pytest.mark.parametrize("sizes", [(6, 6, 6), (6, 4, 5)], ids=["one size", "several sizes"])
-def test_one_batch_of_everything_is_the_full_gradient_whatever_the_order(
+def test_one_batch_of_all_examples_is_the_full_gradient_in_any_order(
     make: Callable[[], nn.Module], sizes: tuple[int, ...]
 ) -> None:
     task = Task(make)

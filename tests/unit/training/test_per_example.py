@@ -282,7 +282,7 @@ def test_a_gradient_that_is_not_finite_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "lenet-5", "layer norm"])
-def test_a_gradient_that_is_not_finite_adds_nothing_where_an_error_would_tell_of_it(name: str) -> None:
+def test_a_gradient_that_is_not_finite_counts_as_zero_where_an_error_would_disclose_it(name: str) -> None:
     module, params, x, y = case(name)
     others = torch.arange(6) != 4
     expected, norms = clipped_gradient_sum(module, params, x[others], y[others], 0.3)
@@ -307,7 +307,7 @@ def test_masked_examples_add_nothing_even_if_they_are_not_numbers(name: str) -> 
     assert float(found[~mask].abs().sum()) == 0
 
 
-def test_an_empty_batch_is_a_sum_of_nothing() -> None:
+def test_an_empty_batch_has_a_zero_sum() -> None:
     module, params, x, y = case("lenet-5")
     for rows, mask in ((0, None), (6, torch.zeros(6, dtype=torch.bool))):
         total, norms = clipped_gradient_sum(module, params, x[:rows], y[:rows], 1.0, mask=mask)
@@ -368,7 +368,7 @@ class Slow(nn.Module):
         return out
 
 
-def test_dropout_comes_from_the_stream_whatever_the_way_and_the_micro_batch() -> None:
+def test_dropout_masks_depend_on_the_stream_only() -> None:
     module, params, x, y = case("mlp")
     assert isinstance(module, nn.Sequential)
     draws = torch.from_numpy(named_stream(3, "dropout").random(6 * 64)).reshape(6, 64)

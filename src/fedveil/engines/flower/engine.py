@@ -243,7 +243,11 @@ class FlowerEngine:
             if client not in self._cache or self._cache[client][0] != version:
                 held = StateStore(self._states / str(client), self.run).load(version)
                 if held is None:
-                    raise FedveilError(f"the state of client {client} is missing in {self._states}")
+                    raise FedveilError(
+                        f"the state of client {client} is missing in {self._states}",
+                        field="state",
+                        value=client,
+                    )
                 self._cache[client] = (version, held)
         return {client: state for client, (_, state) in self._cache.items()}
 

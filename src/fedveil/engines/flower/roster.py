@@ -75,7 +75,8 @@ def with_retries(ask: Callable[[], T]) -> T:
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             if time.monotonic() > end:
                 raise FedveilError(
-                    f"Flower's SuperLink could not be reached for {CONNECT_TIMEOUT:g} s. Start it again."
+                    f"Flower's SuperLink could not be reached for {CONNECT_TIMEOUT:g} s. Start it again.",
+                    field="superlink",
                 ) from error
             log.warning("Flower's SuperLink cannot be reached: %s", type(error).__name__)
             time.sleep(_LATER)

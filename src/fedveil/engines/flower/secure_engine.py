@@ -100,7 +100,10 @@ class SecureEngine:
 
     def _terms(self, clients: Sequence[int], down: Message, at: At) -> Terms:
         if down.count != 1 or at.exchange:
-            raise FedveilError("a secure sum needs one message for all nodes and one exchange in a round")
+            raise FedveilError(
+                "a secure sum needs one message for all nodes and one exchange in a round",
+                field="aggregation.kind",
+            )
         if unknown := [client for client in clients if client not in self._names]:
             raise InputError("roster", unknown, "has no node of these clients", "Add them to the roster.")
         group = group_of(self._method.settings, at.plan)
