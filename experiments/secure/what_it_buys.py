@@ -5,8 +5,8 @@
     python experiments/secure/what_it_buys.py page
 
 `table` needs no data. `run` trains every combination and writes `experiments/records/secure-NAME.json`; what is there
-is not trained again. `mnist-mlp`, `letters-mlp` and `cifar10-mlp` are here, `mnist`, `letters` and `cifar10` are
-`experiments/best/server-NAME.toml`. `page` writes the table of accuracies in docs/secure-aggregation.md from the
+is not trained again. Configurations are here; `mnist` is `experiments/best/server-mnist.toml`, which `letters` and
+`cifar10` resemble in method and rounds. `page` writes the table of accuracies in docs/secure-aggregation.md from the
 records.
 """
 

@@ -58,3 +58,16 @@ def test_a_missed_target_is_reported_as_missed(best: ModuleType) -> None:
     text = best.page([best.Group("g", "G", "n", (row,))], {row.id: record})
     assert "**missed** by 0.50" in text
     assert row.command() in best.page([best.Group("g", "G", "n", (row,))], {})
+
+
+def test_the_verdict_counts_targets_that_are_met_missed_and_not_run(best: ModuleType) -> None:
+    row = replace(best.read_rows()[0].rows[0], target=97.0, stretch=98.0)
+    rows = [replace(row, id=name, what=f"epsilon {name}") for name in ("low", "met", "far", "none")]
+    records = {
+        name: {"epsilon": 1.0, "runs": [{"seed": 0, "accuracy": accuracy}]}
+        for name, accuracy in (("low", 0.9), ("met", 0.975), ("far", 0.99))
+    }
+    text = best.verdict([best.Group("g", "G", "n", tuple(rows))], records)
+    assert "2 of 4 targets are met, 1 of them with the stretch" in text
+    assert "Missed: MNIST, record, epsilon low." in text
+    assert "Not run: MNIST, record, epsilon none." in text

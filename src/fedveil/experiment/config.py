@@ -312,10 +312,30 @@ def load_experiment(path: Path, changes: Sequence[str] = ()) -> Config:
     """
     config = load_config(path, changes)
     _require_used(config.method, changes)
+    _require_read(config)
     about_it = any(change.strip().startswith("paper.") for change in changes)
     if config.paper is None or about_it or config.identity() == load_config(path).identity():
         return config
     return config.model_copy(update={"paper": None})
+
+
+def _require_read(config: Config) -> None:
+    """Refuse keys that are read only together with another key which is not set."""
+    privacy, run = config.privacy, config.run
+    alone = (
+        ("privacy.budget_adversary", privacy.budget_adversary, privacy.budget is None, "observer", "budget"),
+        (
+            "privacy.target_adversary",
+            privacy.target_adversary,
+            privacy.target_epsilon is None,
+            "server",
+            "target_epsilon",
+        ),
+        ("run.transcript_exchanges", run.transcript_exchanges, not run.transcript, None, "transcript"),
+    )
+    for field, value, without, default, other in alone:
+        if without and value != default:
+            raise InputError(field, value, f"has no effect without {other}", f"Set {other}, or leave it out.")
 
 
 def _require_used(section: Mapping[str, Any], changes: Sequence[str]) -> None:

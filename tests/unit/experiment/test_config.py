@@ -276,3 +276,21 @@ def test_any_content_is_a_configuration_or_a_clear_error(content: Any) -> None:
         content = {"run": content}
     with contextlib.suppress(FedveilError):
         make_config(content).identity()
+
+
+@pytest.mark.parametrize(
+    ("alone", "together"),
+    [
+        ('privacy.budget_adversary="server"', "privacy.budget=3"),
+        ('privacy.target_adversary="observer"', "privacy.target_epsilon=3"),
+        ("run.transcript_exchanges=1", "run.transcript=true"),
+    ],
+)
+def test_a_key_that_needs_another_is_refused_without_it(alone: str, together: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.toml"
+    path.write_text('[method]\nname = "udp-fedavg"\n[partition]\nclients = 4\n')
+    with pytest.raises(InputError) as refused:
+        load_experiment(path, [alone])
+    assert refused.value.field == alone.partition("=")[0]
+    (tmp_path / "again.toml").write_text(load_experiment(path, [alone, together]).to_toml())
+    load_experiment(tmp_path / "again.toml")
