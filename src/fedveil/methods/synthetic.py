@@ -94,6 +94,11 @@ class SyntheticImages:
     augment: tuple[Change, ...] = ()
     """Changes that real and synthetic images undergo alike before their gradients are compared."""
 
+    def unused_fields(self) -> Mapping[str, str]:
+        if self.labels == "own":
+            return {}
+        return {"classes_per_client": 'Leave it out, or set labels = "own".'}
+
     def slots(self, classes: int) -> int:
         """How many classes a synthetic set has room for: as many for every client, so that all sets have one shape."""
         if self.labels == "all":
