@@ -168,11 +168,12 @@ def measured(
 
 
 def print_times(times: dict[str, list[float]], memory: dict[str, float]) -> None:
+    peaks = {name: f"peak of a process {size:5.0f} MiB" for name, size in memory.items()}
     for name, values in times.items():
         ratios = [other / own for other, own in zip(values, times["fedveil"], strict=True)]
         print(
             f"  {name:28} {statistics.median(values):8.3f} s   / fedveil {statistics.median(ratios):.2f} "
-            f"({min(ratios):.2f}-{max(ratios):.2f})   peak of a process {memory.get(name, float('nan')):5.0f} MiB"
+            f"({min(ratios):.2f}-{max(ratios):.2f})   {peaks.get(name, '')}"
         )
 
 

@@ -24,10 +24,10 @@ LR, BATCH, CLIP, NOISE, RATE = 0.1, 8, 1.0, 1.0, 0.1
 class MethodRounds:
     """Every call is one exchange of a method in the simulator."""
 
-    def __init__(self, task: Task, clients: ArrayClients, method: AnyMethod) -> None:
+    def __init__(self, task: Task, clients: ArrayClients, method: AnyMethod, workers: int = 0) -> None:
         self._task, self._method = task, method
         self._plan = fedveil.make_plan(clients, rounds=1_000_000, sampler="all")
-        self._engine = Simulation(task, clients, method, self._plan, seed=0)
+        self._engine = Simulation(task, clients, method, self._plan, seed=0, workers=workers)
         self._server = method.init_server(task.init(0), self._plan)
         self._cohort = range(len(clients.sizes))
         self._done = 0

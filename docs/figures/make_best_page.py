@@ -244,6 +244,8 @@ def figure(groups: Sequence[Group], records: Mapping[str, Mapping[str, Any]]) ->
         axes.plot(*zip(*published, strict=True), linestyle="", marker=mark, fillstyle="none", color="grey",
                   label=f"{data}, FedLAP-DP")  # fmt: skip
     axes.set_xscale("log")
+    axes.set_xticks([], minor=True)
+    axes.set_xticks([0.5, 1, 2, 5, 10], labels=["0.5", "1", "2", "5", "10"])
     axes.set_xlabel("epsilon (record, against the server)")
     axes.set_ylabel("test accuracy in percent")
     axes.legend(fontsize="small")

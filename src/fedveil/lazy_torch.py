@@ -1,4 +1,4 @@
-"""torch, loaded at its first use: commands that compute with no tensor do not wait for it.
+"""torch, imported at its first use, so that commands that need no tensor start without waiting for it.
 
 Modules that commands such as `fedveil list` and `fedveil account` import take `torch`, `nn` and `functional` from here,
 and import `Tensor` for type checkers only. A module that defines an `nn.Module` imports torch itself, and is imported

@@ -1,9 +1,9 @@
 """Chunks of clients as tasks on a Ray cluster: the simulator's work on several machines, with the same bits.
 
 The clients' data is placed once on every machine, where all its worker processes read it without a copy. A task gets
-what its chunk was sent and remembers, and answers with uploads and new states. Both depend on nothing else, so a task
-that is lost with its worker or its machine is computed again. Workers on the machine of the run itself leave both in
-memory that the run reads (`upload_tables.py`); only other machines send them.
+the broadcast and the states of its chunk, and returns uploads and new states, which depend on nothing else, so a task
+whose worker or machine fails is computed again. Workers on the run's machine write both into shared memory
+(`upload_tables.py`); only other machines send them.
 
 Ray sends pickled objects: whoever can reach a cluster can run code on it. Use one whose network you trust.
 """
@@ -39,7 +39,7 @@ from fedveil.streams import NoiseSource
 from fedveil.task import Task
 from fedveil.tree import State, own_memory
 
-_RETRIES = 5  # of a task whose worker or machine is lost
+_RETRIES = 5  # retries of a task whose worker or machine fails
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,14 @@ class _Packed:
         return cls(dtype_name(leaf.dtype), tuple(leaf.shape), flat.view(torch.uint8).numpy())
 
     def mapped(self) -> Tensor:
-        """The tensor where it lies: it must not be written to."""
+        """The tensor in shared memory, which must not be written to."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch warns of memory that cannot be written to
             flat = torch.from_numpy(self.content)
         return flat.view(Leaf("", self.dtype, 0, (), 0).torch_dtype).reshape(self.shape)
 
     def copied(self) -> Tensor:
-        """The tensor in memory of its own, which lies as torch lays it: products may round by how factors lie."""
+        """A copy of the tensor with torch's alignment, since rounding of products may depend on alignment."""
         return self.mapped().clone(memory_format=torch.contiguous_format)
 
 
@@ -88,7 +88,7 @@ class _PackedClients:
 
 @dataclass(frozen=True)
 class _Placed:
-    """What every worker of the cluster needs for a whole run."""
+    """Data that every worker of the cluster needs for the whole run."""
 
     task: Task
     clients: _PackedClients | Clients
@@ -117,7 +117,7 @@ class _Placed:
 
 @dataclass(frozen=True)
 class _Tables:
-    """Where tasks on the machine of the run leave their answers: tables of `total` rows."""
+    """Tables of `total` rows for the answers of tasks on the run's machine."""
 
     address: Address
     total: int
@@ -126,7 +126,7 @@ class _Tables:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """What one task is given: clients, their own rows of the broadcast, and the states of those that have one."""
+    """The input of one task: clients, their rows of the broadcast, and their states."""
 
     clients: list[int]
     rows: list[int]
@@ -139,25 +139,25 @@ class _Chunk:
 
 @dataclass(frozen=True)
 class _Reply:
-    """What a task answers: uploads or their sum, and states."""
+    """The output of a task: uploads or their sum, and states."""
 
     kind: type[Message]
     head: dict[str, Any]
     kinds: list[Leaf]
     """Of the tensors, by "up/name" and "state/name", as tables without rows."""
     sent: dict[str, _Packed]
-    """Empty where the tensors were left in the tables."""
+    """Empty if the tensors were written into the tables."""
     left: Expected | None
     row_size: int | None
 
 
 class _Unexpected:
-    """The answer of a task whose upload is not what was expected: it may have been written over."""
+    """The answer of a task with an unexpected upload, which may have been overwritten."""
 
 
 @dataclass(frozen=True)
 class _Broadcast:
-    """What all clients of an exchange were sent alike."""
+    """The part of an exchange that all clients share."""
 
     head: dict[str, Any]
     shared: dict[str, _Packed]
@@ -217,7 +217,7 @@ class RayWorkers:
             ) from error
 
     def _spread(self, broadcast: Any, orders: Sequence[_Chunk], expected: Expected | None) -> Computed | None:
-        """The answers to all orders; None if an upload is not what was expected."""
+        """The answers to all orders; None if an upload is unexpected."""
         total = sum(len(order.rows) for order in orders)
         tables = None
         if self._shared is not None and not orders[0].sums:
@@ -260,7 +260,7 @@ class RayWorkers:
         return Computed(first.kind.assemble(first.head, up), states, first.row_size)
 
     def _put(self, reply: _Reply, number: int, orders: Sequence[_Chunk]) -> None:
-        """Write what was sent into the tables."""
+        """Write received tensors into the tables."""
         if not reply.sent:
             return
         places, rows = self._places(reply, orders), _place_of(orders[number].rows)
@@ -282,7 +282,7 @@ class RayWorkers:
         }
 
     def _table(self, like: Leaf, rows: int) -> Tensor:
-        """The memory of one upload, kept from exchange to exchange: fresh pages cost as much as the copy."""
+        """The memory of one upload, reused between exchanges: allocating new pages is as slow as copying."""
         found = self._tables.get(like.name)
         if found is None or found.shape != (rows, *like.shape) or found.dtype != like.torch_dtype:
             found = self._tables[like.name] = torch.empty(rows, *like.shape, dtype=like.torch_dtype)
@@ -348,7 +348,7 @@ def _connect(address: str) -> bool:
 
 
 def _versions(method: AnyMethod) -> dict[str, str]:
-    """What results depend on besides the machine."""
+    """The versions that results depend on."""
     return {name: metadata.version(name) for name in ("fedveil", "torch", "numpy")} | {
         "numerics": f"{method.numerics}"
     }
@@ -374,7 +374,7 @@ def _loaded(placed: Any) -> ClientWorker:
 
 
 def _opened(address: Address) -> UploadTables | None:
-    """The run's tables, None on another machine than its own."""
+    """The run's tables; None on another machine."""
     if address not in _OPENED:
         _OPENED.clear()
         memory = address.opened(ray.get_runtime_context().get_node_id())
@@ -385,7 +385,7 @@ def _opened(address: Address) -> UploadTables | None:
 def _compute(
     placed: Sequence[Any], broadcast: _Broadcast, chunk: _Chunk, where: _Tables | None
 ) -> _Reply | _Unexpected | dict[str, str]:
-    """A task: the uploads and new states of a chunk's clients, or what went wrong."""
+    """A task: the uploads and new states of a chunk's clients, or the error."""
     try:
         return _answer(_loaded(placed[0]), broadcast, chunk, where)
     except Exception as error:

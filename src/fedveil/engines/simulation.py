@@ -1,7 +1,7 @@
-"""The simulator: a cohort is a batch of clients, spread in chunks over worker processes.
+"""The simulator: a cohort is a batch of clients, distributed in chunks over worker processes.
 
 A client's result depends only on the client: every client computation runs on one thread with the client's own
-random streams, so the number of workers changes the time and nothing else.
+random streams, so the number of workers affects the time only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Execution = Literal["auto", "stacked", "one-by-one"]
 R = TypeVar("R", bound=Record)
 
 _LARGEST_CHUNK = 40  # of clients: more save little of what a chunk costs beside its work, and need memory
-_WORTH_A_WORKER = 2e8  # multiply-adds of a round below which talking to workers costs more than it saves
+_WORTH_A_WORKER = 2e8  # multiply-adds of a round below which workers cost more time than they save
 
 
 class Workers(Protocol):
@@ -56,7 +56,7 @@ class Workers(Protocol):
 
 
 class Simulation:
-    """All clients in this machine's memory, or made when they take part; with `cluster` spread over a Ray cluster."""
+    """Simulates all clients on this machine, or with `cluster` on a Ray cluster."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Simulation:
         cluster: str | None = None,
         sums: bool = False,
     ) -> None:
-        """`sums`: nobody reads single uploads, so workers elsewhere may send sums (`Method.exact_sum`)."""
+        """`sums`: no callback reads single uploads, so workers on other machines may send sums (`Method.exact_sum`)."""
         self._worker = ClientWorker(task, clients, method, seed, noise_source)
         self._sizes = clients.sizes
         self._states: dict[int, State] = {}
@@ -86,7 +86,7 @@ class Simulation:
         self._shares = 1 if together and self._workers is None else cores()
 
     def _started(self, plan: Plan, count: int, cluster: str | None, sums: bool) -> Workers | None:
-        """The processes to compute in; None for this one."""
+        """Start worker processes; None to compute in this process."""
         parameters = self._worker.task.module.parameters()
         row = 4 * sum(p.numel() * p.element_size() for p in parameters) + 65536
         capacity = _largest_cohort(plan) * row + (16 << 20)
@@ -145,7 +145,7 @@ class Simulation:
         self._states = dict(state)
 
     def saved(self) -> None:
-        """Nothing depends on it: the states are in memory."""
+        """Do nothing: the states are in memory."""
 
     def close(self) -> None:
         if self._workers is not None:
@@ -177,14 +177,14 @@ def cores() -> int:
 
 
 def _largest_cohort(plan: Plan) -> int:
-    """What room is kept for; a Poisson cohort is larger with a probability below 1e-20."""
+    """The largest cohort for which memory is reserved; a Poisson cohort exceeds it with probability below 1e-20."""
     if plan.sampler != "poisson":
         return plan.cohort
     return min(plan.clients, math.ceil(plan.cohort + 12 * math.sqrt(plan.cohort) + 60))
 
 
 def _stacking_pays(task: Task) -> bool:
-    """On a CPU batching clients does not pay for convolutions; everywhere else it does, if the model can be."""
+    """Whether stacking clients is faster: not for convolutions on a CPU, nor for models that cannot be stacked."""
     if not task.stacks:
         return False
     convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -245,7 +245,8 @@ def duration(seconds: float) -> str:
         return f"{max(1, round(seconds))} s"
     if seconds < 5400:
         return f"{round(seconds / 60)} minutes"
-    return f"{seconds / 3600:.1f} hours"
+    hours = seconds / 3600
+    return f"{hours:.1f} hours" if hours < 10 else f"{hours:.0f} hours"
 
 
 def _read(path: Path) -> dict[str, Mapping[str, Any]]:

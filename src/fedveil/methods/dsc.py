@@ -1,4 +1,4 @@
-"""DSC: one synthetic set, condensed class by class with siamese augmentation, that a model is trained on.
+"""DSC: a model is trained on synthetic sets that are condensed class by class with siamese augmentation.
 
 Zhao, Bilen: Dataset Condensation with Differentiable Siamese Augmentation. ICML 2021, Algorithm 1.
 
@@ -9,11 +9,11 @@ Deviations:
 - Written for many clients: each condenses its own data and the server trains on the union, weighted by size. One
   client that holds everything is the centralised setting of the paper.
 - Images start from noise, not from real images.
-- The networks, and at the end the model, are trained by plain descent on all images together: no mini-batches,
-  momentum, augmentation or falling step size.
-- A class of which a client holds no example keeps its first images; use `labels = "own"` to leave it out.
-- One-shot means one round. In every further round all sets are made anew and the model is trained on them from its
-  first parameters.
+- The networks, and finally the model, are trained by plain gradient descent on all images: no mini-batches,
+  momentum, augmentation or step size schedule.
+- A class without examples on a client keeps its initial images; use `labels = "own"` to leave it out.
+- One-shot means one round. Every further round makes new sets and trains the model on them from its initial
+  parameters.
 """
 
 from __future__ import annotations

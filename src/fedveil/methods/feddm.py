@@ -7,9 +7,9 @@ Symbols: w_r `params`, rho `radius`, h_w features before the last linear layer, 
 B `batch_size` per class, eta_c `image_lr`, eta_s `lr`.
 
 Deviations:
-- Models near w_r are drawn as w_r plus normal noise of standard deviation `spread`, shortened to rho where longer.
-- The server takes plain steps on whole sets within rho of w_r, weighted by size, as FedLAP's server does; images move
-  with momentum.
+- Models near w_r are drawn as w_r plus normal noise of standard deviation `spread`, clipped to norm rho.
+- The server takes plain steps on whole sets within rho of w_r, weighted by size, as FedLAP's server does; images are
+  updated with momentum.
 - Images start from noise, not from real images. Without DP: the paper's private variant is not offered.
 """
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def last_linear(task: Task) -> nn.Linear:
-    """The layer whose inputs are the features."""
+    """The last linear layer, whose inputs are the features."""
     linears = [layer for layer in task.module.modules() if isinstance(layer, nn.Linear)]
     if not linears:
         raise InputError(
@@ -51,7 +51,7 @@ def last_linear(task: Task) -> nn.Linear:
 
 
 def features_and_logits(task: Task, w: Params, x: Tensor) -> tuple[Tensor, Tensor]:
-    """What goes into the last linear layer, `[n, d]`, and the class scores, of images `[n, ...]` at `w [1, ...]`."""
+    """The inputs of the last linear layer, `[n, d]`, and the class scores, for images `[n, ...]` at `w [1, ...]`."""
     seen: list[Tensor] = []
 
     def look(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -76,7 +76,7 @@ def distribution_distance(task: Task, w: Params, real: Tensor, synthetic: Tensor
 
 
 def nearby(w: Params, spread: float, radius: float, rng: ClientStreams, step: int) -> Params:
-    """A model drawn around `w [1, ...]`, no further than `radius` from it; not the clients' data decide."""
+    """A model drawn around `w [1, ...]`, within `radius` of it, independently of the clients' data."""
     stream = rng.of_exchange(f"network-{step}")
     noise = {name: spread * normal(stream, leaf.shape[1:], leaf) for name, leaf in w.items()}
     length = float(norms(noise))

@@ -1,4 +1,4 @@
-"""FedEM: clients train on inputs that they perturb so as to lower the loss, and send those gradients.
+"""FedEM: clients perturb their inputs to lower the loss, and send the gradients at the perturbed inputs.
 
 FedEM: A Privacy-Preserving Framework for Concurrent Utility Preservation in Federated Learning. Algorithm 1.
 
@@ -8,14 +8,14 @@ delta_k the state `delta`, theta_u a copy of the model that only the perturbatio
 Deviations:
 - Line 4 lets the server draw the first delta_k and send it; here the client draws it, so that the server does
   not know it. It is drawn anew in every round, as the paper's line 4 is inside its loop over rounds.
-- `delta` holds one perturbation for each place in a batch and the norm is taken example by example.
-- On texts `delta` moves the token embeddings (appendix D.4); on padding it is zero, so that the radius is the tokens'.
+- `delta` has one perturbation for each position in a batch, and norms are per example.
+- On texts `delta` perturbs the token embeddings (appendix D.4); on padding it is zero.
 - Line 16 averages over clients; the default weighs by the examples in the batch, the same where all have as many.
 - With `block` > 1 a client walks through so many batches per message, stepping on its own gradient in between, and
   sends their sum: where a message costs seconds (a deployment), one per batch is out of reach. 1 is the paper's.
 - Appendix D.1 names a ResNet-18 as the perturbation model and 15 of its updates per round; line 8 makes theta_u a copy
   of the model, and lines 9 to 13 take N steps for each batch. The algorithm is followed.
-- theta_u's update after the last perturbation step (line 12, n = N) is left out: nothing reads it.
+- theta_u's update after the last perturbation step (line 12, n = N) is omitted, since its result is not used.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def example_norm(delta: Tensor, norm: Norm) -> Tensor:
 def project_to_shell(
     delta: Tensor, rho_min: float, rho_max: float, norm: Norm, directions: Directions
 ) -> Tensor:
-    """Every example of `delta [K, B, ...]` moved along its own ray into `rho_min <= |delta| <= rho_max`.
+    """Scale every example of `delta [K, B, ...]` to `rho_min <= |delta| <= rho_max`.
 
     Under "linf" the upper bound clamps coordinate by coordinate, as projected gradient descent does. An example
     that is zero and must not be takes the direction that `directions` gives it.
@@ -101,11 +101,11 @@ class FedEM(AggregatedModel[Gradient]):
     lr_schedule: Schedule = "constant"
     """How `lr` changes over the rounds."""
     weighting: Literal["size", "uniform"] = "size"
-    """How clients are weighted in the mean: by their numbers of examples, or all alike."""
+    """How clients are weighted in the mean: by their numbers of examples, or equally."""
     perturbation_steps: Annotated[int, Field(ge=0, description="perturbation steps per batch")] = 15
     perturbation_lr: Annotated[float, Field(gt=0, description="step size of the perturbation")] = 0.1
     rho_min: NonNegative = 0.0
-    """Least norm of an example's perturbation."""
+    """Smallest norm of an example's perturbation."""
     rho_max: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 8 / 255
     """Largest norm of an example's perturbation."""
     norm: Norm = "l2"

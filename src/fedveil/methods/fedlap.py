@@ -11,7 +11,7 @@ Deviations:
 - The paper prints one real batch per while-step; its epsilon is that of `real_batches` = 10 fresh ones
   (4 x 5 x 10 = 200 a round), which is the default. Without DP 40.
 - Real batches are Poisson samples of rate min(1, B / n_k), summed and divided by their expected size min(B, n_k),
-  with and without DP: uniform batches are not what the accounting is for. n_k counts as public, as do label sets.
+  with and without DP, since accounting requires Poisson sampling. n_k counts as public, as do label sets.
 - Noise is added once to the clipped sum; Algorithm 2 prints it inside the sum.
 - Images start from noise (the authors' code starts from real images without DP), and their steps have the momentum
   `image_momentum` of that code; Algorithms 1 and 2 print plain steps, which 0 gives.
@@ -19,9 +19,9 @@ Deviations:
   A step reads all images; with `server_batch` it is an epoch of such batches (the authors' code: 512, 100 epochs).
 - r_k is at least one step, so that the server always moves.
 - Vectors are left out of the cosine unless `include_vectors` (see `training/gradient_matching.py`).
-- The paper's smaller rate q1 for the first batch of a round (Eq. 15) is not used: whoever sees the models can tell
-  who took part. With full participation, the paper's setting, q1 = q2.
-- Dropout layers do nothing here.
+- The paper's smaller rate q1 for the first batch of a round (Eq. 15) is not used, since participation is visible to
+  whoever observes the models. With full participation, the paper's setting, q1 = q2.
+- Dropout is not applied.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 @record(frozen=True)
 class Server(Record):
-    """The model, and how far (`radius`) and long (`steps`) the last round's descent was allowed and took."""
+    """The model, and the `radius` and number of `steps` of the last round's descent."""
 
     params: Params
     radius: float
@@ -77,7 +77,7 @@ class MeasuredSet(Message):
 def global_radius(
     strategy: Literal["min", "median", "max", "fixed", "constant"], measured: Tensor, radius: float
 ) -> float:
-    """r_g of the server: from the clients' radii, none (`fixed` steps), or the constant it sent."""
+    """r_g of the server: derived from the clients' radii, infinite (`fixed` steps), or the constant it sent."""
     if strategy == "constant":
         return radius
     if strategy == "fixed":
@@ -88,7 +88,7 @@ def global_radius(
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class LocalApproximation(Matching, Method[Server, ModelAndRadius, Up]):
-    """The half of both methods that noise does not change: what is sent, and the descent on the synthetic sets."""
+    """The part that both methods share: the broadcast, and the descent on the synthetic sets."""
 
     server_batch: Count | None = None
     """Images per step of the server; a step then is an epoch of such batches. All at once if not given."""
@@ -110,7 +110,7 @@ class LocalApproximation(Matching, Method[Server, ModelAndRadius, Up]):
         radius: float,
         rng: ServerStreams,
     ) -> Server:
-        """The server after its descent from `w` on the synthetic sets (Eq. 11)."""
+        """The server after the descent from `w` on the synthetic sets (Eq. 11)."""
         params, steps = descend(
             task,
             w,
@@ -140,12 +140,12 @@ class FedLAP(LocalApproximation[MeasuredSet]):
     ipc: Count = 50
     real_batches: Count = 40
     radius_strategy: Literal["min", "median", "max", "fixed", "constant"] = "min"
-    """How far the server goes: the least, median or largest radius of the clients, all its steps ("fixed"), or the
-    radius it sent ("constant")."""
+    """The radius of the server's descent: the smallest, median or largest radius of the clients, all steps ("fixed"),
+    or the radius it sent ("constant")."""
     radius_examples: Count | None = None
     """Examples on which a client measures its radius; all if not given."""
     weighting: Literal["size", "uniform"] = "size"
-    """How clients are weighted in the mean: by their numbers of examples, or all alike."""
+    """How clients are weighted in the mean: by their numbers of examples, or equally."""
 
     def client_update(
         self, task: Task, at: At, down: ModelAndRadius, data: ClientData, state: State, rng: ClientStreams
@@ -166,7 +166,7 @@ class FedLAP(LocalApproximation[MeasuredSet]):
         labels: Tensor,
         rng: ClientStreams,
     ) -> Tensor:
-        """r_k of each client (Fig. 2); not measured where the strategy does not ask for it."""
+        """r_k of each client (Fig. 2); not measured if the strategy does not use it."""
         radius = float(down.radius)
         if self.radius_strategy in ("fixed", "constant"):
             return torch.full((data.count,), radius, dtype=images.dtype)
@@ -184,7 +184,7 @@ class FedLAP(LocalApproximation[MeasuredSet]):
         return found.to(images.dtype)
 
     def _examples(self, data: ClientData, rng: ClientStreams) -> ClientData:
-        """The examples on which the real loss is followed: all, or `radius_examples` of each client."""
+        """The examples on which the real loss is evaluated: all, or `radius_examples` of each client."""
         most = self.radius_examples
         if most is None or data.largest <= most:
             return data

@@ -1,11 +1,11 @@
 """FedSGD: clients send gradients, the server takes the step.
 
-McMahan et al., AISTATS 2017 (FedAvg with one full-batch step). With `batch_size` the cohort walks through its
-examples in step, one exchange per batch, as FedEM's paper compares with.
+McMahan et al., AISTATS 2017 (FedAvg with one full-batch step). With `batch_size` there is one exchange per batch, as in
+the comparison of FedEM's paper.
 
 Symbols: eta `lr`, n_k `size`.
 
-Deviations: a client that has run out of examples sends a zero gradient of size 0 and so counts nothing.
+Deviations: a client without further examples in the round sends a zero gradient of size 0, which has no weight.
 """
 
 from __future__ import annotations
@@ -100,11 +100,11 @@ class FedSGD(AggregatedModel[Gradient]):
     numerics = NUMERICS + 1  # 1: small batches of images are differentiated for all clients at once
     lr: LearningRate = 0.1
     batch_size: Annotated[int, Field(ge=1)] | None = None
-    """Examples per exchange; all at once if not given."""
+    """Examples per exchange; default: all at once."""
     lr_schedule: Schedule = "constant"
     """How `lr` changes over the rounds."""
     weighting: Literal["size", "uniform"] = "size"
-    """How clients are weighted in the mean: by their numbers of examples, or all alike."""
+    """How clients are weighted in the mean: by their numbers of examples, or equally."""
 
     def exchanges(self, plan: Plan) -> int:
         return batches_per_round(plan, self.batch_size)

@@ -46,7 +46,7 @@ Up = TypeVar("Up", bound=Message)
 
 @dataclass(frozen=True)
 class At:
-    """Where a run is. Public: everybody knows it.
+    """The position in a run, which is public.
 
     Args:
         plan: The outline of the run.
@@ -61,7 +61,7 @@ class At:
 
 @dataclass(frozen=True)
 class ClientSum(Generic[S, Down]):
-    """A method whose server needs only the sum of its clients' vectors: what secure aggregation asks of it.
+    """A method whose server needs only the sum of its clients' vectors, for secure aggregation.
 
     Attributes:
         mechanism: What bounds each unit's part of the sum to an L2 norm, and the noise of the sum; `Unnoised` for none.
@@ -86,12 +86,12 @@ class ClientSum(Generic[S, Down]):
 
 @dataclass(frozen=True)
 class Demand:
-    """What one exchange asks of a client's machine.
+    """The resources that one exchange needs on a client's machine.
 
     Attributes:
-        steps: How many gradients it computes, one after another.
-        examples: How many examples it makes or keeps besides its own.
-        indices: How many positions of examples it keeps.
+        steps: Number of sequential gradients.
+        examples: Number of examples that it makes or stores besides its own.
+        indices: Number of example positions that it stores.
     """
 
     steps: int
@@ -100,7 +100,7 @@ class Demand:
 
 
 class Method(ABC, Generic[S, Down, Up]):
-    """One way to learn from clients without collecting their data."""
+    """A method of federated learning."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -117,19 +117,19 @@ class Method(ABC, Generic[S, Down, Up]):
     """Whether the server learns only the sum of the uploads; see `disclosed`."""
 
     def exchanges(self, plan: Plan) -> int:
-        """How often server and cohort talk in one round."""
+        """The number of exchanges in a round."""
         return 1
 
     def check_clients(self, task: Task, clients: Clients) -> None:
-        """Refuse data that this configuration does not fit, before a run starts.
+        """Refuse data that this configuration cannot be used with, before a run starts.
 
-        A node is asked too, before it charges anything, with made-up examples in place of its own: what it answers
-        must not depend on its records.
+        A node also calls it, before it charges anything, with artificial examples in place of its own, so that the
+        outcome does not depend on its records.
         """
         return
 
     def demand(self, plan: Plan, records: int, classes: int) -> Demand:
-        """What one exchange asks of a client with so many records; nodes refuse what is beyond their policy.
+        """The resources of one exchange of a client with so many records, which nodes compare with their policy.
 
         By default the steps of the local training. A method with loops of its own counts them.
         """
@@ -148,27 +148,27 @@ class Method(ABC, Generic[S, Down, Up]):
         """The server before the first round."""
 
     def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
-        """What a client remembers before it first takes part, `[K, ...]`; it never leaves the client."""
+        """The clients' states before their first participation, `[K, ...]`; states never leave the clients."""
         return {}
 
     @abstractmethod
     def broadcast(self, at: At, server: S, clients: Sequence[int]) -> Down:
-        """What the cohort is sent: one row for all, or one row per client."""
+        """The message to the cohort: one row for all, or one row per client."""
 
     @abstractmethod
     def client_update(
         self, task: Task, at: At, down: Down, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[Up, State]:
-        """What K clients answer, and what they remember."""
+        """The uploads and new states of K clients."""
 
     @abstractmethod
     def server_update(
         self, task: Task, at: At, server: S, clients: Sequence[int], up: Up | None, rng: ServerStreams
     ) -> S:
-        """The server after the answers of `clients`; `up` is None when nobody took part."""
+        """The server after the answers of `clients`; `up` is None if nobody answered."""
 
     def exact_sum(self, at: At, down: Down, up: Up) -> Message | None:
-        """The uploads of K clients as one row that the server's update takes in their place, to the same bits.
+        """The uploads of K clients as one row that gives the same bits in the server's update.
 
         Engines on several machines send sums of chunks instead of every upload.
 
@@ -185,11 +185,11 @@ class Method(ABC, Generic[S, Down, Up]):
 
     @abstractmethod
     def model(self, server: S) -> Params:
-        """The model that is evaluated and returned, without a client axis."""
+        """The model for evaluation and release, without a client axis."""
 
     @abstractmethod
     def releases(self, plan: Plan) -> Sequence[Release]:
-        """Every disclosure of a run, with its protection or without any."""
+        """All releases of a run, protected or not."""
 
     def client_sum(self) -> ClientSum[S, Down] | None:
         """How the method runs under secure aggregation; None (the default): its server needs single uploads.
@@ -200,43 +200,43 @@ class Method(ABC, Generic[S, Down, Up]):
         return None
 
     def disclosed(self, up: Up) -> Up:
-        """What the server learns of the uploads `[K, ...]`: by default all of them, else their sum as one row."""
+        """The part of the uploads `[K, ...]` that the server observes: by default all, else their sum as one row."""
         return up
 
     def single_uploads(self, up: Up, places: Sequence[int]) -> Up:
-        """What the server sees of single clients, given what it learns of all: by default their rows."""
+        """The part of single clients' uploads that the server observes: by default their rows."""
         return up.rows(places)
 
     def least_noise(self, plan: Plan, clients: Sequence[int], up: Up) -> tuple[Sequence[int], Up]:
-        """The answers with as little unknown noise as the guarantee allows for, for audits; by default all as they are.
+        """The answers with the least unknown noise that the guarantee allows, for audits; by default unchanged.
 
         A sum that fewer clients answer, and of which colluders know their part, is one.
         """
         return clients, up
 
     def noise_found(self, plan: Plan, answered: int) -> str | None:
-        """The noise that was really in the sums, if `answered` clients answered at least in every completed round.
+        """The actual noise of the sums, if at least `answered` clients answered in every completed round.
 
-        None (the default) where it does not depend on that.
+        None (the default) if it does not depend on that.
         """
         return None
 
     def personal_model(self, server: S, state: State) -> Params | None:
-        """The models `[K, ...]` that K clients use for themselves; None where all use the server's.
+        """The personal models `[K, ...]` of K clients; None if all use the server's model.
 
-        Computed by the clients from what they remember, so it is evaluated and never released.
+        Computed by the clients from their states, so they are evaluated and never released.
         """
         return None
 
     def cohort_models(self, server: S) -> Params | None:
-        """The models `[K, ...]` that the server holds for the members of the last cohort; None where there are none.
+        """The models `[K, ...]` that the server holds for the last cohort; None if there are none.
 
         They are evaluated where clients have no model of their own (`personal_model`).
         """
         return None
 
     def with_model(self, server: S, params: Params) -> S:
-        """The server with this model in place of its own, for wrappers that steer the training."""
+        """The server with this model in place of its own, for wrappers that change the training."""
         if "params" not in {field.name for field in fields(server)}:
             raise InputError(
                 "wrap", self.name, "its model cannot be replaced", "Use a wrapper that only reads it."
@@ -245,11 +245,11 @@ class Method(ABC, Generic[S, Down, Up]):
         return replace(server, **changed)
 
     def paper_claim(self, plan: Plan) -> str | None:
-        """The privacy its paper states for such a run, in the paper's terms; None where it states none."""
+        """The privacy that the paper claims for such a run, in the paper's terms; None if it claims none."""
         return None
 
-    # What attacks, audits and reports ask. Defaults fit a method that sends models, their changes or gradients under
-    # the names `params`, `update` or `gradient`; a method that is special answers for itself, in its own file.
+    # Hooks for attacks, audits and reports. Defaults are for methods that send models, their changes or gradients under
+    # the names `params`, `update` or `gradient`; other methods override them in their own file.
 
     def sent_model(self, down: Down) -> Params | None:
         """The models `[1 or K, ...]` in a broadcast, by default its `params`; None where it holds none."""
@@ -257,9 +257,9 @@ class Method(ABC, Generic[S, Down, Up]):
         return params
 
     def local_training(self, at: At) -> LocalSteps | None:
-        """How clients train between a broadcast and their upload; None (the default) if they do not.
+        """The local training between a broadcast and an upload; None (the default) if there is none.
 
-        `LocalTraining` answers from its fields. A method that clips what is sent says so here.
+        `LocalTraining` derives it from its fields. A method that clips its uploads states it here.
         """
         return None
 
@@ -272,19 +272,19 @@ class Method(ABC, Generic[S, Down, Up]):
         return self.local_training(at)
 
     def shadow_training(self) -> LocalSteps:
-        """The training of shadow models where `round_training` knows of none.
+        """The training of shadow models if `round_training` is None.
 
-        By default 20 epochs with the fields `lr` and `batch_size`, or with usual values where there are no such fields.
+        By default 20 epochs with the fields `lr` and `batch_size`, or with default values if there are none.
         """
         return LocalSteps(float(getattr(self, "lr", 0.1)), int(getattr(self, "batch_size", 64) or 64), 20)
 
     def disclosed_sizes(self, up: Up) -> Tensor | None:
-        """The numbers of examples `[K, ...]` in uploads, by default their `size`; None where they do not tell."""
+        """The numbers of examples `[K, ...]` disclosed by uploads, by default their `size`; None if not disclosed."""
         size = getattr(up, "size", None)
         return size if isinstance(size, torch.Tensor) else None
 
     def read_upload(self, at: At, down: Down, up: Up) -> UploadReading | None:
-        """What the uploads of K clients amount to: models and gradients.
+        """The uploads of K clients as models and gradients.
 
         Args:
             at: The exchange of both messages.
@@ -292,7 +292,7 @@ class Method(ABC, Generic[S, Down, Up]):
             up: Their answers.
 
         Returns:
-            By default what the field names of the upload say (see `read_fields`); None where there is no model.
+            By default according to the field names of the upload (see `read_fields`); None if there is no model.
         """
         sent = self.sent_model(down)
         if sent is None:
@@ -300,7 +300,7 @@ class Method(ABC, Generic[S, Down, Up]):
         return read_fields(sent, up, self.local_training(at), self.round_training(at))
 
     def bounded_upload(self, at: At, down: Down, up: Up) -> BoundedUpload | None:
-        """What K clients clipped and perturbed before they sent it, so that a server can refuse what is too long.
+        """The values that K clients clipped and perturbed, so that a server can refuse uploads with too large a norm.
 
         Args:
             at: The exchange of both messages.
@@ -308,12 +308,12 @@ class Method(ABC, Generic[S, Down, Up]):
             up: Their answers.
 
         Returns:
-            None (the default) where uploads are not bounded as a whole.
+            None (the default) if uploads are not bounded as a whole.
         """
         return None
 
     def adaptation(self, at: At, dimension: int, examples: int) -> Adaptation:
-        """How an attacker who knows the configuration adapts to what was done to an upload.
+        """How an attacker who knows the configuration adapts to the protection of an upload.
 
         Args:
             at: The exchange that is attacked.
@@ -330,18 +330,18 @@ class Method(ABC, Generic[S, Down, Up]):
         return Adaptation.to_noise(local.clip * noise_against_server(self.releases(at.plan), at.round))
 
     def batches_behind(self, at: At, data: ClientData, rng: ClientStreams) -> Sequence[Batch]:
-        """The batches of K clients' examples that their uploads of this exchange depend on; by default all at once."""
+        """The batches of K clients' examples that their uploads of this exchange depend on; by default all examples."""
         return [data.everything()]
 
     def input_perturbation(self, state: State) -> Tensor | None:
-        """What clients added to their last batch `[K, B, ...]`, from what they remember; None (the default): nothing.
+        """The clients' perturbation of their last batch `[K, B, ...]`, from their states; None (the default): none.
 
-        It must begin anew in every round: only the round is replayed to find it.
+        It must start again in every round, since only that round is replayed to compute it.
         """
         return None
 
     def training_start(self, at: At, down: Down, earlier: Earlier) -> TrainingStart:
-        """Where local training began, as far as the server can tell.
+        """The start of local training, as far as the server knows it.
 
         Args:
             at: The exchange that is attacked.
@@ -349,7 +349,7 @@ class Method(ABC, Generic[S, Down, Up]):
             earlier: Reads what each of them was sent and answered before; called only by methods that need it.
 
         Returns:
-            By default the models that were sent.
+            By default the broadcast models.
         """
         sent = self.sent_model(down)
         assert sent is not None, f"{self.name} sends no model to start from"
@@ -358,7 +358,7 @@ class Method(ABC, Generic[S, Down, Up]):
     def noisy_gradients(
         self, task: Task, at: At, data: ClientData, rng: ClientStreams, accesses: int | None = None
     ) -> Tensor | None:
-        """The protected gradients behind an upload that cannot be read coordinate by coordinate, for audits.
+        """The protected gradients behind an upload that cannot be mapped to coordinates of an update, for audits.
 
         Args:
             task: The task of the audit.
@@ -376,13 +376,13 @@ class Method(ABC, Generic[S, Down, Up]):
     def pictures(self, at: At, up: Up, dataset: Dataset) -> Mapping[str, Figure]:
         """Figures of the answers to this exchange for the report, by name; none by default.
 
-        Names are places in the run's folder without `.png`: `synthetic/...` or `figures/...`. Only what was on the
-        wire may be drawn, so that nobody is shown more than the server has seen.
+        Names are paths in the run's folder without `.png`: `synthetic/...` or `figures/...`. Only messages may be
+        drawn, so that figures show no more than the server observes.
         """
         return {}
 
     def unused_fields(self) -> Mapping[str, str]:
-        """The fields without effect in this configuration of the method, and for each what to do instead."""
+        """The fields without effect in this configuration of the method, with a remedy for each."""
         return {}
 
     def defences(self) -> tuple[str, ...]:
@@ -398,14 +398,14 @@ C = TypeVar("C")
 def register(
     name: str, summary: str, *, server: type[Record], down: type[Message], up: type[Message]
 ) -> Callable[[type[C]], type[C]]:
-    """Make a method known under its name, with the types of what it keeps and sends.
+    """Register a method under its name, with the types of its state and messages.
 
     Args:
         name: The name in configurations and on the command line.
-        summary: One line about it.
-        server: What the server keeps.
-        down: What clients are sent.
-        up: What clients send.
+        summary: A description of one line.
+        server: The type of the server's state.
+        down: The type of broadcasts.
+        up: The type of uploads.
 
     Returns:
         A decorator that returns the class unchanged.
@@ -433,11 +433,11 @@ def current_numerics(name: str) -> int:
 
 
 def unprotected(what: str, reason: str) -> tuple[Release, ...]:
-    """The releases of a method that hides nothing: no epsilon against anybody, for no unit.
+    """The releases of an unprotected method: no finite epsilon against any adversary, for any unit.
 
     Args:
-        what: What is sent, in words.
-        reason: Why nothing protects it.
+        what: A description of the release.
+        reason: The reason why it is not protected.
 
     Returns:
         One release for each unit, visible to every adversary.
@@ -446,5 +446,5 @@ def unprotected(what: str, reason: str) -> tuple[Release, ...]:
 
 
 def field_names(method: AnyMethod | type[AnyMethod]) -> list[str]:
-    """The names of a method's configuration, in their order."""
+    """The names of a method's fields, in order."""
     return [field.name for field in fields(cast(Any, method))]

@@ -1,4 +1,4 @@
-"""PSG: one private synthetic set per client, made once, that any model can be trained on.
+"""PSG: each client makes one private synthetic set, on which any model can be trained.
 
 Chen, Kerkouche, Fritz: Private Set Generation with Discriminative Information. NeurIPS 2022, Algorithm 1.
 
@@ -9,10 +9,10 @@ Deviations:
 - Written for many clients: each makes its own set and the server trains on their union with equal weights. With
   one client it is the centralised method of the paper.
 - Real batches are Poisson samples; the noisy sum is divided by the expected size of a batch.
-- The networks, and at the end the model, are trained by plain descent on all images together.
+- The networks, and finally the model, are trained by plain gradient descent on all images.
 - The number of image and network updates does not grow with the number of images per class.
-- One-shot means one round. In every further round all sets are made anew (and charged again), and the model is
-  trained on them from its first parameters.
+- One-shot means one round. Every further round makes new sets (and charges them again), and the model is trained on
+  them from its initial parameters.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PSG(PrivateMatching, OneShot[SyntheticSet]):
     server_steps: Count = 1000
     squared_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     radius: Annotated[float, Field(gt=0)] = math.inf
-    """Largest distance of a network from its start, at which its walk ends."""
+    """Largest distance of a network from its initial parameters, at which its training ends."""
     clip: Clip = 0.1
 
     def client_update(

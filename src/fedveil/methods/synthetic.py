@@ -1,4 +1,4 @@
-"""What methods that share synthetic examples have in common: their fields, their message and its protection."""
+"""The common part of methods that share synthetic examples: fields, message and protection."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class SizedSet(Message):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SyntheticImages:
-    """How a client makes its synthetic set."""
+    """Fields of a client's synthetic set."""
 
     # 1: gradients of convolution blocks in closed form (`training/conv_blocks.py`), which rounds in another order.
     numerics: ClassVar[int] = NUMERICS + 1
@@ -82,9 +82,9 @@ class SyntheticImages:
     """Classes of a client's synthetic images: all, those it holds (which are then public), or a public list for each
     client."""
     classes_per_client: Count | None = None
-    """The most classes that a client may hold, of labels = "own"; all if not given."""
+    """Largest number of classes of a client, for labels = "own"; default: all."""
     reinit: bool = True
-    """Whether images start anew from noise in every round."""
+    """Whether images start from noise in every round."""
     image_lr: LearningRate = 100.0
     image_momentum: Fraction = 0.5
     """Momentum of the steps of the images."""
@@ -92,7 +92,7 @@ class SyntheticImages:
     """Steps of the images for each batch of real examples."""
     batch_size: BatchSize = 256
     augment: tuple[Change, ...] = ()
-    """Changes that real and synthetic images undergo alike before their gradients are compared."""
+    """Augmentations that are applied to real and synthetic images before their gradients are compared."""
 
     def unused_fields(self) -> Mapping[str, str]:
         if self.labels == "own":
@@ -100,7 +100,7 @@ class SyntheticImages:
         return {"classes_per_client": 'Leave it out, or set labels = "own".'}
 
     def slots(self, classes: int) -> int:
-        """How many classes a synthetic set has room for: as many for every client, so that all sets have one shape."""
+        """The number of classes of a synthetic set, the same for every client, so that all sets have one shape."""
         if self.labels == "all":
             return classes
         if self.labels == "own":
@@ -108,7 +108,7 @@ class SyntheticImages:
         return max((len(group) for group in self.labels), default=0)
 
     def image_steps(self, slots: int) -> int:
-        """How many gradients one participation computes."""
+        """The number of gradients of one participation."""
         return self.image_updates
 
     def demand(self, plan: Plan, records: int, classes: int) -> Demand:
@@ -135,7 +135,7 @@ class SyntheticImages:
         return synthetic_labels(declared, self.ipc, slots), slots
 
     def _declared(self, client: int, classes: int, own: Sequence[int]) -> tuple[int, ...]:
-        """The classes declared for this client, which must hold every one of them."""
+        """The classes declared for this client, which must have examples of each."""
         if client >= len(self.labels):
             raise InputError(
                 "method.labels",
@@ -165,7 +165,7 @@ class SyntheticImages:
         return noise_images(rng.of_exchange("images"), slots * self.ipc, data)
 
     def check_clients(self, task: Task, clients: Clients) -> None:
-        """Label sets are looked at for all clients at once: the last one's must not be refused after hours."""
+        """Check the label sets of all clients before training, so that none is refused later."""
         self._refuse_texts(task)
         ids = client_ids(clients)
         first = clients.load([ids[0]])
@@ -194,7 +194,7 @@ class SyntheticImages:
             )
 
     def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
-        """What a client remembers: its images, where they are not made anew in every round."""
+        """A client's state: its images, unless they start from noise in every round."""
         self._refuse_texts(task)
         if self.reinit:
             return {}
@@ -204,14 +204,14 @@ class SyntheticImages:
     def begin(
         self, task: Task, w: Params, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[Tensor, Tensor]:
-        """The images that a round starts from, and their labels."""
+        """The initial images of a round, and their labels."""
         check_images(self.augment, data.x.shape[2:])
         labels, slots = self.label_sets(class_count(task, w, data), data, rng.clients)
         images = self.first_images(data, slots, rng) if self.reinit else state["images"]
         return images, labels.to(images.device)
 
     def remembered(self, images: Tensor) -> State:
-        """What a client keeps of the images it has made."""
+        """The state after a client has made its images."""
         return {} if self.reinit else {"images": images}
 
     def pictures(self, at: At, up: Any, dataset: Dataset) -> Mapping[str, Figure]:
@@ -228,7 +228,7 @@ class SyntheticImages:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Matching(SyntheticImages):
-    """How synthetic gradients are matched to real ones, and how both halves walk."""
+    """Fields of gradient matching and of the descents on both halves."""
 
     trajectories: Count = 1
     """Walks of the model on which gradients are matched."""
@@ -285,16 +285,16 @@ class PrivateMatching(Matching):
     noise_multiplier: NoiseMultiplier = 1.0
 
     def mechanism(self) -> SumMechanism:
-        """What perturbs every real gradient, and what `releases` charges."""
+        """Perturbs every real gradient; `releases` accounts for it."""
         return gaussian(self.clip, self.noise_multiplier)
 
     def private_loops(self, at: At, radius: float) -> Loops:
         return replace(self.loops(at, radius), mechanism=self.mechanism())
 
     def releases(self, plan: Plan) -> Sequence[Release]:
-        """The releases of a private synthetic set: every real batch that may be read, whether or not it is.
+        """The releases of a private synthetic set: every real batch that may be read is charged.
 
-        Images and models are computed from the noisy gradients and public values.
+        Images and models are post-processing of the noisy gradients and public values.
         """
         return (
             Release(
@@ -316,7 +316,7 @@ class PrivateMatching(Matching):
     def noisy_gradients(
         self, task: Task, at: At, data: ClientData, rng: ClientStreams, accesses: int | None = None
     ) -> Tensor:
-        """Images cannot be read back coordinate by coordinate; these gradients tell more than they ever show."""
+        """The noisy gradients, which disclose at least as much as the images computed from them."""
         loops = self.private_loops(at, self.radius)
         real = RealGradients(task, data, rng, replace(loops, augment=()))
         w, everybody = expand(with_axis(task.init(0)), data.count), range(data.count)

@@ -1,7 +1,7 @@
-"""What an epsilon means: the grades of the privacy statement and of the report, and the odds of a guess.
+"""The interpretation of epsilon: the grades of the privacy statement and of the report, and the odds of a guess.
 
-For an (epsilon, delta)-DP mechanism and a person who took part with probability 1/2, no test of its output is right
-more often than (e^epsilon + delta) / (1 + e^epsilon) (Kairouz, Oh, Viswanath 2015, Theorem 2.1).
+For an (epsilon, delta)-DP mechanism and a person who participated with probability 1/2, no test of its output is
+correct more often than (e^epsilon + delta) / (1 + e^epsilon) (Kairouz, Oh, Viswanath 2015, Theorem 2.1).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Level = Literal["good", "fair", "weak", "bad"]
 
 @dataclass(frozen=True)
 class Grade:
-    """A step of the scale: epsilon up to `limit` has this word."""
+    """A grade of the scale: the word for epsilon up to `limit`."""
 
     limit: float
     word: str
@@ -38,8 +38,8 @@ def grade(epsilon: float | None, delta: float | None = None, units: int = 1) -> 
 
     Args:
         epsilon: None where nothing is proven.
-        delta: Of the same guarantee.
-        units: Number of clients or records that take part.
+        delta: The delta of the same guarantee.
+        units: Number of participating clients or records.
     """
     if epsilon is None:
         return _NOTHING
@@ -50,7 +50,7 @@ def grade(epsilon: float | None, delta: float | None = None, units: int = 1) -> 
 
 
 def exposes_one(delta: float, units: int) -> bool:
-    """Whether such a delta would allow to publish one of so many units completely: then no epsilon is protection."""
+    """Whether this delta permits a mechanism that publishes one of the units; then no epsilon is protection."""
     return delta * units >= 1
 
 
@@ -58,7 +58,7 @@ NEARLY_CERTAIN = 0.99999  # a bound on a right guess above it excludes nothing
 
 
 def guess_accuracy(epsilon: float, delta: float) -> float:
-    """How often the best guess whether a unit took part can be right, if half of them did.
+    """The largest possible accuracy of guessing whether a unit participated, with prior probability 1/2.
 
     Guarantees:
         Never below the accuracy of any test (`tests/unit/privacy/test_meaning.py`).
@@ -70,13 +70,13 @@ def guess_accuracy(epsilon: float, delta: float) -> float:
 
 
 def rounded_up(share: float) -> str:
-    """A per cent that never understates: 95.26 % is "95.3 %", and only 1 is "100 %"."""
+    """A percentage rounded up: 95.26 % is "95.3 %", and only 1 is "100 %"."""
     for digits in (0, 1, 2, 3):
         step = 10.0**-digits
         value = math.ceil(100 * share / step - 1e-9) * step
         if value < 100 - step / 2 or share >= 1:
             if digits == 0 and value > 90 and share < 1:
-                continue  # one digit more where it matters
+                continue  # use one more digit
             return f"{value:.{digits}f} %"
     return "more than 99.999 %" if share < 1 else "100 %"
 
@@ -92,7 +92,7 @@ def plain(theorem: str) -> str:
 
 
 def sampler_in_words(sampler: str) -> str:
-    """How clients and records are drawn, as `Guarantee.sampler` has it, in plain words."""
+    """`Guarantee.sampler` in plain words."""
     clients, _, records = sampler.partition(", ")
     kinds = [_DRAWN.get(kind, kind) for kind in clients.removesuffix(" clients").split(" + ")]
     drawn = [" or ".join(kinds), *(["records drawn one by one"] if "poisson" in records else [])]

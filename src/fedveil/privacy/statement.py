@@ -1,4 +1,4 @@
-"""The privacy statement of a run: what the paper claims, what is proven, what an audit found; never mixed."""
+"""The privacy statement of a run: the paper's claim, what is proven, and audit results, kept apart."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedveil.streams import NoiseSource
 
 _WHO: dict[Adversary, str] = {
     "server": "the server",
-    "observer": "somebody who sees only the published results",
+    "observer": "an observer of the published results",
     "client": "another participant",
 }
 _NEIGHBOUR = {
@@ -45,10 +45,10 @@ def show(value: float) -> str:
 
 @dataclass(frozen=True)
 class PrivacyStatement:
-    """Three fields that never stand in for one another.
+    """The paper's claim, the proven guarantees and the audit of a run; none of them replaces another.
 
-    `paper_claim` is the paper's own number or "none"; `proven` what follows from theorems for this very run;
-    `audit` what an attack measured, None if none ran. `releases` and `plan` let it speak of what is seen.
+    `paper_claim` is the paper's own number or "none"; `proven` follows from theorems for this run; `audit` is what an
+    attack measured, None if none ran. `releases` and `plan` describe what is visible to whom.
     """
 
     paper_claim: str | float
@@ -58,11 +58,11 @@ class PrivacyStatement:
     plan: Plan | None = None
     noise: NoiseSource = "entropy"
     removable: bool = False
-    """Whether the seed is all it takes to draw the noise again."""
+    """Whether the noise can be reproduced from the run's seed."""
     notes: tuple[str, ...] = ()
-    """How the data was prepared, as far as that matters to privacy."""
+    """Notes on data preparation that affect privacy."""
     rows_per_person: int | None = None
-    """How many records of one person there are at most, where the data names people."""
+    """The largest number of records of one person, where the data identifies persons."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -74,7 +74,7 @@ class PrivacyStatement:
         } | ({"data": list(self.notes), "persons": self.persons()} if self.notes else {})
 
     def persons(self) -> list[dict[str, Any]]:
-        """What is proven for a whole person, by group privacy over the records that a person may have.
+        """The guarantees for a whole person, by group privacy over the records that a person may have.
 
         Guarantees: k records of an (epsilon, delta) guarantee have (k epsilon, k e^((k-1) epsilon) delta)
         (`test_group_privacy_is_the_bound_for_a_person`).
@@ -93,7 +93,7 @@ class PrivacyStatement:
         ]
 
     def in_words(self) -> str:
-        """For a privacy officer: what is protected, against whom, and what is not."""
+        """The statement in words for a privacy officer: what is protected, against whom, and what is not."""
         lines = [SEEDED, ""] if self.removable else []
         lines += [_claim(self.paper_claim), ""]
         for adversary in ADVERSARIES:
@@ -102,13 +102,13 @@ class PrivacyStatement:
                 lines += [*_against(adversary, rows, self.releases, self.plan), ""]
         if self.notes:
             lines += [*_prepared(self), ""]
-        lines += _not_covered(self.proven, self.plan, told=bool(self.notes))
+        lines += _not_covered(self.proven, self.plan, has_notes=bool(self.notes))
         lines.append(_audited(self.audit))
         return "\n".join(lines)
 
 
 def _prepared(statement: PrivacyStatement) -> list[str]:
-    """How the data was prepared, and what that means for people with several records."""
+    """How the data was prepared, and the guarantees for persons with several records."""
     lines = ["The data:", *(f"  {note}" for note in statement.notes)]
     for row in statement.persons() if (statement.rows_per_person or 1) > 1 else ():
         bound = f"epsilon is {show(row['epsilon'])} at delta {row['delta']:.2g}"
@@ -129,18 +129,18 @@ def _against(
     who = _WHO[adversary]
     seen = [r for r in releases if adversary in r.visible_to and not isinstance(r.protection, PostProcessing)]
     lines = [f"Against {who}:"]
-    told: dict[str, None] = {}  # a release may be declared for records and for clients; it is seen once
+    sentences: dict[str, None] = {}  # a release declared for records and for clients is listed once
     for release in seen:
         times = f", {release.accesses} times in a participation" if release.accesses > 1 else ""
         how = f" with {release.protection.in_words()}{times}"
         if adversary == "client" and release.insider is not None:
-            how += f" ({release.insider.in_words()} where it took part itself and knows its own share)"
+            how += f" ({release.insider.in_words()} where it participated and knows its own share)"
         rounds = f" in every {release.every}th round" if release.every > 1 else ""
         sees = f"{who} sees {release.what}"
         if adversary != "server" and isinstance(release.protection, Unprotected):
-            sees = f"what reaches {who} is made from {release.what}"
-        told[f"  {sees[0].upper()}{sees[1:]}{how}{rounds}{_who_took_part(release)}."] = None
-    lines += told
+            sees = f"what is visible to {who} is computed from {release.what}"
+        sentences[f"  {sees[0].upper()}{sees[1:]}{how}{rounds}{_who_took_part(release)}."] = None
+    lines += sentences
     for row in rows:
         whom = "one client's whole data" if row.unit == "client" else "a single record"
         if row.epsilon is None:
@@ -177,7 +177,7 @@ SEES = {
 
 
 def odds_in_words(adversary: str, unit: str, adjacency: str, epsilon: float, delta: float) -> str:
-    """One sentence with odds: what the best attack of this adversary can achieve."""
+    """One sentence with odds: a bound on the best attack of this adversary."""
     question = _GUESS.get((unit, adjacency), f"whether a given {unit} took part")
     who, bound = SEES.get(adversary, adversary), guess_accuracy(epsilon, delta)
     if bound > NEARLY_CERTAIN:
@@ -190,19 +190,19 @@ def _meaning(row: Guarantee, epsilon: float, plan: Plan | None) -> str:
     said = grade(epsilon, row.delta, units).word
     if epsilon <= 10 and exposes_one(row.delta, units):
         return (
-            f"Delta is too large for this to be called protection: with {units} {row.unit}s it would allow to "
-            "publish one of them completely."
+            f"Delta is too large for this to be called protection: with {units} {row.unit}s it would permit "
+            "publishing one of them completely."
         )
     odds = odds_in_words(row.adversary, row.unit, row.adjacency, epsilon, row.delta)
     return f"This is {said}. {odds}"
 
 
-def _not_covered(rows: Sequence[Guarantee], plan: Plan | None, *, told: bool) -> list[str]:
+def _not_covered(rows: Sequence[Guarantee], plan: Plan | None, *, has_notes: bool) -> list[str]:
     lines = ["Not covered:"]
     units = {row.unit for row in rows}
     if units == {"record"}:
         lines.append(
-            "  Only single records are protected; that a client took part, and all its data, is not."
+            "  Only single records are protected; a client's participation and its data as a whole are not."
         )
     if any(row.unit == "record" and row.epsilon is not None for row in rows):
         lines.append(
@@ -210,22 +210,25 @@ def _not_covered(rows: Sequence[Guarantee], plan: Plan | None, *, told: bool) ->
             "synthetic images name."
         )
     if "client" in units and any(row.adjacency == "zero-out" for row in rows):
-        lines.append("  Where who took part is visible, that fact itself is not hidden.")
+        lines.append(
+            "  Where participation is visible, the fact that somebody participated is not protected."
+        )
     if needs_trust([row for row in rows if row.adversary == "server" or not row.assumptions]):
         lines.append(
-            "  The rows for others than the server hold only if the server is trusted not to share what it sees."
+            "  The rows for adversaries other than the server hold only if the server is trusted not to share what "
+            "it observes."
         )
     if any(row.adversary != "server" and row.epsilon is not None for row in rows):
         lines.append(
             "  These rows are about the models. The run's other files (scores of single clients, also on training "
-            "examples, label counts, cohort sizes, transcripts, attacks) and the report made of them are not covered: "
-            "they are not to be published with a model of real data."
+            "examples, label counts, cohort sizes, transcripts, attacks) and the report on them are not covered: "
+            "do not publish them with a model of real data."
         )
     if plan is not None:
         sizes = f"{plan.clients} clients, {plan.cohort} in a round, {plan.rounds} rounds"
         prepared = (
             ""
-            if told
+            if has_notes
             else " and how examples are prepared (the numbers a table is standardised with, its categories)"
         )
         lines.append(
@@ -244,7 +247,7 @@ class _Row(Protocol):
 
 
 def needs_trust(rows: Sequence[_Row]) -> bool:
-    """Whether a row depends on a trusted server: the row against the server does not prove as much for its unit."""
+    """Whether a row depends on a trusted server: the row against the server proves less for its unit."""
     server = {row.unit: row.epsilon for row in rows if row.adversary == "server"}
 
     def weaker(row: _Row) -> bool:

@@ -1,11 +1,11 @@
-"""How far the gradients of synthetic data are from those of real data (FedLAP-DP, Eq. 16-17).
+"""The distance between gradients of synthetic and of real data (FedLAP-DP, Eq. 16-17).
 
 Symbols: `g` the (noisy) gradient on real data, `s` the gradient on synthetic data. Weights are seen as
 matrices with one row per output node: a convolution `[o, i, kh, kw]` becomes `[o, i * kh * kw]`.
 
-Deviations: vectors (biases, norm scales) are left out of the cosine term unless asked for. A bias in front
-of a norm has a gradient of zero up to rounding, and the direction of rounding errors would steer the images.
-A row that is zero on either side has no direction: it counts as cosine 0 and pulls nowhere.
+Deviations: vectors (biases, norm scales) are left out of the cosine term by default. A bias before a norm layer has a
+zero gradient up to rounding, and the direction of rounding errors would affect the images. A row that is zero on
+either side has cosine 0 and gradient 0.
 
 Networks of linear layers match several clients in one product, as many as fit the cache together. Any other network
 goes client by client and in pieces of a few images, because on a CPU the memory of large activations costs more time

@@ -1,10 +1,9 @@
 """Gradients of examples that can be differentiated with respect to the examples, in closed form.
 
-Attacks move candidates `x` until their gradient `s(x)` is the observed one: with `v` the gradient of a distance with
-respect to `s`, they need the gradient of `<v, s(x)>` with respect to `x`. That is the change of the loss' input
-gradient when the weights move along `v`: one more pass forwards and one backwards, in which every value carries its
-change (forward over reverse). Autograd does the same work through a graph of the backward pass; for a single small
-image most of its time goes into that graph.
+Attacks optimise candidates `x` until their gradient `s(x)` is the observed one: with `v` the gradient of a distance
+with respect to `s`, they need the gradient of `<v, s(x)>` with respect to `x`. That is the derivative of the loss'
+input gradient in the direction `v` of the weights: one more forward and one more backward pass with tangents (forward
+over reverse). Autograd does the same through a graph of the backward pass, whose overhead dominates for small images.
 
 Symbols: `h` inputs of a layer, `g` gradient with respect to its outputs, `dh` and `dg` their changes along `v`.
 N rows of B examples each share the weights `w`; gradients and `v` are each row's own, `[N, ...]`.
@@ -26,7 +25,7 @@ from fedveil.tree import Params
 
 
 class Pass(ABC):
-    """What one layer keeps of one pass over N rows of B examples."""
+    """The intermediate values of one layer in one pass over N rows of B examples."""
 
     @abstractmethod
     def forward(self, h: Tensor) -> Tensor: ...
@@ -37,11 +36,11 @@ class Pass(ABC):
 
     @abstractmethod
     def moved(self, dh: Tensor | None, v: Sequence[Tensor]) -> Tensor | None:
-        """The change of the outputs; None for the examples themselves, which do not move."""
+        """The tangent of the outputs; None for the examples themselves, whose tangent is zero."""
 
     @abstractmethod
     def moved_back(self, dg: Tensor, v: Sequence[Tensor]) -> Tensor:
-        """The change of the gradient with respect to the inputs."""
+        """The tangent of the gradient with respect to the inputs."""
 
 
 class _Affine(Pass):

@@ -157,7 +157,7 @@ def _backward(
     if kind is None:
         return g if h.dim() == 3 else _as_images(g, h)
     if kind == "relu":
-        return torch.ops.aten.threshold_backward(g, out, 0)
+        return torch.where(out > 0, g, 0)
     slope = torch.ops.aten.sigmoid_backward if kind == "sigmoid" else torch.ops.aten.tanh_backward
     return _in_whole_vectors(slope, g, out)
 

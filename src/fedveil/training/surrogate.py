@@ -1,7 +1,7 @@
-"""A client's data replaced by a few synthetic images whose gradients imitate it near a model.
+"""Approximation of a client's data by a few synthetic images with similar gradients near a model.
 
 The client half (`approximate`, `measure_path`) and the server half (`descend`) of FedLAP-DP, Algorithms 1 and 2,
-over the client axis. Private examples are read by `poisson_batch` alone, once for each gradient that is matched.
+over the client axis. Private examples are read only by `poisson_batch`, once for each matched gradient.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from fedveil.tree import Params, add, expand, norms, per_row, rows, sub, with_ax
 if TYPE_CHECKING:
     from torch import Tensor
 
-PADDING = -1  # the label of a row that holds no image
+PADDING = -1  # the label of a row without an image
 
 
 @dataclass(frozen=True)
 class Loops:
-    """How often the client's loops run, and how they step."""
+    """The numbers of iterations of the client's loops, and their step sizes."""
 
     trajectories: int  # R_i
     max_steps: int
@@ -55,7 +55,7 @@ class Loops:
 
     @property
     def accesses(self) -> int:
-        """How many batches of real examples are read at most."""
+        """The largest number of batches of real examples that are read."""
         return self.trajectories * self.max_steps * self.real_batches
 
 
@@ -71,7 +71,7 @@ def class_count(task: Task, w: Params, data: ClientData) -> int:
 
 
 def synthetic_labels(sets: Sequence[Sequence[int]], ipc: int, slots: int) -> Tensor:
-    """Fixed, balanced labels `[K, slots * ipc]`: `ipc` of each class of a client's set, then padding."""
+    """Balanced labels `[K, slots * ipc]`: `ipc` of each class of a client's set, then padding."""
     labels = torch.full((len(sets), slots * ipc), PADDING, dtype=torch.long)
     for row, classes in zip(labels, sets, strict=True):
         row[: len(classes) * ipc] = torch.tensor(sorted(classes), dtype=torch.long).repeat_interleave(ipc)
@@ -84,7 +84,7 @@ def own_classes(data: ClientData) -> list[list[int]]:
 
 
 def set_weights(labels: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Labels that may be used as indices, and what each image counts in its client's mean, both `[K, n]`."""
+    """Labels that can be used as indices, and the weight of each image in its client's mean, both `[K, n]`."""
     there = labels != PADDING
     weights = there.to(dtype) / there.sum(1, keepdim=True).clamp(min=1).to(dtype)
     return labels.clamp(min=0), weights
@@ -105,10 +105,10 @@ def class_batch(data: ClientData, label: int, size: int, stream: np.random.Gener
 
 
 class RealGradients:
-    """The gradients that the synthetic images shall have: every call reads one batch of each client.
+    """The target gradients of the synthetic images: every call reads one batch of each client.
 
     Private when the mechanism of `loops` clips and adds noise; the sum over a batch is divided by the expected size of
-    a batch, min(B, n). Batches, noise and augmentation have a stream each.
+    a batch, min(B, n). Batches, noise and augmentation have separate streams.
     """
 
     def __init__(self, task: Task, data: ClientData, streams: ClientStreams, loops: Loops) -> None:
@@ -193,7 +193,7 @@ def image_gradient(
     distance: Distance,
     views: Sequence[View],
 ) -> Tensor:
-    """`matching_gradient` where client k's images are seen through `views[k]`."""
+    """`matching_gradient` with client k's images augmented by `views[k]`."""
     if all(view.kind is None for view in views):
         return matching_gradient(task, w, real, x, y, weights, distance)
     images = x.detach().requires_grad_()
@@ -204,16 +204,16 @@ def image_gradient(
 
 @dataclass(frozen=True)
 class Path:
-    """A walk on the synthetic set (Fig. 2): distance from its start, real and synthetic loss, each `[T, K]`."""
+    """A descent on the synthetic set (Fig. 2): distance from its start, real and synthetic loss, each `[T, K]`."""
 
     distance: Tensor
     real: Tensor
     synthetic: Tensor
 
     def radii(self, largest: float) -> Tensor:
-        """r_k `[K]`: the distance of the smallest real loss within `largest`, which caps it.
+        """r_k `[K]`: the distance at the smallest real loss, at most `largest`.
 
-        At least one step long, so that a server whose clients see no progress still moves by a step.
+        At least one step long, so that the server still takes a step if no client's loss decreases.
         """
         inside = self.distance < largest
         inside[0] = True
@@ -232,9 +232,9 @@ def measure_path(
     radius: float,
     steps: int,
 ) -> Path:
-    """Each client's walk from `start` by gradient descent on its own synthetic set, until `radius` or `steps`.
+    """Each client's gradient descent from `start` on its own synthetic set, until `radius` or `steps`.
 
-    It reads the real examples at every step, so whatever is made of it is as private as they are.
+    It reads the real examples at every step, so its results are not protected.
     """
     y, weights = set_weights(labels, images.dtype)
     real_weights = Batch(data.x, data.y, data.mask()).weights(data.x.dtype)

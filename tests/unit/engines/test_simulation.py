@@ -218,8 +218,9 @@ def test_gradients_computed_together_are_those_of_each_client_alone(method: FedS
         engine = Simulation(task, clients, method, plan, seed=0, execution=execution, workers=workers)
         uploads = []
         for exchange in range(method.exchanges(plan)):
-            up = engine.own(engine.exchange(order, down, At(plan, 1, exchange)).up)
-            uploads.append(up.rows([order.index(client) for client in range(5)]).tensors())
+            up = engine.exchange(order, down, At(plan, 1, exchange)).up
+            assert up is not None
+            uploads.append(engine.own(up).rows([order.index(client) for client in range(5)]).tensors())
         found.append(uploads)
         engine.close()
     for uploads in found[1:]:
@@ -230,7 +231,7 @@ def test_gradients_computed_together_are_those_of_each_client_alone(method: FedS
 def test_an_exchange_of_little_work_needs_no_worker() -> None:
     """What counts is the work of one exchange: its workers wait for each other at the end."""
     task = Task(lambda: make_model("lenet-zhu", (1, 12, 12), 3))
-    clients, plan = small_images([3000] * 4), make_plan([3000] * 4, cohort=4)
+    clients, plan = small_images([3000] * 4), make_plan((3000,) * 4, cohort=4)
     few, many = FedSGD(batch_size=8), FedEM(batch_size=8, perturbation_steps=1000)
     for method, alone in ((few, True), (many, cores() == 1)):
         engine = Simulation(task, clients, method, plan, seed=0)

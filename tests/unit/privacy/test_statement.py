@@ -78,7 +78,7 @@ def test_the_words_separate_uploads_and_publications_and_state_each_once() -> No
     lines = _statement(list(releases)).in_words().splitlines()
     assert lines.count("  The server sees each client's gradient with no protection.") == 1
     published = (
-        "  What reaches somebody who sees only the published results is made from each client's gradient"
+        "  What is visible to an observer of the published results is computed from each client's gradient"
     )
     assert lines.count(f"{published} with no protection.") == 1
 
@@ -106,7 +106,7 @@ def test_no_epsilon_is_called_protection_at_a_delta_that_exposes_one_unit(delta:
     releases = declared.udp_fedavg(10.0)
     text = PrivacyStatement("none", account(releases, PLAN, delta), None, tuple(releases), PLAN).in_words()
     assert ("strong protection" in text) is praise
-    assert ("with 100 clients it would allow to publish one of them completely" in text) is not praise
+    assert ("with 100 clients it would permit publishing one of them completely" in text) is not praise
 
 
 def test_an_audit_is_reported_as_what_it_is() -> None:

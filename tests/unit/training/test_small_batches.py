@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def strided(stride: int, kernel: int, padding: int) -> nn.Module:
     )
 
 
-MODELS = {
+MODELS: dict[str, Callable[[], nn.Module]] = {
     "lenet-zhu": lambda: make_model("lenet-zhu", SHAPE, CLASSES),
     "tailored": tailored,
     "stride 2, remainder": lambda: strided(2, 4, 1),

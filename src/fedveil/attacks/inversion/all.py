@@ -1,4 +1,4 @@
-"""Every inversion attack; importing this module makes their names known."""
+"""All inversion attacks; importing this module registers them."""
 
 from fedveil.attacks.inversion import analytic, gias, gradinversion, inverting_gradients, leakage
 from fedveil.attacks.text import lamp, rows

@@ -1,10 +1,10 @@
-"""The input of a first linear layer, read off its gradient.
+"""The input of a first linear layer, computed from its gradient.
 
 For one example, row i of the weight's gradient is `g_i x` and entry i of the bias' gradient is `g_i`: their quotient
 is x (Aono et al. 2017; Geiping et al. 2020, Proposition 3.1).
 
-Against a known defence the rows are combined by least squares, and coordinates that it took away are left out: what
-one row has lost another still holds. A pixel of which nothing is left is that of the mean public image.
+Against a known defence the rows are combined by least squares without the coordinates that it removed, since other
+rows may still have them. A pixel without any coordinate left is replaced by that of the mean public image.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _quotient(dw: Tensor, db: Tensor, blank: Tensor) -> Tensor:
 
 
 def _least_squares(dw: Tensor, db: Tensor, known: Adaptation, blank: Tensor) -> Tensor:
-    """`sum_i dW_ij db_i / sum_i db_i^2` over the coordinates that tell of pixel j; `blank` where none does."""
+    """`sum_i dW_ij db_i / sum_i db_i^2` over the remaining coordinates of pixel j; `blank` if there are none."""
     bare, kept = torch.ones_like(dw), torch.ones_like(db)
     if known.kind in ("mask", "small"):
         bare, kept = (_bare(leaf, known).to(leaf) for leaf in (dw, db))

@@ -1,4 +1,4 @@
-"""Terms of an attack's loss whose gradients are written by hand: fewer passes over memory than autograd's."""
+"""Terms of an attack's loss with gradients in closed form, which need fewer passes over memory than autograd."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Cosine(torch.autograd.Function):
 
 
 class Variation(torch.autograd.Function):
-    """`total_variation`, whose gradient is made of the steps' signs."""
+    """`total_variation`, whose gradient consists of signs of differences."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

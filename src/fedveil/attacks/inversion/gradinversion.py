@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def batch_norm_distance(view: ServerView) -> Callable[[Tensor], Tensor] | None:
-    """How far the statistics that candidates `[N, B, ...]` cause are from the stored ones, `[N]`.
+    """The distance of the candidates' batch statistics from the stored ones, `[N]`, for candidates `[N, B, ...]`.
 
     None if the model keeps no such statistics.
     """
@@ -68,7 +68,7 @@ def batch_norm_distance(view: ServerView) -> Callable[[Tensor], Tensor] | None:
 
 
 def group_distance(x: Tensor, restarts: int) -> Tensor:
-    """How far each row is from the mean of the restarts of its upload, as a mean square."""
+    """The mean squared distance of each row from the mean of the restarts of its upload."""
     groups = x.reshape(-1, restarts, *x.shape[1:])
     centre = groups.detach().mean(1, keepdim=True)
     return (groups - centre).square().flatten(2).mean(2).reshape(-1)

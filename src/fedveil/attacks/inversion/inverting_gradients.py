@@ -1,4 +1,4 @@
-"""Inverting Gradients: cosine distance, total variation, signed Adam inside the box of pixels.
+"""Inverting Gradients: cosine distance, total variation, signed Adam within the pixel range.
 
 Geiping, Bauermeister, Dröge, Moeller: Inverting Gradients: How easy is it to break privacy in federated learning?
 NeurIPS 2020.

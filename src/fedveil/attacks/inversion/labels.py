@@ -1,9 +1,9 @@
-"""Labels from a gradient: the last layer tells which classes were in the batch.
+"""Labels from a gradient: the last layer discloses the classes in the batch.
 
-Zhao, Mopuri, Bilen: iDLG: Improved Deep Leakage from Gradients. 2020 (one example). For more, the gradient of the
-last bias is `mean(p_c) - n_c / B`, and p is guessed from the model's answers to public examples, to random images
-where there are none. A trained model sums such gradients: they are divided by their number, and p is the mean of the
-answers before and after.
+Zhao, Mopuri, Bilen: iDLG: Improved Deep Leakage from Gradients. 2020 (one example). For several examples, the gradient
+of the last bias is `mean(p_c) - n_c / B`, and p is estimated by the model's predictions for public examples, or for
+random images if there are none. A trained model sums such gradients: they are divided by their number, and p is the
+mean of the predictions before and after training.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def known_or_inferred(view: ServerView, rng: np.random.Generator) -> tuple[Tensor, tuple[str, ...]]:
-    """The labels `[T, B]` that the view holds, or those the gradient gives away; and how they were got."""
+    """The labels `[T, B]` of the view, or labels inferred from the gradient; and a note on their source."""
     if view.labels is not None:
         return view.labels, ("labels known",)
     return infer_labels(view, rng), ("labels inferred from the last layer",)
 
 
 def infer_labels(view: ServerView, rng: np.random.Generator) -> Tensor:
-    """The labels of each upload, `[T, B]`, in ascending order: a gradient does not tell the order of a batch."""
+    """The labels of each upload, `[T, B]`, in ascending order, since a gradient does not disclose their order."""
     pull = last_layer_pull(view)
     if view.examples == 1:
         return pull.argmin(1, keepdim=True)
@@ -40,7 +40,7 @@ def infer_labels(view: ServerView, rng: np.random.Generator) -> Tensor:
 
 
 def last_layer_pull(view: ServerView) -> Tensor:
-    """The gradient of the scores averaged over the batch, `[T, classes]`, or its sign where no bias tells it."""
+    """The gradient of the scores averaged over the batch, `[T, classes]`, or only its sign without a bias."""
     linear = [(n, m) for n, m in view.task.module.named_modules() if isinstance(m, nn.Linear)]
     if not linear or linear[-1][1].out_features != view.classes:
         raise InputError(
@@ -55,7 +55,7 @@ def last_layer_pull(view: ServerView) -> Tensor:
         return view.observed[f"{prefix}bias"]
     if view.examples > 1:
         raise InputError(
-            "labels", "inferred", "a last layer without bias tells only one label", "Use known labels."
+            "labels", "inferred", "a last layer without bias discloses only one label", "Use known labels."
         )
     return view.observed[f"{prefix}weight"].sum(2)
 
@@ -84,7 +84,7 @@ def _mean_answer(view: ServerView, w: Params, inputs: Tensor) -> Tensor:
 
 
 def _whole(counts: Tensor, total: int) -> Tensor:
-    """Whole numbers nearest to `counts` that sum to `total`, written out as labels."""
+    """The integers nearest to `counts` that sum to `total`, as a list of labels."""
     floor = counts.clamp(min=0).floor()
     while int(floor.sum()) > total:
         over = torch.where(floor > 0, floor - counts, torch.full_like(counts, -torch.inf))

@@ -1,7 +1,7 @@
-"""How far a candidate's gradient is from what was observed, for many candidates at once.
+"""The distance of candidates' gradients from the observed gradient, for many candidates at once.
 
-N candidates are rows of one stack, as clients are. The model is the same for all, so a row's gradient costs
-little more than a plain one: convolutions see one batch of N * B images.
+N candidates are rows of one stack, as clients are. The model is the same for all, so convolutions process one batch of
+N * B images.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _NETWORKS: WeakKeyDictionary[Task, Network | None] = WeakKeyDictionary()
 
 
 def candidate_gradients(view: ServerView, x: Tensor, y: Tensor, orders: Tensor | None = None) -> Params:
-    """What a client with `x [N, B, ...]` would have sent, `[N, ...]`, differentiable in `x` and in soft labels.
+    """The upload of a client with `x [N, B, ...]`, `[N, ...]`, differentiable in `x` and in soft labels.
 
-    `y` is `[N, B]` classes or `[N, B, C]` probabilities. A trained model is re-trained from the candidates, batch
-    by batch in the order of `orders [N, passes, B]`, or as they are: the client's order is its secret.
+    `y` is `[N, B]` classes or `[N, B, C]` probabilities. Local training is repeated with the candidates, batch by
+    batch in the order of `orders [N, passes, B]`, or in their own order: the client's order is unknown.
     """
     size = _rows_at_once(view.task.module)
     drift = None  # rows of one upload stand together
@@ -80,7 +80,7 @@ def _sent(view: ServerView, x: Tensor, y: Tensor, orders: Tensor | None, drift: 
 
 
 def _gradients(view: ServerView, w: Params, x: Tensor, y: Tensor, *, own: bool) -> Params:
-    """The gradient of each row's mean loss; `own`: every row has its own model."""
+    """The gradient of each row's mean loss; with `own` every row has its own model."""
     network = None if own else _closed_form(view.task)
     if network is not None:
         found = network.gradients(w, x, y)
@@ -105,7 +105,7 @@ def _gradients(view: ServerView, w: Params, x: Tensor, y: Tensor, *, own: bool) 
 
 
 def _closed_form(task: Task) -> Network | None:
-    """The model as a network whose gradients are differentiated by formula, None if it is another one."""
+    """The model as a network with closed-form second derivatives; None if it is not supported."""
     if task not in _NETWORKS:
         from fedveil.training.second_order import Network
 
@@ -147,7 +147,7 @@ def cosine_distance(observed: Params, adaptation: Adaptation) -> Distance:
 def layer_cosine_distance(observed: Params, adaptation: Adaptation) -> Distance:
     """One minus the mean over layers of `cos(candidate, observed)`, of each row.
 
-    A layer counts as much as the share of it that can be compared: nothing where it is zero or drowns in noise.
+    A layer's weight is the share of it that can be compared: zero if it is zero or dominated by noise.
     """
     change, weights = _adapted(observed, adaptation)
     if adaptation.kind == "sign":
@@ -176,9 +176,9 @@ def layer_cosine_distance(observed: Params, adaptation: Adaptation) -> Distance:
 
 
 def squared_distance(observed: Params, adaptation: Adaptation, clip: float | None = None) -> Distance:
-    """`|candidate - observed|^2` of each row; candidates are cut to the norm `clip`, as what was observed was.
+    """`|candidate - observed|^2` of each row; candidates are clipped to the norm `clip`, as the observed gradient was.
 
-    Where coordinates were zeroed, the rest was clipped.
+    If coordinates were zeroed, the remaining ones are clipped.
     """
     change, weights = _adapted(observed, adaptation)
     kept = weights if adaptation.kind == "mask" else {name: torch.ones(()) for name in weights}
@@ -207,7 +207,7 @@ def _norm(leaves: Sequence[Tensor]) -> Tensor:
 
 
 def _adapted(observed: Params, adaptation: Adaptation) -> tuple[Callable[[Tensor], Tensor], Params]:
-    """How candidates are changed before they are compared, and what each coordinate counts."""
+    """The transformation of candidates before the comparison, and the weight of each coordinate."""
     ones = {name: torch.ones_like(leaf) for name, leaf in observed.items()}
     if adaptation.kind == "mask":
         return _unchanged, {name: (leaf != 0).to(leaf.dtype) for name, leaf in observed.items()}
@@ -228,7 +228,7 @@ def _unchanged(leaf: Tensor) -> Tensor:
 
 
 def _soft_sign(leaf: Tensor) -> Tensor:
-    """`g / (|g| + mean |g|)`: the sign where a coordinate is large, and a slope where it is not."""
+    """`g / (|g| + mean |g|)`: a differentiable approximation of the sign."""
     size = flat_rows(leaf.detach().abs()).mean(1).reshape(-1, *([1] * (leaf.dim() - 1)))
     return leaf / (leaf.abs() + size + 1e-30)
 
@@ -236,7 +236,7 @@ def _soft_sign(leaf: Tensor) -> Tensor:
 def _trust(observed: Params, noise: float) -> Params:
     """The share of each layer's energy that is not noise, for each row, in units of the row's best layer.
 
-    Where every layer drowns there is nothing to prefer, and all count alike: a comparison is never emptied.
+    If noise dominates every layer, all layers have equal weights.
     """
     shares = {
         name: (1 - noise**2 / flat_rows(leaf).square().mean(1).clamp(min=1e-30)).clamp(min=0)
@@ -250,7 +250,7 @@ def _trust(observed: Params, noise: float) -> Params:
 
 
 def total_variation(x: Tensor) -> Tensor:
-    """The mean absolute step between neighbouring pixels of each row, down plus across."""
+    """The mean absolute difference of neighbouring pixels of each row, vertical plus horizontal."""
     from fedveil.attacks.inversion.closed_form import Variation
 
     variation: Tensor = Variation.apply(x)  # type: ignore[no-untyped-call]

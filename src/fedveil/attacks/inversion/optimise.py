@@ -1,4 +1,4 @@
-"""Optimisers over a stack of candidates. Rows never influence each other: a stack gives what single runs give."""
+"""Optimisers over a stack of candidates. Rows are independent: a stack gives the results of single runs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 _SNAPSHOTS = 6
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8
-_DECAYS = (3 / 8, 5 / 8, 7 / 8)  # of the steps: there the learning rate falls to a tenth
+_DECAYS = (3 / 8, 5 / 8, 7 / 8)  # shares of the steps after which the learning rate is divided by ten
 
 
 @dataclass(frozen=True)
 class Optimised:
-    """The variables at the end, each row's loss `[N]`, and (step, first variable) on the way."""
+    """The final variables, each row's loss `[N]`, and (step, first variable) at intermediate steps."""
 
     variables: list[Tensor]
     loss: Tensor
@@ -28,7 +28,7 @@ class Optimised:
 
 
 def snapshot_steps(steps: int) -> set[int]:
-    """When pictures are taken: at the start, at the end, and in equal parts between."""
+    """The steps of snapshots: the start, the end, and evenly spaced steps between."""
     return {round(part * steps / (_SNAPSHOTS - 1)) for part in range(_SNAPSHOTS)}
 
 
@@ -44,9 +44,9 @@ def stacked_adam(
     callback: StepCallback | None = None,
 ) -> Optimised:
     """Adam on every row; `signed` keeps only the signs of gradients; `box` bounds the first variable.
-    Without `decay` the learning rate stays as it is.
+    Without `decay` the learning rate is constant.
 
-    A gradient that is not a finite number counts as zero: candidates that are trained may leave the finite numbers.
+    A gradient that is not finite counts as zero, since repeated local training may diverge.
     """
     leaves = [variable.detach().clone().requires_grad_() for variable in variables]
     moments = [_Moments(leaf) for leaf in leaves]
@@ -56,7 +56,7 @@ def stacked_adam(
     loss = torch.zeros(leaves[0].shape[0])
     for step in range(1, steps + 1):
         loss = objective(leaves)
-        # Rows do not share variables, so the gradient of the sum is each row's own.
+        # Rows share no variables, so the gradient of the sum has each row's own gradient.
         found = torch.autograd.grad(loss.sum(), leaves)
         length = lr * 0.1 ** sum(step > milestone for milestone in milestones)
         with torch.no_grad():
@@ -73,10 +73,10 @@ def stacked_adam(
 
 
 class _Moments:
-    """Adam's moments of one variable, and its step, as `torch.optim.Adam` takes it.
+    """Adam's moments of one variable, and its step, with the arithmetic of `torch.optim.Adam`.
 
-    Attacks take thousands of steps on variables of a few hundred numbers: there the optimiser's own bookkeeping takes
-    as long as its arithmetic.
+    Attacks take thousands of steps on variables of a few hundred numbers, where the bookkeeping of torch's optimiser
+    takes as long as its arithmetic.
     """
 
     def __init__(self, leaf: Tensor) -> None:
@@ -106,8 +106,8 @@ def stacked_lbfgs(
 ) -> Optimised:
     """L-BFGS without line search on every row of `start [N, d]`; the best point of each row is kept.
 
-    Rows that leave the finite numbers stay where they were best. Ends early when in each group of `N / groups`
-    neighbouring rows one has a loss of at most `target`.
+    Rows that diverge keep their best point. Ends early when each group of `N / groups` consecutive rows has one with
+    a loss of at most `target`.
     """
     x = start.detach().clone()
     best, best_loss = x.clone(), torch.full((x.shape[0],), torch.inf, dtype=x.dtype)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class PixelRange(nn.Module):
-    """Any number to a pixel of the box, then the image's shape."""
+    """Maps numbers to the pixel range and reshapes them to images."""
 
     def __init__(self, shape: tuple[int, ...], box: tuple[Tensor, Tensor] | None) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rows:
-    """The stack of an attack: what each row is compared with, and its labels."""
+    """The stack of an attack: the observed gradient and the labels of each row."""
 
     view: ServerView
     restarts: int
@@ -37,10 +37,10 @@ class Rows:
 
     @property
     def orders(self) -> Tensor | None:
-        """In which order `[N, passes, B]` each row trains its candidates; None where there is nothing to guess.
+        """The order `[N, passes, B]` in which each row trains its candidates; None if it does not matter.
 
-        A client shuffles its batches in secret. The first restart leaves the candidates as they are, every other one
-        guesses; a wrong guess shows in its loss.
+        A client's shuffle is secret. The first restart keeps the order of the candidates, every other one guesses; a
+        wrong guess has a larger loss.
         """
         local, examples = self.view.local, self.view.examples
         if local is None or local.batch(examples) == examples:
@@ -56,7 +56,7 @@ class Rows:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the finding must know of the stack."""
+        """Notes on the stack for the reader of the finding."""
         if self.orders is None:
             return self.view.notes
         tried = (
@@ -69,7 +69,7 @@ class Rows:
         return (self.count, self.view.examples, *self.view.input_shape)
 
     def noise(self, rng: np.random.Generator) -> Tensor:
-        """A standard normal start for each restart, the same for every upload: none depends on the others."""
+        """A standard normal start for each restart, the same for every upload, so that uploads are independent."""
         return self.view.centre + self.view.unit * self.spread(
             rng, self.view.examples, *self.view.input_shape
         )
@@ -90,7 +90,7 @@ def repeat(leaf: Tensor, restarts: int) -> Tensor:
 
 
 class Clock:
-    """Seconds since it was made."""
+    """Measures seconds since its creation."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
@@ -120,7 +120,7 @@ def best_of(
     clock: Clock,
     notes: tuple[str, ...] = (),
 ) -> Finding:
-    """The restart of least loss for each upload; a loss that is not a number never wins."""
+    """The restart with the smallest loss for each upload; NaN is never chosen."""
     table = torch.nan_to_num(loss, nan=torch.inf).reshape(rows.view.targets, rows.restarts)
     pick = torch.arange(rows.view.targets) * rows.restarts + table.argmin(1)
     return Finding(
@@ -141,7 +141,7 @@ def best_of(
 def best_images(
     attack: Named, rows: Rows, found: Optimised, *, steps: int, clock: Clock, notes: tuple[str, ...]
 ) -> Finding:
-    """`best_of` a search whose variables are the images, for the labels of the rows."""
+    """`best_of` for a search over images with the rows' labels."""
     return best_of(
         attack,
         rows,
