@@ -22,11 +22,7 @@ $(DEV): $(READY)
 	touch $(DEV)
 
 demo: $(READY)
-	$(BIN)/fedveil run experiments/demo-recommended.toml
-	$(BIN)/fedveil compare experiments/demo.toml --methods fedavg,udp-fedavg,fedceo \
-	  --also experiments/demo-secure.toml \
-	  --attack inverting-gradients --attack-set steps=300
-	$(BIN)/fedveil report results/demo-recommended results/demo -o results/demo/report.html
+	$(BIN)/fedveil demo --results results --out results/demo/report.html
 
 figures: demo
 	$(BIN)/python docs/figures/make_figures.py results/demo-recommended results/demo

@@ -11,7 +11,10 @@ from typer.core import TyperGroup
 from typer.main import get_command_from_info, get_group_from_info
 
 _MODULES: dict[str, tuple[str, str]] = {
-    "demo": ("start", "Compare three methods on built-in digits, attack them, and write a report."),
+    "demo": (
+        "start",
+        "Train a private model on built-in digits, compare it with other methods, attack them, and write a report.",
+    ),
     "new": ("start", "Write a commented experiment with a small example of its data into a new folder."),
     "run": ("run", "Run an experiment: every seed of its configuration, or the one given."),
     "predict": ("predict", "Apply a run's model to new examples and write a CSV file."),

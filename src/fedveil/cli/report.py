@@ -117,22 +117,36 @@ def compare(
     settings = parse_settings(attack_changes or [])
     if private_selection or selection_changes:
         shown = _select(cells, parse_settings(selection_changes or []), results, data, attack)
-        _show(shown, report, markdown=markdown, latex=latex, as_json=as_json)
+        show_together(shown, report, markdown=markdown, latex=latex, as_json=as_json)
         _save_figures(shown, pdf)
         return
     if attack is not None:
         _require_attackable(cells, attack, settings)
+    done, failed = run_all_cells(cells, results, data, jobs)
+    if attack is not None:
+        attack_all(done, attack, settings, data)
+    if done:
+        show_together(done, report, markdown=markdown, latex=latex, as_json=as_json)
+        _save_figures(done, pdf)
+    raise_failed(failed, len(cells))
+
+
+def run_all_cells(
+    cells: Sequence[Cell], results: Path, data: Path | None = None, jobs: int | None = None
+) -> tuple[list[Path], dict[str, str]]:
+    """Run the cells with a progress bar; returns the finished folders, and the reasons of failures by title."""
     failed = _run(cells, results, data, jobs)
     kept = [cell.folder(results) for cell in cells if cell.title not in failed]
-    done = [folder for folder in kept if ResultFolder(folder).finished]
-    if attack is not None:
-        _attack(done, attack, settings, data)
-    if done:
-        _show(done, report, markdown=markdown, latex=latex, as_json=as_json)
-        _save_figures(done, pdf)
+    return [folder for folder in kept if ResultFolder(folder).finished], failed
+
+
+def raise_failed(failed: Mapping[str, str], count: int) -> None:
+    """Raise one error that names every failed run."""
     if failed:
         reasons = "; ".join(f"{title}: {reason}" for title, reason in failed.items())
-        raise ResultError(f"{len(failed)} of {len(cells)} runs failed: {reasons}", field="runs", value=failed)
+        raise ResultError(
+            f"{len(failed)} of {count} runs failed: {reasons}", field="runs", value=dict(failed)
+        )
 
 
 def _select(
@@ -191,7 +205,10 @@ def _require_attackable(cells: Sequence[Cell], attack: str, settings: Mapping[st
         )
 
 
-def _attack(folders: Sequence[Path], attack: str, settings: Mapping[str, Any], data: Path | None) -> None:
+def attack_all(
+    folders: Sequence[Path], attack: str, settings: Mapping[str, Any], data: Path | None = None
+) -> None:
+    """Carry out an inversion attack on each result."""
     with progress_bar(notes) as progress:
         for folder in folders:
             told = ResultFolder(folder).read().summary
@@ -199,9 +216,15 @@ def _attack(folders: Sequence[Path], attack: str, settings: Mapping[str, Any], d
             attack_smallest(folder, attack, settings, data_dir=data, callback=steps)
 
 
-def _show(
-    folders: Sequence[Path], report: Path | None, *, markdown: bool, latex: bool, as_json: bool
+def show_together(
+    folders: Sequence[Path],
+    report: Path | None,
+    *,
+    markdown: bool = False,
+    latex: bool = False,
+    as_json: bool = False,
 ) -> None:
+    """Print one table of these results, or JSON, and write the report."""
     from fedveil.report.groups import group
     from fedveil.report.html import write_report
     from fedveil.report.reading import read_runs

@@ -166,9 +166,14 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
         return self
 
     def unused_fields(self) -> Mapping[str, str]:
-        if self.unit == "client":
-            return {}
-        return {"batch_size": "Leave it out: records are protected in one step on all of them."}
+        unused = {}
+        if self.variant not in ("top-k", "sparse-vector"):
+            unused["selection_share"] = 'Leave it out: only "top-k" and "sparse-vector" choose by noise.'
+        if self.variant != "sparse-vector":
+            unused["threshold"] = 'Leave it out, or set variant = "sparse-vector".'
+        if self.unit == "record":
+            unused["batch_size"] = "Leave it out: records are protected in one step on all of them."
+        return unused
 
     def _require_one_step(self) -> None:
         """Refuse configurations for which the sensitivity of a record is not proven."""

@@ -94,6 +94,11 @@ class SyntheticImages:
     augment: tuple[Change, ...] = ()
     """Augmentations that are applied to real and synthetic images before their gradients are compared."""
 
+    def unused_fields(self) -> Mapping[str, str]:
+        if self.labels == "own":
+            return {}
+        return {"classes_per_client": 'Leave it out, or set labels = "own".'}
+
     def slots(self, classes: int) -> int:
         """The number of classes of a synthetic set, the same for every client, so that all sets have one shape."""
         if self.labels == "all":

@@ -1,4 +1,4 @@
-"""What attacks left in a result folder: findings, pictures, texts and ROC curves, read with distrust."""
+"""Attack findings in a results folder: facts, pictures, texts and ROC curves, read defensively."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class TextPair:
-    """A client's text beside what an attack made of it."""
+    """A client's text and its reconstruction."""
 
     original: str
     found: str
@@ -37,7 +37,7 @@ class TextPair:
 
 @dataclass(frozen=True)
 class Attack:
-    """What one attack left behind: facts, pictures or texts and, of a membership attack, its ROC curve."""
+    """The finding of one attack: facts, pictures or texts and, for a membership attack, its ROC curve."""
 
     name: str
     target: str
@@ -49,7 +49,7 @@ class Attack:
 
 
 def read_attacks(place: Path, problems: Problems) -> tuple[Attack, ...]:
-    """What each attack in this folder of attacks left; what cannot be read is added to `problems`."""
+    """The findings in this folder of attacks; unreadable files are added to `problems`."""
     return tuple(_attack(folder, place, problems) for folder in _attacks(place))
 
 

@@ -1,4 +1,4 @@
-"""The parts of the page about what attacks achieved, what a method left to look at, and how to make it again."""
+"""The sections of the page on attacks, on figures of methods, and on reproduction."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _spelt(name: str) -> str:
 
 
 def _texts(pairs: Sequence[TextPair]) -> str:
-    """Each text above what was made of it, words that both hold marked."""
+    """Each text above its reconstruction, with common words marked."""
     items = ""
     for pair in pairs:
         scores = ", ".join(

@@ -1,7 +1,7 @@
 """Charts of curves and of settings on a plane, as inline SVG.
 
-Every chart says in words what it shows, and carries its values for the page's script, which shows them under the
-pointer or the arrow keys.
+Every chart has a description in words, and its values for the page's script, which shows them at the pointer or by the
+arrow keys.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SHARES = (0.0, 1.0)
 
 @dataclass(frozen=True)
 class Curve:
-    """A named line; `low` and `high` bound its band over seeds, and are the line itself without one."""
+    """A named line; `low` and `high` bound its band over seeds, and equal the line if there is no band."""
 
     name: str
     look: int
@@ -34,7 +34,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Dot:
-    """A setting on a plane; x None stands in the column at the right, where nothing is proven."""
+    """A setting on a plane; x None is drawn in the right column, for settings without a proven epsilon."""
 
     name: str
     look: int

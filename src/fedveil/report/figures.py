@@ -1,4 +1,4 @@
-"""Figures for papers in the project's style: labelled with units and seeds, readable in grey, PNG or vector."""
+"""Figures for papers in the project's style: with units and seeds, readable in greyscale, as PNG or vector graphics."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def tradeoff_figure(settings: Sequence[Setting], adversary: Adversary) -> Figure
 
 
 def save_figures(settings: Sequence[Setting], folder: Path) -> list[Path]:
-    """The report's figures as PDF files in this folder; those that the runs have nothing for are left out."""
+    """Write the report's figures as PDF files to this folder; figures without data are left out."""
     figures: dict[str, Figure] = {}
     if any(setting.curve("round", shared_measure(settings).key)[0] for setting in settings):
         figures["accuracy"] = accuracy_figure(settings)
@@ -152,7 +152,7 @@ def _with_seeds(setting: Setting) -> str:
 
 
 def _legend(figure: Figure) -> None:
-    """Below the axes, where it hides nothing."""
+    """A legend below the axes, where it covers no data."""
     axes = figure.axes[0]
     handles, labels = axes.get_legend_handles_labels()
     if handles:

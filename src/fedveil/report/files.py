@@ -1,4 +1,4 @@
-"""Files of result folders, read with distrust: whatever is wrong with one is a problem in words, never a failure."""
+"""Files of results folders, read defensively: damage is reported as a problem in words, never as an exception."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LARGEST_NUMBER = 1e100  # beyond anything measured, and far from where sums ove
 
 
 class Problems(list[str]):
-    """What is damaged or missing in a run's folder; `notes` tell what is no damage, such as an unfinished run."""
+    """Damaged or missing parts of a run's folder; `notes` are other remarks, such as an unfinished run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def natural(path: Path | str) -> list[tuple[int, int, str]]:
 
 
 class Fields:
-    """Values by name and kind; one of the wrong kind is a problem, and so is a missing one that is required."""
+    """Values by name and type; a wrong type is a problem, and so is a missing required value."""
 
     def __init__(self, values: Mapping[str, Any], problems: list[str], prefix: str = "") -> None:
         self.values = values

@@ -1,4 +1,4 @@
-"""The first page of a report on one setting: what an officer signs, in words and with odds."""
+"""The first page of a report on one setting: the statement that an officer signs, in words and with odds."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _AGGREGATION = {
 
 
 def first_page(settings: Sequence[Setting], *, public: bool) -> str:
-    """The statement to sign; nothing where several settings are compared or no run is finished."""
+    """The statement to sign; empty if several settings are compared or no run is finished."""
     if len(settings) != 1 or not settings[0].first.finished:
         return ""
     (setting,) = settings
@@ -104,7 +104,7 @@ def _secure(run: Run) -> bool:
 
 
 def _whose(run: Run, *, public: bool) -> str:
-    """The data and the clients who hold it, by name where they have names."""
+    """The data and its clients, by name if they have names."""
     count = run.plan.get("clients", "?")
     if run.deployed:
         told = f"the own data of {count} nodes"
@@ -140,7 +140,7 @@ def _proven(setting: Setting) -> str:
 
 
 def odds(settings: Sequence[Setting], *, public: bool) -> str:
-    """How the percentages of the first page follow from epsilon and delta; nothing where there is no first page."""
+    """The derivation of the percentages from epsilon and delta; empty if there is no first page."""
     if not first_page(settings, public=public):
         return ""
     limits = [f"{rounded_up(guess_accuracy(step.limit, 0))} at epsilon {step.limit:g}" for step in SCALE[:-1]]
@@ -156,7 +156,7 @@ def _step(place: int) -> str:
 
 
 def _unproven(proofs: Sequence[Proof]) -> list[list[Cell]]:
-    """A row for each adversary and reason, whatever the units."""
+    """A row for each adversary and reason, for all units together."""
     units: dict[tuple[str, str], list[str]] = {}
     for proof in proofs:
         units.setdefault((proof.adversary, proof.reason), []).append(WHOM.get(proof.unit, proof.unit))

@@ -1,4 +1,4 @@
-"""Runs that differ in nothing but the seed, taken together: means, deviations and names that tell them apart."""
+"""Groups of runs that differ only in the seed: means, deviations and distinct names."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Setting:
         return Spread.of([getattr(run, metric) for run in self.runs if run.finished])
 
     def proofs(self) -> list[Proof]:
-        """Per adversary and unit the weakest over the seeds: nothing proven for one is nothing proven."""
+        """The weakest guarantee over the seeds per adversary and unit; none if any seed proves nothing."""
         weakest: dict[tuple[str, str], Proof] = {}
         for run in self.runs:
             for row in run.proven:
@@ -114,7 +114,7 @@ class Setting:
         return list(weakest.values())
 
     def proof(self, adversary: str) -> Proof | None:
-        """What is proven against this adversary: for whole clients if that is proven, else for records."""
+        """The guarantee against this adversary: for whole clients if proven, else for records."""
         rows = [row for row in self.proofs() if row.adversary == adversary and row.epsilon is not None]
         return min(rows, key=lambda row: row.unit != "client", default=None)
 
@@ -154,7 +154,7 @@ def limits_of(metric: object) -> tuple[float, float] | None:
 
 
 def shared_measure(settings: Sequence[Setting]) -> Measure:
-    """What the settings are compared by: the measure of the first that has a score."""
+    """The measure by which settings are compared: that of the first with a score."""
     return next((s.measure for s in settings if s.score is not None), ACCURACY)
 
 
@@ -220,7 +220,7 @@ def _looks(methods: Sequence[str]) -> list[int]:
 
 
 def mixed(settings: Sequence[Setting]) -> list[str]:
-    """What makes these settings hard to compare: other data, other models, other partitions."""
+    """Differences that make these settings hard to compare: data, models, partitions."""
     notes = []
     for what, values in {
         "datasets": [s.first.dataset for s in settings],
@@ -241,7 +241,7 @@ def _identity(run: Run) -> str:
 
 
 def _names(members: Sequence[Sequence[Run]]) -> list[str]:
-    """The method's name, and as few of its settings as tell it from others of the same method."""
+    """The method's name, with as few settings as distinguish it from others of the same method."""
     names = []
     for place, runs in enumerate(members):
         run = runs[0]
@@ -264,7 +264,7 @@ def _part(key: str, value: str) -> str:
 
 
 def _telling(configs: Sequence[Mapping[str, str]]) -> list[str]:
-    """As few keys as tell these configurations apart; of equally good ones that which a reader asks for first."""
+    """The fewest keys that distinguish these configurations; of equally few, the most important to readers."""
     keys = sorted({key for config in configs for key in config}, key=lambda key: (_rank(key), key))
     chosen: list[str] = []
 

@@ -1,4 +1,4 @@
-"""The report: one HTML file that needs nothing but itself.
+"""The report: one self-contained HTML file.
 
 It fetches nothing (its own policy forbids the browser to), reads in light and dark, on paper and on a phone, and with
 keyboard and screen reader. Everything that comes from result folders is escaped.
@@ -58,7 +58,7 @@ def write_page(
     missing: Sequence[str] = (),
     public: bool = False,
 ) -> Path:
-    """Write the report on runs that are read already; `missing` is told with the files that cannot be read."""
+    """Write the report on loaded runs; `missing` is reported with the files that cannot be read."""
     if target.is_dir():
         raise InputError("-o", str(target), "is a folder", "Give the path of a file, such as report.html.")
     body = render(runs, notes, missing=missing, public=public)
@@ -73,7 +73,7 @@ def write_page(
 
 
 def empty_folders(results: Sequence[Path | str | Result]) -> list[str]:
-    """Folders among these that hold no run."""
+    """The folders without a run."""
     places = [Path(item) for item in results if not isinstance(item, Result)]
     return [f"There is no run in {place}." for place in places if not run_folders(place)]
 
@@ -81,7 +81,7 @@ def empty_folders(results: Sequence[Path | str | Result]) -> list[str]:
 def render(
     runs: Sequence[Run], notes: Sequence[str] = (), *, missing: Sequence[str] = (), public: bool = False
 ) -> str:
-    """The page; `public` without anything that carries no noise."""
+    """The page; `public` leaves out everything without noise."""
     shown = [published(run) for run in runs] if public else runs
     settings = group(shown)
     body = "".join(

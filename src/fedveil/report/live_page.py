@@ -1,4 +1,4 @@
-"""A page that follows a run: curves, epsilon against the budget, time left. For this machine only.
+"""A page that follows a run: curves, epsilon against the budget, remaining time. Served to this machine only.
 
 The server listens on the loopback address, answers only under a path that nobody can guess, and only to requests that
 name this machine as their host, so that no other page in the browser can read it.
@@ -121,6 +121,6 @@ def _handler(live: LiveView) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Silent: the terminal belongs to the run."""
+            """Log nothing: the terminal shows the run."""
 
     return Handler

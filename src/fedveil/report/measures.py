@@ -1,4 +1,4 @@
-"""What runs are measured by: accuracy, or what takes its place where the target is a number, a time or text."""
+"""Measures of runs: accuracy, or its counterpart for regression, survival and text models."""
 
 from __future__ import annotations
 

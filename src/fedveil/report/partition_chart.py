@@ -1,4 +1,4 @@
-"""The chart of who holds what as inline SVG."""
+"""The chart of the partition as inline SVG."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BARS, _TOP = 46, 66  # height of the bars of the clients' sizes, and where the 
 
 @dataclass(frozen=True)
 class _Grid:
-    """Where the cell of a client and a class is."""
+    """The position of the cell of a client and a class."""
 
     left: float
     cell: float

@@ -1,4 +1,4 @@
-"""The chart of epsilons as inline SVG: a row per adversary, with what is proven, audited and claimed side by side."""
+"""The chart of epsilons as inline SVG: a row per adversary, with proven, audited and claimed values."""
 
 from __future__ import annotations
 

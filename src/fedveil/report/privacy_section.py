@@ -116,7 +116,7 @@ def _mark(setting: Setting, proof: Proof) -> Mark:
 
 
 def _scope(audit: Mapping[str, Any]) -> str:
-    """What the bound is about, where the audit says so."""
+    """The scope of the bound, if the audit states it."""
     scope = audit.get("scope")
     return f" for {scope}" if isinstance(scope, str) else ""
 
@@ -155,7 +155,7 @@ def _words(setting: Setting, *, opened: bool) -> str:
 
 
 def _audit(audit: Mapping[str, Any]) -> str:
-    """A sentence, and what else the audit tells on one line."""
+    """A sentence, and the other results of the audit on one line."""
     whom = WHO.get(str(audit.get("adversary", "")))
     bound, proven = number(audit.get("lower_bound")), number(audit.get("proven"))
     said = ""

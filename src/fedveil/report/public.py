@@ -1,4 +1,4 @@
-"""What a report may show to those who may see the model."""
+"""The public part of a report, for everybody who may see the model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedveil.report.reading import Run
 
 
 def published(run: Run) -> Run:
-    """The run without what carries no noise: what is left may be shown to those who may see the model.
+    """The run without values that have no noise; the rest may be shown to everybody who may see the model.
 
     Left out are scores and label counts of clients, attacks and pictures, traffic and time (they show the size of
     hidden cohorts), the configuration with its seed and paths, and the names of clients and folders.

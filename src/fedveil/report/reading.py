@@ -1,4 +1,4 @@
-"""What result folders tell: read with distrust, so that a damaged file costs what it held and nothing more.
+"""Defensive reading of results folders: a damaged file loses only its own content.
 
 Every value is checked on the way in. What is missing or cannot be read is written down in `Run.problems`, in words
 for the reader of the report; the rest is kept.
@@ -36,7 +36,7 @@ MARKS = ("summary.json", "rounds.jsonl", "config.toml")
 
 @dataclass(frozen=True)
 class Proof:
-    """What is proven for one unit against one adversary; epsilon None: nothing, for `reason`."""
+    """The guarantee for one unit against one adversary; epsilon None: nothing is proven, for `reason`."""
 
     unit: str
     adversary: str
@@ -47,12 +47,12 @@ class Proof:
     theorem: str
     reason: str
     units: int = 1
-    """How many such units take part."""
+    """The number of participating units."""
 
 
 @dataclass(frozen=True)
 class Person:
-    """What is proven for a person with all the rows that one may have."""
+    """The guarantee for a person with the largest allowed number of rows."""
 
     adversary: str
     epsilon: float
@@ -61,7 +61,7 @@ class Person:
 
 @dataclass(frozen=True)
 class Point:
-    """A round on record; bytes are those sent in both directions up to and including it."""
+    """A recorded round; bytes are the total traffic in both directions up to and including it."""
 
     round: int
     accuracy: float | None
@@ -75,7 +75,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Majority:
-    """How often the most frequent class of the test set is right, and of how many labels."""
+    """The accuracy of the most frequent class on the test set, and the number of labels."""
 
     rate: float
     labels: int
@@ -83,7 +83,7 @@ class Majority:
 
 @dataclass(frozen=True)
 class Paper:
-    """The published number that a run re-makes."""
+    """The published value that a run reproduces."""
 
     source: str
     where: str
@@ -104,7 +104,7 @@ class Paper:
 
 @dataclass(frozen=True)
 class Run:
-    """One run, as far as its folder tells."""
+    """One run, as far as it can be read from its folder."""
 
     name: str
     finished: bool
@@ -125,7 +125,7 @@ class Run:
     client_metrics: Mapping[str, Any] = field(default_factory=dict)
     """The same on each client's held-out examples, by the client's name."""
     prepared: tuple[str, ...] = ()
-    """How the data was prepared, as far as that matters to privacy."""
+    """Notes on data preparation that affect privacy."""
     persons: tuple[Person, ...] = ()
     deployed: bool = False
     """Whether the data is that of the nodes; the data set named is then what the server tests on."""
@@ -156,7 +156,7 @@ class Run:
     clients: tuple[str, ...] = ()
     """Names of the clients, where the data has any."""
     statement: Mapping[str, Any] = field(default_factory=dict)
-    """What statement.json holds."""
+    """The content of statement.json."""
     paper: Paper | None = None
     history: tuple[Point, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -165,7 +165,7 @@ class Run:
     synthetic: tuple[Picture, ...] = ()
     figures: tuple[Picture, ...] = ()
     problems: tuple[str, ...] = ()
-    """What is damaged or missing, file by file."""
+    """Damaged or missing parts, file by file."""
     notes: tuple[str, ...] = ()
     folder: Path | None = None
 
@@ -206,7 +206,7 @@ def read_runs(results: Sequence[Path | str | Result]) -> list[Run]:
 
 
 def _require_one_numerics(runs: Sequence[Run]) -> None:
-    """Refuse to show runs beside one another that no version computed: all are of one number, or this version's."""
+    """Refuse to combine runs of different numerics in one report."""
     names: dict[int, list[str]] = {}
     for run in runs:
         if run.numerics is not None:
@@ -237,7 +237,7 @@ def run_folders(place: Path) -> list[Path]:
 
 
 def read_folder(folder: Path) -> Run:
-    """One run, whatever state its folder is in."""
+    """One run, from a folder in any state."""
     problems = Problems()
     config_text = read_text(folder / "config.toml", problems) or ""
     config = parse_toml(config_text, problems)

@@ -1,4 +1,4 @@
-"""The part of the page about all scores on test examples, with their intervals."""
+"""The section of the page with all scores on test examples and their intervals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_SIDE_BY_SIDE = 3
 
 
 def scores(settings: Sequence[Setting]) -> str:
-    """A table of every score on the test set, and one of the clients' own; nothing where there is only accuracy."""
+    """A table of all scores on the test set, and one of the clients' own; empty if there is only accuracy."""
     known = [(s, _rows(s)) for s in settings if s.first.finished]
     shown = [(s, rows) for s, rows in known if rows and list(rows) != ["accuracy"]]
     tables = ""

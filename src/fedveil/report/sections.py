@@ -40,7 +40,7 @@ def verdict(settings: Sequence[Setting]) -> str:
 
 
 def problems(runs: Sequence[Run], missing: Sequence[str]) -> str:
-    """What is missing or damaged; nothing if all is well."""
+    """Missing and damaged parts; empty if there are none."""
     items = [escape(text) for text in missing]
     for run in runs:
         items += [
@@ -50,7 +50,7 @@ def problems(runs: Sequence[Run], missing: Sequence[str]) -> str:
 
 
 def notes(texts: Sequence[str]) -> str:
-    """What to know before the runs are compared; nothing if there is nothing to know."""
+    """Remarks on the comparison of the runs; empty if there are none."""
     return _box("notes", "Before you compare", [escape(text) for text in texts])
 
 
@@ -327,7 +327,7 @@ def per_client(settings: Sequence[Setting]) -> str:
 
 
 def _client_name(run: Run, client: int) -> str:
-    """What the data calls a client; its number where it has no name."""
+    """The name of a client in the data, or its number."""
     return run.clients[client] if client < len(run.clients) else str(client)
 
 

@@ -18,7 +18,7 @@ WIDE, HALF, NARROW = 880, 492, 352
 def both_sizes(
     draw: Callable[[int], tuple[int, str]], label: str, *, wide: int = WIDE, data: str = "", classes: str = ""
 ) -> str:
-    """What `draw` makes of both widths (a height and SVG), as one chart that names itself."""
+    """One labelled chart with the drawings (a height and SVG) of `draw` for both widths."""
     attribute = f' data-chart="{escape(data)}"' if data else ""
     focus = ' tabindex="0"' if data else ""
     svgs = []

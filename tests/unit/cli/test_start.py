@@ -83,15 +83,23 @@ def test_new_never_overwrites_a_file(tmp_path: Path) -> None:
     assert answer.exception.field == "DIR"
 
 
-def test_the_packaged_demo_is_that_of_the_repository() -> None:
-    packaged = files("fedveil") / "templates" / "demo.toml"
-    assert packaged.read_text() == (ROOT / "experiments" / "demo.toml").read_text()
+@pytest.mark.parametrize("name", ["demo.toml", "demo-recommended.toml", "demo-secure.toml"])
+def test_the_packaged_demo_is_that_of_the_repository(name: str) -> None:
+    packaged = files("fedveil") / "templates" / "demo" / name
+    assert packaged.read_text() == (ROOT / "experiments" / name).read_text()
 
 
-def test_the_demo_writes_a_report(tmp_path: Path) -> None:
-    out = tmp_path / "demo.html"
-    invoke("demo", "--out", str(out), "--rounds", "1", "--steps", "2", "--results", str(tmp_path / "results"))
+def test_the_demo_writes_a_report_that_leads_with_the_recommended_model(tmp_path: Path) -> None:
+    out, results = tmp_path / "demo.html", tmp_path / "results"
+    words = ("--out", str(out), "--rounds", "1", "--steps", "2", "--results", str(results), "--json")
+    answer = CliRunner().invoke(app, ["demo", *words])
+    assert answer.exit_code == 0, answer.output
+    runs = json.loads(answer.stdout)["runs"]
+    assert "demo-recommended" in runs[0]["result"]
+    assert len(runs) == 5
     assert "<html" in out.read_text()
+    attacked = {found.parts[-5] for found in results.glob("*/*/seed-0/attacks/*")}
+    assert attacked == {"demo"}
 
 
 def test_experiments_are_listed_with_their_method() -> None:

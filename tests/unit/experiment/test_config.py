@@ -51,7 +51,7 @@ BASE: dict[str, Any] = {
         (["partition.clients=0"], "partition.clients", "Use a whole number greater than or equal to 1."),
         (["run.sampler=some"], "run.sampler", "Use 'fixed', 'poisson' or 'all'."),
         (["run.seeds=[]"], "run.seeds", "Give at least 1."),
-        (["run.seeds=[1,1]"], "run.seeds", "Name each seed once."),
+        (["run.seeds=[1,1]"], "run.seeds", "Give each seed once."),
         (["run.max_memory=lots"], "run.max_memory", "2GiB"),
         (["run.max_memory=-1"], "run.max_memory", "Give a positive number of bytes."),
         (["run.sampler=all"], "run.cohort", "Leave run.cohort out"),
@@ -135,6 +135,9 @@ RECORD = '[method]\nname = "dp-fedavg"\nunit = "record"\n'
         (RECORD, ["method.batch_size=7"], "method.batch_size"),
         (RECORD + 'noise_scope = "local"\n', [], "method.noise_scope"),
         ('[method]\nname = "dp-fedavg"\nrecord_rate = 0.5\n', [], "method.record_rate"),
+        ('[method]\nname = "dp-fedags-proven"\nthreshold = 0.2\n', [], "method.threshold"),
+        ('[method]\nname = "dp-fedags-proven"\n', ["method.selection_share=0.3"], "method.selection_share"),
+        ('[method]\nname = "psg"\nclasses_per_client = 2\n', [], "method.classes_per_client"),
         (
             '[method]\nname = "dp-fedags-proven"\nunit = "record"\nvariant = "everywhere"\nbatch_size = 7\n',
             [],
