@@ -33,20 +33,29 @@ class Variation(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        steps = [x.diff(dim=axis) for axis in (-2, -1)]
-        ctx.signs = [step.sign() for step in steps]
-        return torch.stack([step.abs_().flatten(1).mean(1) for step in steps]).sum(0)
+        value, ctx.along = variation_with_gradient(x)
+        return value
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, pull: Tensor) -> Tensor:
-        down, across = ctx.signs
-        pull = pull.reshape(-1, *([1] * (down.dim() - 1)))
-        found = pull.new_zeros(*across.shape[:-1], down.shape[-1])
-        down = down * (pull / down[0].numel())
-        found[..., 1:, :] += down
-        found[..., :-1, :] -= down
-        across = across * (pull / across[0].numel())
-        found[..., 1:] += across
-        found[..., :-1] -= across
+        found: Tensor = ctx.along * pull.reshape(-1, *([1] * (ctx.along.dim() - 1)))
         return found
+
+
+def variation_with_gradient(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The `total_variation` of each row, and its gradient."""
+    (of_down, down), (of_across, across) = _steps(x, -2), _steps(x, -1)
+    return of_down.add_(of_across), down.add_(across)
+
+
+def _steps(x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """The mean absolute difference of neighbours along an axis of each row, and its gradient."""
+    size = x.shape[axis]
+    # With a zero before the first and after the last difference, each pixel lies between two.
+    steps = x.new_zeros(*x.shape[:axis], size + 1, *x.shape[axis:][1:])
+    torch.sub(x.narrow(axis, 1, size - 1), x.narrow(axis, 0, size - 1), out=steps.narrow(axis, 1, size - 1))
+    count = max(1, x[0].numel() // size * (size - 1))
+    value = torch.linalg.vector_norm(steps.flatten(1), ord=1, dim=1).div_(count)
+    steps.sign_()
+    return value, (steps.narrow(axis, 0, size) - steps.narrow(axis, 1, size)).div_(count)

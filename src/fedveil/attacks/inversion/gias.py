@@ -20,7 +20,7 @@ from pydantic.dataclasses import dataclass
 from fedveil.attacks.inversion.inverting_gradients import Weight
 from fedveil.attacks.inversion.labels import known_or_inferred
 from fedveil.attacks.inversion.leakage import Restarts
-from fedveil.attacks.inversion.matching import candidate_gradients, cosine_distance, total_variation
+from fedveil.attacks.inversion.matching import total_variation, upload_cosine
 from fedveil.attacks.inversion.optimise import stacked_adam
 from fedveil.attacks.inversion.restarts import Clock, Named, best_of, make_rows
 from fedveil.attacks.registry import register_attack
@@ -136,12 +136,12 @@ class GIAS(Named):
         )
         labels, notes = known_or_inferred(view, rng)
         rows = make_rows(view, self.restarts, labels)
-        distance, orders = cosine_distance(rows.observed, view.adaptation), rows.orders
+        distance = upload_cosine(view, rows.observed, rows.labels, rows.orders)
         image = len(view.input_shape) == 3
         total = self.latent_steps + self.weight_steps
 
         def loss_of(x: Tensor) -> Tensor:
-            loss = distance(candidate_gradients(view, x, rows.labels, orders))
+            loss = distance(x)
             return loss + self.tv / view.unit * total_variation(x) if image and self.tv else loss
 
         def in_latent(variables: Sequence[Tensor]) -> Tensor:

@@ -20,7 +20,7 @@ from pydantic.dataclasses import dataclass
 from fedveil.attacks.inversion.inverting_gradients import Steps, Weight
 from fedveil.attacks.inversion.labels import known_or_inferred
 from fedveil.attacks.inversion.leakage import Restarts
-from fedveil.attacks.inversion.matching import candidate_gradients, cosine_distance, total_variation
+from fedveil.attacks.inversion.matching import total_variation, upload_cosine
 from fedveil.attacks.inversion.optimise import stacked_adam
 from fedveil.attacks.inversion.restarts import Clock, Named, best_images, make_rows
 from fedveil.attacks.registry import register_attack
@@ -101,7 +101,7 @@ class GradInversion(Named):
         clock = Clock()
         labels, notes = known_or_inferred(view, rng)
         rows = make_rows(view, self.restarts, labels)
-        distance, orders = cosine_distance(rows.observed, view.adaptation), rows.orders
+        distance = upload_cosine(view, rows.observed, rows.labels, rows.orders)
         statistics = batch_norm_distance(view)
         image = len(view.input_shape) == 3
         step = 0
@@ -110,7 +110,7 @@ class GradInversion(Named):
             nonlocal step
             step += 1
             x = variables[0]
-            loss = distance(candidate_gradients(view, x, rows.labels, orders))
+            loss = distance(x)
             if image:
                 loss = loss + self.tv / view.unit * total_variation(x)
             loss = loss + self.l2 * x.square().flatten(1).sum(1)

@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from fedveil.attacks.inversion.labels import known_or_inferred
 from fedveil.attacks.inversion.leakage import Restarts
-from fedveil.attacks.inversion.matching import candidate_gradients, cosine_distance, total_variation
+from fedveil.attacks.inversion.matching import WithGradient, closed_gradient, total_variation, upload_cosine
 from fedveil.attacks.inversion.optimise import stacked_adam
 from fedveil.attacks.inversion.restarts import Clock, Named, best_images, make_rows
 from fedveil.attacks.registry import register_attack
@@ -53,22 +53,37 @@ class InvertingGradients(Named):
         clock = Clock()
         labels, notes = known_or_inferred(view, rng)
         rows = make_rows(view, self.restarts, labels)
-        distance, orders = cosine_distance(rows.observed, view.adaptation), rows.orders
-        image = len(view.input_shape) == 3
+        distance = upload_cosine(view, rows.observed, rows.labels, rows.orders)
+        smooth = self.tv / view.unit if len(view.input_shape) == 3 else 0.0
 
         def objective(variables: Sequence[Tensor]) -> Tensor:
             x = variables[0]
-            loss = distance(candidate_gradients(view, x, rows.labels, orders))
-            return loss + self.tv / view.unit * total_variation(x) if image and self.tv else loss
+            return distance(x) + smooth * total_variation(x) if smooth else distance(x)
 
         found = stacked_adam(
             [rows.noise(rng)],
             objective,
             steps=self.steps,
             lr=self.lr * view.unit,
+            with_gradient=_with_variation(closed_gradient(distance), smooth),
             signed=self.signed,
             box=view.box,
             decay=self.decay,
             callback=callback,
         )
         return best_images(self, rows, found, steps=self.steps, clock=clock, notes=notes)
+
+
+def _with_variation(distance: WithGradient | None, smooth: float) -> WithGradient | None:
+    """The distance plus `smooth` times the total variation, with its gradient; None if the distance has none."""
+    if distance is None or not smooth:
+        return distance
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        from fedveil.attacks.inversion.closed_form import variation_with_gradient
+
+        loss, along = distance(x)
+        variation, of_variation = variation_with_gradient(x)
+        return loss.add_(variation, alpha=smooth), along.add_(of_variation, alpha=smooth)
+
+    return both

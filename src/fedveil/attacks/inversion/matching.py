@@ -20,9 +20,12 @@ from fedveil.tree import Params, flat_rows, flatten
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedveil.attacks.inversion.linear_matching import LinearMatching
     from fedveil.training.second_order import Network
 
 Distance = Callable[[Params], "Tensor"]
+UploadDistance = Callable[["Tensor"], "Tensor"]
+WithGradient = Callable[["Tensor"], tuple["Tensor", "Tensor"]]
 _WIDE = 20_000  # weights of convolutions above which grouped products are slower than one row after another
 _NETWORKS: WeakKeyDictionary[Task, Network | None] = WeakKeyDictionary()
 
@@ -121,6 +124,45 @@ def _rows_at_once(module: nn.Module) -> int:
         if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
     )
     return 1 if wide > _WIDE else 64
+
+
+def upload_cosine(
+    view: ServerView, observed: Params, labels: Tensor, orders: Tensor | None
+) -> UploadDistance:
+    """`cosine_distance` of what clients with `x [N, B, ...]` and `labels [N, B]` send, `[N]`.
+
+    `observed` leaves are `[N, ...]`; `orders` as in `candidate_gradients`.
+    """
+    linear = _linear_matching(view, observed, labels)
+    if linear is not None:
+        return linear
+    distance = cosine_distance(observed, view.adaptation)
+    return lambda x: distance(candidate_gradients(view, x, labels, orders))
+
+
+def closed_gradient(distance: UploadDistance) -> WithGradient | None:
+    """The distance together with its gradient, if it is known without autograd."""
+    from fedveil.attacks.inversion.linear_matching import LinearMatching
+
+    return distance.with_gradient if isinstance(distance, LinearMatching) else None
+
+
+def _linear_matching(view: ServerView, observed: Params, labels: Tensor) -> LinearMatching | None:
+    """The comparison of single gradients of a linear network; None for everything else."""
+    from fedveil.attacks.inversion.linear_matching import LinearMatching, linear_layers
+
+    local = view.local
+    single = local is None or (local.is_one_gradient(view.examples) and view.drift is None)
+    if not single or view.adaptation.kind != "none" or _closed_form(view.task) is None:
+        return None
+    layers = linear_layers(view.task.module, view.input_shape)
+    if layers is None or {name for layer in layers for name in layer.names} != observed.keys():
+        return None
+    weights = [view.params[layer.names[0]] for layer in layers]
+    inner = labels.shape[1] * sum(sum(weight.shape) for weight in weights)
+    if inner > sum(weight.numel() for weight in weights):  # then gradients are smaller than inner products
+        return None
+    return LinearMatching(layers, view.params, observed, labels)
 
 
 def cosine_distance(observed: Params, adaptation: Adaptation) -> Distance:

@@ -38,26 +38,32 @@ def stacked_adam(
     *,
     steps: int,
     lr: float,
+    with_gradient: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
     signed: bool = False,
     box: tuple[Tensor, Tensor] | None = None,
     decay: bool = True,
     callback: StepCallback | None = None,
 ) -> Optimised:
     """Adam on every row; `signed` keeps only the signs of gradients; `box` bounds the first variable.
-    Without `decay` the learning rate is constant.
+    Without `decay` the learning rate is constant. `with_gradient` has the objective and its gradient with respect to
+    the only variable; without it the objective is differentiated.
 
     A gradient that is not finite counts as zero, since repeated local training may diverge.
     """
-    leaves = [variable.detach().clone().requires_grad_() for variable in variables]
+    leaves = [variable.detach().clone().requires_grad_(with_gradient is None) for variable in variables]
     moments = [_Moments(leaf) for leaf in leaves]
     milestones = [int(steps * part) for part in _DECAYS] if decay else []
     wanted = snapshot_steps(steps)
     path = [(0, leaves[0].detach().clone())]
     loss = torch.zeros(leaves[0].shape[0])
     for step in range(1, steps + 1):
-        loss = objective(leaves)
-        # Rows share no variables, so the gradient of the sum has each row's own gradient.
-        found = torch.autograd.grad(loss.sum(), leaves)
+        if with_gradient is None:
+            loss = objective(leaves)
+            # Rows share no variables, so the gradient of the sum has each row's own gradient.
+            found = torch.autograd.grad(loss.sum(), leaves)
+        else:
+            loss, along = with_gradient(leaves[0])
+            found = (along,)
         length = lr * 0.1 ** sum(step > milestone for milestone in milestones)
         with torch.no_grad():
             for leaf, moment, g in zip(leaves, moments, found, strict=True):
