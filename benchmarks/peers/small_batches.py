@@ -50,7 +50,8 @@ class PlainFedEM:
 
     def inside(self, delta: torch.Tensor) -> torch.Tensor:
         norms = delta.flatten(1).norm(dim=1).clamp(min=1e-12).reshape(-1, 1, 1, 1)
-        return delta * (self.method.rho_max / norms).clamp(max=1)
+        inside: torch.Tensor = delta * (self.method.rho_max / norms).clamp(max=1)
+        return inside
 
     def __call__(self) -> None:
         start = BATCH * (self.done % (3000 // BATCH))
@@ -69,14 +70,14 @@ class PlainFedEM:
                     loss = nn.functional.cross_entropy(self.copy(x + delta), y)
                     with torch.no_grad():
                         for p, g in zip(weights, torch.autograd.grad(loss, weights), strict=True):
-                            p -= LR * g
+                            p.sub_(LR * g)
             self.deltas[k] = delta
             loss = nn.functional.cross_entropy(self.model(x + delta), y)
             for total, g in zip(mean, torch.autograd.grad(loss, list(self.model.parameters())), strict=True):
                 total += g / len(self.deltas)
         with torch.no_grad():
             for p, g in zip(self.model.parameters(), mean, strict=True):
-                p -= LR * g
+                p.sub_(LR * g)
 
 
 class Before:

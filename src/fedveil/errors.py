@@ -6,8 +6,15 @@ import difflib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from operator import index
+from typing import Any
 
 LARGEST_SEED = 2**63 - 1  # the largest seed that torch's generators accept
+
+
+def _restored(kind: type[FedveilError], args: tuple[Any, ...], state: Mapping[str, Any]) -> FedveilError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class FedveilError(Exception):
@@ -23,6 +30,10 @@ class FedveilError(Exception):
         super().__init__(message)
         self.field = field
         self.value = value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default calls the class with the message alone, which ends a process pool that passes the error on.
+        return _restored, (type(self), self.args, self.__dict__)
 
 
 class InputError(FedveilError):

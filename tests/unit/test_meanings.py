@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,7 +73,8 @@ def test_no_meaning_is_of_an_option_that_there_is_not() -> None:
 def test_numbers_beyond_the_declared_bounds_are_refused(option: str, tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_text("who,age,ill\n" + "".join(f"p{k % 20},{k % 7}.5,{k % 2}\n" for k in range(60)))
-    name, more = "digits", {}
+    name: str = "digits"
+    more: dict[str, Any] = {}
     if option in ("rows_per_person", "limit"):
         name, more = "table", {"path": table, "label": "ill", "person": "who"}
     for wrong in (-1, 1.5 if option != "limit" else 0.0):

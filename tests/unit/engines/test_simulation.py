@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass as record
+from typing import Literal
 
 import pytest
 import torch
@@ -209,12 +210,13 @@ def test_gradients_computed_together_are_those_of_each_client_alone(method: FedS
     clients, plan = small_images(sizes), make_plan(sizes, cohort=5, rounds=2)
     down = method.broadcast(At(plan, 1), method.init_server(task.init(0), plan), range(5))
     found = []
-    for order, execution, workers in (
+    ways: tuple[tuple[tuple[int, ...], Literal["auto", "stacked", "one-by-one"], int], ...] = (
         ((0, 1, 2, 3, 4), "one-by-one", 1),
         ((0, 1, 2, 3, 4), "auto", 1),
         ((3, 1, 4, 0, 2), "stacked", 1),
         ((0, 1, 2, 3, 4), "stacked", 2),
-    ):
+    )
+    for order, execution, workers in ways:
         engine = Simulation(task, clients, method, plan, seed=0, execution=execution, workers=workers)
         uploads = []
         for exchange in range(method.exchanges(plan)):
