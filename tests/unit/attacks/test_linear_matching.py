@@ -49,6 +49,10 @@ def deep() -> nn.Module:
     )
 
 
+def conv() -> nn.Module:
+    return make_model("lenet-zhu", SHAPE, CLASSES)
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "mlp-2": lambda: make_model("mlp-2", SHAPE, CLASSES),
     "mlp-2 with bias": lambda: make_model("mlp-2", SHAPE, CLASSES, bias=True, hidden=30),
@@ -57,16 +61,18 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def make_view(make: Callable[[], nn.Module], targets: int, examples: int) -> ServerView:
+def make_view(
+    make: Callable[[], nn.Module], targets: int, examples: int, shape: tuple[int, ...] = SHAPE
+) -> ServerView:
     task = Task(make)
     params = {name: leaf.double() for name, leaf in task.init(1).items()}
     generator = torch.Generator().manual_seed(0)
-    x = torch.rand(targets, examples, *SHAPE, generator=generator, dtype=torch.float64)
+    x = torch.rand(targets, examples, *shape, generator=generator, dtype=torch.float64)
     y = torch.randint(CLASSES, (targets, examples), generator=generator)
     observed = task.grad(expand(with_axis(params), targets), Batch(x, y))
     low, high = image_box((0.0,), (1.0,))
     box = (low.double(), high.double())
-    return ServerView(task, params, observed, examples, SHAPE, CLASSES, box, y)
+    return ServerView(task, params, observed, examples, shape, CLASSES, box, y)
 
 
 def linear_matching(view: ServerView) -> LinearMatching:
@@ -78,7 +84,9 @@ def linear_matching(view: ServerView) -> LinearMatching:
 
 def random_images(view: ServerView) -> Tensor:
     generator = torch.Generator().manual_seed(5)
-    return torch.rand(view.targets, view.examples, *SHAPE, generator=generator, dtype=torch.float64)
+    return torch.rand(
+        view.targets, view.examples, *view.input_shape, generator=generator, dtype=torch.float64
+    )
 
 
 def by_double_backward(module: nn.Module, w: Params, wanted: Params, x: Tensor, y: Tensor) -> Tensor:
@@ -116,6 +124,35 @@ def test_distance_and_its_gradient_are_those_of_a_double_backward_pass(
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(second[1], second[0], rtol=1e-9, atol=1e-12)
     assert float(second[0].abs().max()) > 1e-6
+
+
+@pytest.mark.parametrize(("rows", "examples"), [(1, 1), (3, 1), (2, 3)])
+def test_distance_of_convolutions_is_that_of_a_double_backward_pass(rows: int, examples: int) -> None:
+    view = make_view(conv, rows, examples)
+    assert view.labels is not None
+    distance = matching.upload_cosine(view, view.observed, view.labels, None)
+    closed = closed_gradient(distance)
+    assert closed is not None
+    x = random_images(view).requires_grad_()
+    found = distance(x)
+    wanted = torch.stack(
+        [
+            by_double_backward(
+                view.task.module,
+                view.params,
+                {key: leaf[row] for key, leaf in view.observed.items()},
+                x[row],
+                view.labels[row],
+            )
+            for row in range(rows)
+        ]
+    )
+    second = [torch.autograd.grad(held.sum(), x)[0] for held in (wanted, found)]
+    value, along = closed(x.detach())
+    for ours in (value, found):
+        torch.testing.assert_close(ours, wanted, rtol=1e-9, atol=1e-12)
+    for ours in (along, second[1]):
+        torch.testing.assert_close(ours, second[0], rtol=1e-9, atol=1e-12)
 
 
 class Largest(TorchDispatchMode):
@@ -181,14 +218,18 @@ def test_the_closed_form_is_used_where_it_holds_and_only_there() -> None:
         replace(plain, local=local_steps(1), drift=drift),
         replace(plain, adaptation=Adaptation("mask")),
         replace(plain, adaptation=Adaptation("noise", 0.1)),
-        make_view(lambda: make_model("lenet-zhu", SHAPE, CLASSES), 2, 1),
+        make_view(lambda: make_model("lenet-5", (1, 16, 16), CLASSES), 2, 1, (1, 16, 16)),
+    ]
+    of_gradients = [
+        make_view(conv, 2, 1),
         make_view(MODELS["logistic"], 2, 9),  # inner products of 9 examples are more numbers than gradients
     ]
-    for view in [*known, *others]:
+    for view in [*known, *of_gradients, *others]:
         assert view.labels is not None
         x = random_images(view)
         distance = matching.upload_cosine(view, view.observed, view.labels, None)
-        assert (closed_gradient(distance) is not None) == any(view is one for one in known)
+        assert isinstance(distance, LinearMatching) == any(view is one for one in known)
+        assert (closed_gradient(distance) is None) == any(view is one for one in others)
         wanted = cosine_distance(view.observed, view.adaptation)(candidate_gradients(view, x, view.labels))
         torch.testing.assert_close(distance(x), wanted, rtol=1e-9, atol=1e-12)
 
@@ -215,13 +256,13 @@ def test_other_networks_are_not_linear() -> None:
         ("gradinversion", {"steps": 60, "restarts": 2}),
     ],
 )
-@pytest.mark.parametrize("examples", [1, 2])
+@pytest.mark.parametrize(("model", "examples"), [("mlp-2 with bias", 1), ("mlp-2 with bias", 2), ("conv", 1)])
 def test_attacks_find_what_they_find_through_autograd(
-    attack: str, options: dict[str, Any], examples: int, monkeypatch: pytest.MonkeyPatch
+    attack: str, options: dict[str, Any], model: str, examples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    view = make_view(MODELS["mlp-2 with bias"], 2, examples)
+    view = make_view(conv if model == "conv" else MODELS[model], 2, examples)
     closed = make_attack(attack, options)(view, named_stream(0, "attack"))
-    monkeypatch.setattr(matching, "_linear_matching", lambda *_: None)
+    monkeypatch.setattr(matching, "_without_a_graph", lambda *_: None)
     generic = make_attack(attack, options)(view, named_stream(0, "attack"))
     torch.testing.assert_close(closed.losses, generic.losses, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(closed.images, generic.images, rtol=0, atol=1e-5)

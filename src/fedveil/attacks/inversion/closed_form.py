@@ -7,6 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from fedveil.training.second_order import Network
+from fedveil.tree import Params, flatten
 
 
 class Cosine(torch.autograd.Function):
@@ -26,6 +30,39 @@ class Cosine(torch.autograd.Function):
         seen, wanted, scale, cosine, square = ctx.saved_tensors
         along = seen * (pull * cosine / square).unsqueeze(1)
         return along.addcmul_(wanted, (-pull / scale).unsqueeze(1)), None, None
+
+
+class NetworkCosine:
+    """The cosine distance of a network's gradients from the observed ones, and its derivative without a graph."""
+
+    def __init__(self, network: Network, w: Params, observed: Params, labels: Tensor) -> None:
+        """`observed` leaves are `[N, ...]`, `labels [N, B]`."""
+        self._network = network
+        self._w = {name: leaf.detach() for name, leaf in w.items()}
+        self._wanted = flatten({name: observed[name] for name in network.names})
+        self._length = torch.linalg.vector_norm(self._wanted, dim=1).clamp(min=1e-15)
+        last = w[network.names[-1]]
+        self._labels = functional.one_hot(labels, last.shape[0]).to(last.dtype)
+        self._sizes = [w[name].numel() for name in network.names]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The distance of each row of `x [N, B, ...]`, once differentiable."""
+        seen = flatten(self._network.gradients(self._w, x, self._labels))
+        distance: Tensor = Cosine.apply(seen, self._wanted, self._length)  # type: ignore[no-untyped-call]
+        return distance
+
+    def with_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The distances `[N]` and their gradients, shaped as `x`."""
+        passes, scores, found = self._network.begin(self._w, x, self._labels)
+        seen = torch.cat([leaf.flatten(1) for leaf in found], dim=1)
+        product = torch.linalg.vecdot(seen, self._wanted)
+        square = torch.linalg.vecdot(seen, seen).clamp_(min=1e-30)
+        scale = (square.sqrt() * self._length).clamp_(min=1e-30)
+        cosine = product / scale
+        along = seen.mul_((cosine / square).unsqueeze(1)).addcdiv_(self._wanted, scale.unsqueeze(1), value=-1)
+        parts = zip(found, along.split(self._sizes, dim=1), strict=True)
+        v = [part.view(leaf.shape) for leaf, part in parts]
+        return 1 - cosine, self._network.moved(passes, scores, self._labels, v)[0].reshape(x.shape)
 
 
 class Variation(torch.autograd.Function):

@@ -20,6 +20,7 @@ from fedveil.tree import Params, flat_rows, flatten
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedveil.attacks.inversion.closed_form import NetworkCosine
     from fedveil.attacks.inversion.linear_matching import LinearMatching
     from fedveil.training.second_order import Network
 
@@ -133,30 +134,44 @@ def upload_cosine(
 
     `observed` leaves are `[N, ...]`; `orders` as in `candidate_gradients`.
     """
-    linear = _linear_matching(view, observed, labels)
-    if linear is not None:
-        return linear
+    closed = _without_a_graph(view, observed, labels)
+    if closed is not None:
+        return closed
     distance = cosine_distance(observed, view.adaptation)
     return lambda x: distance(candidate_gradients(view, x, labels, orders))
 
 
 def closed_gradient(distance: UploadDistance) -> WithGradient | None:
     """The distance together with its gradient, if it is known without autograd."""
+    from fedveil.attacks.inversion.closed_form import NetworkCosine
     from fedveil.attacks.inversion.linear_matching import LinearMatching
 
-    return distance.with_gradient if isinstance(distance, LinearMatching) else None
+    return distance.with_gradient if isinstance(distance, (LinearMatching, NetworkCosine)) else None
 
 
-def _linear_matching(view: ServerView, observed: Params, labels: Tensor) -> LinearMatching | None:
-    """The comparison of single gradients of a linear network; None for everything else."""
-    from fedveil.attacks.inversion.linear_matching import LinearMatching, linear_layers
+def _without_a_graph(
+    view: ServerView, observed: Params, labels: Tensor
+) -> LinearMatching | NetworkCosine | None:
+    """The comparison of single gradients of a network with known derivatives; None for everything else."""
+    from fedveil.attacks.inversion.closed_form import NetworkCosine
 
     local = view.local
     single = local is None or (local.is_one_gradient(view.examples) and view.drift is None)
-    if not single or view.adaptation.kind != "none" or _closed_form(view.task) is None:
+    network = _closed_form(view.task)
+    if network is None or not single or view.adaptation.kind != "none":
         return None
+    if set(network.names) != observed.keys() or labels.shape[0] > _rows_at_once(view.task.module):
+        return None
+    linear = _linear_matching(view, observed, labels)
+    return NetworkCosine(network, view.params, observed, labels) if linear is None else linear
+
+
+def _linear_matching(view: ServerView, observed: Params, labels: Tensor) -> LinearMatching | None:
+    """The comparison without gradients, of a linear network and few examples."""
+    from fedveil.attacks.inversion.linear_matching import LinearMatching, linear_layers
+
     layers = linear_layers(view.task.module, view.input_shape)
-    if layers is None or {name for layer in layers for name in layer.names} != observed.keys():
+    if layers is None:
         return None
     weights = [view.params[layer.names[0]] for layer in layers]
     inner = labels.shape[1] * sum(sum(weight.shape) for weight in weights)
