@@ -61,7 +61,7 @@ SHORT: dict[str, Any] = {
 
 
 class SameSize(Sequence[int]):
-    """So many clients with as many records each, without a list of them."""
+    """Sizes of clients that all have the same number of records, without a list of them."""
 
     def __init__(self, clients: int, records: int) -> None:
         self._clients = clients
@@ -140,7 +140,7 @@ def many_clients(count: int, rounds: int) -> dict[str, Any]:
 
 
 def in_own_process(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The answer of a forked process: its peak memory is that of what it does, on top of the imports."""
+    """The result of `work` in a forked process, so that its peak memory is of this work and the imports alone."""
     mine, theirs = multiprocessing.Pipe(duplex=False)
 
     def report() -> None:

@@ -72,7 +72,7 @@ def channels_last_sum(part: ChannelsLast, factors: Tensor) -> Params:
 
 @contextmanager
 def in_floating_point() -> Iterator[None]:
-    """Noise and sums as they are written first."""
+    """Straightforward noise and sums, in floating point."""
     with (
         patch.object(noise, "add_gaussian", float_noise),
         patch.object(user_level, "noisy_models", float_models),
@@ -89,7 +89,7 @@ def private_rounds() -> OurRounds:
     workload = WORKLOADS["W1"]
     method = UDPFedAvg(lr=0.1, epochs=workload.epochs, batch_size=64)
     rounds = OurRounds(workload, make_data(workload), method=method)
-    rounds()  # starts the workers, which keep the noise of this moment
+    rounds()  # forks the workers, which keep the noise functions patched now
     return rounds
 
 

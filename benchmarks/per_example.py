@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--models", default="lenet-5,convnet")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    warnings.simplefilter("ignore")  # Opacus speaks about its hooks
+    warnings.simplefilter("ignore")  # Opacus warns about its hooks
     names = ["ours", "plain step", "vmap(grad)", "opacus hooks", "opacus ew", "opacus ghost"]
     print(f"torch {torch.__version__}, {arguments.threads} thread(s), batch {arguments.batch}")
     for model in arguments.models.split(","):

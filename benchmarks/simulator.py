@@ -92,7 +92,7 @@ def make_data(workload: Workload) -> ArrayClients:
 
 
 def train_plainly(model: nn.Module, x: torch.Tensor, y: torch.Tensor, epochs: int) -> None:
-    """Local SGD as one writes it first."""
+    """Straightforward local SGD."""
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(epochs):
@@ -106,7 +106,7 @@ def train_plainly(model: nn.Module, x: torch.Tensor, y: torch.Tensor, epochs: in
 
 
 def plain_round(model: nn.Module, clients: ArrayClients, epochs: int) -> dict[str, torch.Tensor]:
-    """FedAvg as one writes it first: one client after the other, one optimizer each, default threads."""
+    """Straightforward FedAvg: one client after the other, one optimizer each, default threads."""
     start = {name: leaf.clone() for name, leaf in model.state_dict().items()}
     total = {name: torch.zeros_like(leaf) for name, leaf in start.items()}
     for part in clients.parts:

@@ -112,7 +112,7 @@ def smoothing(turns: int) -> list[Row]:
 
 
 def beside_plain(key: str, turns: int) -> list[Row]:
-    """Whole rounds of another method than FedAvg beside the loop that one writes first."""
+    """Whole rounds of a method other than FedAvg beside a straightforward loop."""
     case = CASES[key]
     ours, peer = case.ours(), case.plain()
     try:

@@ -24,7 +24,7 @@ def seconds(work: Round) -> float:
 
 
 def steady(work: Round, at_least: float = 0.5) -> float:
-    """Seconds of a round, the mean of as many as take this long: one short round alone measures who ran before it."""
+    """Seconds per round, averaged over half a second: a single short round depends on what ran before it."""
     took = [seconds(work)]
     while sum(took) < at_least:
         took.append(seconds(work))

@@ -1,4 +1,4 @@
-"""The pictures of the methods that others are compared with."""
+"""Pictures of the baseline methods."""
 
 # ruff: noqa: RUF001  # Greek letters of the papers
 

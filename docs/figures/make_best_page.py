@@ -33,7 +33,7 @@ PAGE, FIGURE = ROOT / "docs" / "best.md", ROOT / "docs" / "figures" / "best.svg"
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the page: a configuration with changes, and the numbers it stands against, in percent."""
+    """A row of the page: a configuration with changes, and the numbers it is compared with, in percent."""
 
     id: str
     group: str

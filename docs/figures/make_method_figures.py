@@ -104,7 +104,7 @@ def fedceo() -> str:
     parts += [arrow(446, 110, 500, 110), text(473, 98, "inverse", size=12)]
     parts += [
         stack(520, 88, 0.15, GREEN),
-        lines(590, 190, "K smooth models:", "client k goes on", "from its own"),
+        lines(590, 190, "K smooth models:", "client k resumes", "from its own"),
     ]
     return "".join(parts)
 

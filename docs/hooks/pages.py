@@ -121,7 +121,7 @@ def reproduction_page() -> dict[str, str]:
     if target in pages or not pages:
         return {}
     links = [f"- [{_title(page)}]({page.removeprefix('reproduction/')})" for page in pages]
-    lead = "What was run for each paper and what came of it, negative results included."
+    lead = "What was run for each paper, and the results, negative ones included."
     return {target: "\n".join(["# Reproduction", "", lead, "", *links, ""])}
 
 

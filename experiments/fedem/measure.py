@@ -102,7 +102,7 @@ def attacked(
 
 
 def guess(run: StoredRun, *, mean_image: bool) -> dict[str, float]:
-    """What costs no gradient: the mean of public images, or the noise that attacks start from."""
+    """Baselines without a gradient: the mean of public images, or the noise that attacks start from."""
     held = truth(run, read_exchange(run, 1), [0])
     public = run.prepared.dataset.test.x.mean(0, keepdim=True).expand_as(held.x[0])
     noise = torch.from_numpy(named_stream(run.seed, "guess").standard_normal(held.x[0].shape)).to(public)

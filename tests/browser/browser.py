@@ -162,7 +162,7 @@ class Page:
 
 @contextmanager
 def browse(path: str) -> Iterator[Page]:
-    """A browser with one page and a profile of its own, gone afterwards."""
+    """A browser with one page and a profile of its own, both removed afterwards."""
     read_commands, command = os.pipe()
     answers, write_answers = os.pipe()
 

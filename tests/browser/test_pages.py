@@ -197,7 +197,7 @@ def test_tables_of_many_settings_are_whole_on_paper(tmp_path: Path, page: Page, 
 
 @pytest.fixture
 def single(tmp_path: Path, page: Page) -> str:
-    """A run with all that one can have, as its owner reports it."""
+    """The internal report of a run that has everything a report can show."""
     whole = write_everything(tmp_path / "all")
     proven = [proof("server", 20.0), proof("observer", 4.0), proof("client", 4.0)]
     folder = write_run(tmp_path / "one", "udp-fedavg", proven=proven)

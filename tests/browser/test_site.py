@@ -1,4 +1,4 @@
-"""The documentation opened as a file: the search answers, and nothing is asked of the network."""
+"""The documentation opened as a file: search works, and there is no network request."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _FORK = multiprocessing.get_context("fork")
 
 
 class NotSurvivedError(Exception):
-    """A promise that did not hold."""
+    """A guarantee that did not hold."""
 
 
 def _require(holds: bool, promise: str) -> None:
@@ -54,7 +54,7 @@ def _require(holds: bool, promise: str) -> None:
 def train(
     folder: Path, *, workers: int = 1, seed: int = 0, ledger: Path | None = None, rounds: int = ROUNDS
 ) -> None:
-    """The run that is disturbed: user-level DP on digits, a checkpoint every second round, all on the wire kept."""
+    """The run that is disturbed: user-level DP on digits, a checkpoint every second round, a full transcript."""
     x, y = load_digits(return_X_y=True)
     parts = np.array_split(np.random.default_rng(0).permutation(len(x)), 10)
     clients = ArrayClients(
@@ -388,7 +388,7 @@ def folder_removed(lab: Laboratory, rng: np.random.Generator) -> None:
 
 
 def lost_ledger(lab: Laboratory, rng: np.random.Generator) -> None:
-    """The ledger and its head gone together: a run that has rounds on record does not begin another."""
+    """The ledger and its head are deleted: a run that has completed rounds does not begin another ledger."""
     folder = _begun(lab, rng)
     kept = {path: path.read_bytes() for path in folder.glob("ledger.jsonl*")}
     for path in kept:

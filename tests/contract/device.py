@@ -1,4 +1,4 @@
-"""A device that is not there: tensors that say they are on it, and that refuse to meet tensors of the processor.
+"""A simulated device: tensors that say they are on it, and that refuse to meet tensors of the processor.
 
 There is no GPU where the tests run. Tensors on this device hold their numbers in the processor's memory, but as with
 a GPU an operation on tensors of two devices fails, and NumPy cannot read them. Its name is "meta", the one that

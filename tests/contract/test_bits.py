@@ -1,4 +1,4 @@
-"""The last bits of what private methods send tell nobody whether something was added to the noise."""
+"""The low bits of noisy uploads do not disclose whether a value was added to the noise."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LEAKY: list[tuple[str, dict[str, Any], str]] = [
 def in_floating_point(
     value: Params, std: float, streams: Sequence[Stream], _step: float | None = None
 ) -> Params:
-    """Noise as it is written first."""
+    """Straightforward noise, in floating point."""
     singles = {name: leaf.float() for name, leaf in value.items()}
     return {name: leaf + std * normal(streams, leaf.shape[1:], leaf) for name, leaf in singles.items()}
 

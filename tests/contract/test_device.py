@@ -1,4 +1,4 @@
-"""Every tensor of a method is on the task's device: shown with a device that is not there (`device.py`)."""
+"""Every tensor of a method is on the task's device: shown with the simulated device of `device.py`."""
 
 from __future__ import annotations
 

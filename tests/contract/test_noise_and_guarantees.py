@@ -90,7 +90,7 @@ def proven(method: AnyMethod) -> list[float | None]:
 
 
 def weaken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every mechanism that is made from now on has half of its noise."""
+    """Halve the noise of every mechanism made after this call."""
     factors: list[tuple[type, dict[str, float]]] = [
         (Gaussian, {"multiplier": 0.5}),
         (GumbelTopK, {"epsilon": 2.0}),

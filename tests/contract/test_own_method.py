@@ -60,7 +60,7 @@ class Push(Message):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Pushes(Method[Kept, Question, Push]):
-    """Clients walk `walk` whole-batch steps and send `factor` times the noisy sum of their gradients."""
+    """Clients take `walk` full-batch steps and send `factor` times the noisy sum of their gradients."""
 
     lr: LearningRate = 0.5
     walk: int = 1
@@ -160,7 +160,7 @@ def test_it_learns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("walk", [1, 5])
 def test_a_server_reads_the_local_training_off_a_push(tmp_path: Path, walk: int) -> None:
-    """The data themselves explain what was sent, or no search could find them."""
+    """The true data reproduce the upload; otherwise no search could find them."""
     from fedveil.attacks.inversion.matching import candidate_gradients
 
     run = open_run(finished(tmp_path, train=8, clients=2, walk=walk, noise_multiplier=0.0))

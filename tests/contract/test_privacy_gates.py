@@ -42,7 +42,7 @@ NEEDED = {"sparse-vector": {"upload_epsilon": 2.0}}
 
 
 def protects(method: AnyMethod) -> bool:
-    """Whether it prices anything, so that it may be wrong about the price."""
+    """Whether it states a guarantee, which could be wrong."""
     return any(r.costs and not isinstance(r.protection, Unprotected) for r in method.releases(PLAN))
 
 
@@ -57,7 +57,7 @@ def choices(kind: type[AnyMethod]) -> Iterator[dict[str, Any]]:
 
 
 def private_forms() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every method that protects something, in every form that it declares differently."""
+    """Every method with a guarantee, in every form that it declares differently."""
     for name in sorted(METHODS):
         told: list[Any] = []
         for fields in choices(METHODS[name]):
@@ -73,7 +73,7 @@ PRIVATE = sorted({name for name, _ in FORMS})
 
 
 def private_wrappers() -> Iterator[tuple[str, str]]:
-    """Every wrapper that fits: around a method that proves something, and where it proves something itself."""
+    """Every wrapper that fits a method and has a guarantee, the method's or its own."""
     for wrapper, name in itertools.product(
         sorted(WRAPPERS), ("fedsgd", "udp-fedavg", "fedceo", "dp-fedprox")
     ):

@@ -70,7 +70,7 @@ class Loopback:
         self._start(folder.name, "node", folder, more)
 
     def mark(self, client: int) -> Path:
-        """Touched when a late node has begun to be late, which it is until this file is gone."""
+        """A straggling node creates this file when it begins to wait, and continues when the file is deleted."""
         return self.place / f"late-{client}"
 
     def _start(self, name: str, role: str, folder: Path, more: Mapping[str, str]) -> None:
@@ -137,7 +137,7 @@ def change_toml(path: Path, **sections: object) -> None:
 def federation(
     place: Path, config: Config, nodes: int, faults: Mapping[int, str] | None = None
 ) -> Iterator[Loopback]:
-    """A server and nodes, all started, and all gone at the end."""
+    """A server and nodes, all started, and all stopped at the end."""
     loopback = Loopback(place, config, nodes)
     try:
         loopback.start_server()

@@ -208,9 +208,9 @@ def test_nodes_bound_the_rows_of_a_person_and_the_statement_includes_the_bound(
 @pytest.mark.parametrize(
     ("data", "asked"),
     [
-        ({}, {"person": "patient"}),  # this node bounds nobody
+        ({}, {"person": "patient"}),  # this node declares no column of persons
         ({"person": "patient", "rows_per_person": 2}, {"person": "patient", "rows_per_person": 1}),
-        ({"person": "patient"}, {"rows_per_person": 3}),  # of nobody in particular
+        ({"person": "patient"}, {"rows_per_person": 3}),  # of no column of persons
         ({"person": "patient"}, {"person": "patient", "rows_per_person": 0}),
         ({"person": "patient"}, {"person": "patient", "rows_per_person": "many"}),
     ],

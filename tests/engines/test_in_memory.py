@@ -221,7 +221,7 @@ def test_a_node_that_claims_a_taken_client_is_refused(
 
 
 def test_a_refused_node_is_asked_again_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its operator may have mended it without anybody noticing that it was away."""
+    """Its operator may have fixed it without the server noticing that it was offline."""
     monkeypatch.setattr(roster_module, "ASK_AGAIN_SECONDS", 0.0)
     hellos: list[int] = []
 
@@ -314,7 +314,7 @@ def test_a_short_connection_loss_drops_no_client(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["scaffold", "fedem", "udp-fedavg"])
 def test_a_killed_server_resumes_to_the_same_bits_and_charges(name: str, tmp_path: Path) -> None:
-    """Also when it dies within a round: what clients did then is as if it had never been."""
+    """Also when it dies within a round: the clients' work in that round is discarded."""
     config = quick_config(name, "flower-simulation", rounds=4, checkpoint_every=2)
     whole = on_flower(config, tmp_path / "whole")
 

@@ -75,7 +75,7 @@ def test_nodes_that_are_not_let_in_are_named_with_their_reasons(tmp_path: Path) 
 
 
 def test_an_empty_poisson_cohort_is_a_round_like_any_other(tmp_path: Path) -> None:
-    """To stop there would tell that nobody was drawn."""
+    """Stopping would disclose that nobody was sampled."""
     config = federated("udp-fedavg", rounds=12, cohort=1, sampler="poisson")
     result = deployed(config, write_nodes(tmp_path), tmp_path)
     assert [line["round"] for line in result.history] == list(range(1, 13))

@@ -50,7 +50,7 @@ def test_rays_simulation_gives_the_simulators_bits(
 
 @pytest.mark.parametrize(("number", "timeout"), [(signal.SIGTERM, 60), (signal.SIGKILL, 120)])
 def test_nothing_outlives_a_run_that_is_ended(number: signal.Signals, timeout: float, tmp_path: Path) -> None:
-    """Its SuperLink is gone at once, or soon if the run could not say farewell, and then what depends on it."""
+    """Its SuperLink ends at once, or soon if the run could not disconnect; then what depends on it ends."""
     config = tmp_path / "test.toml"
     config.write_text(quick_config("fedavg", "flower-simulation", rounds=100_000).to_toml())
     command = [sys.executable, "-m", "fedveil", "run", str(config), "--results", str(tmp_path / "results")]

@@ -105,7 +105,7 @@ class ReadsUploads(Callback):
 
 
 class CountsRows(ReadsUploads):
-    """Watches without need: it is content with sums."""
+    """A callback that is content with sums."""
 
     @property
     def reads_uploads(self) -> bool:

@@ -181,7 +181,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     with refuses("folder"):
         made.submit()
     with program(place / "server.log", "deploy", "server", made.server):
-        with (  # all at once, as on the page: nodes that come before their keys are registered are let in later
+        with (  # all at once, as on the page: nodes that connect before their keys are registered are let in later
             program(place / "node-0.log", "deploy", "node", nodes[0]),
             program(place / "node-1.log", "deploy", "node", nodes[1]),
         ):
@@ -213,7 +213,7 @@ def test_a_private_run_adds_its_noise_and_each_node_charges_itself(federation: F
 
 @pytest.mark.slow
 def test_more_than_the_policies_allow_is_refused_before_any_work(federation: Federation) -> None:
-    """The run ends there; why is the node's own business, and in its own log."""
+    """The run ends there; the reason is only in the node's own log."""
     before = [status(node)["releases"] for node in federation.nodes]
     with pytest.raises(FedveilError) as caught:
         federation.submit("method.noise_multiplier=0.3", "run.rounds=3")

@@ -260,7 +260,7 @@ def test_one_upload_with_the_full_noise(sigma: float, table: float) -> None:
 
 
 def _seen_exactly(mu: float, rate: float, rounds: int) -> float:
-    """With participation seen, n participations are one Gaussian of mu sqrt(n), and n is binomial."""
+    """With participation observed, n participations are one Gaussian of mu sqrt(n), and n is binomial."""
     n = np.arange(1, rounds + 1)
     weights = binom.pmf(n, rounds, rate)
     return float(brentq(lambda e: weights @ _gaussian_delta(e, mu * np.sqrt(n)) - DELTA, 1e-3, 2000))
@@ -282,7 +282,7 @@ def test_udp_fedavg_server_over_all_rounds(sigma: float, table: float) -> None:
 def test_fedceo_exposes_more_to_others_and_the_same_to_the_server(
     sigma: float, interval: int, table: float, ours: float
 ) -> None:
-    """The composition of seen stacks and mostly hidden means is the table's row to its last digit."""
+    """The composition of observed stacks and mostly hidden means is the table's row to its last digit."""
     plan = Plan(100, 10, "poisson", 300)
     smoothed, plain = account(fedceo(sigma, interval), plan, DELTA), account(udp_fedavg(sigma), plan, DELTA)
     assert _row(smoothed) == _row(plain)
@@ -346,7 +346,7 @@ def test_noise_that_grows_with_the_cohort_would_cost_more_than_the_hidden_row(
     """Why the sum's noise must not depend on who participated.
 
     If the clients' noise exceeds sigma C in large cohorts, its size discloses one more participant, and those
-    rounds can only be charged as seen.
+    rounds can only be charged as observed.
     """
     from dp_accounting.pld import privacy_loss_distribution as pld
 

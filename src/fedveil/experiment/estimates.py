@@ -255,5 +255,9 @@ def _read(path: Path) -> dict[str, Mapping[str, Any]]:
         if not all({"config", "seconds", "at_least"} == set(entry) for entry in rows.values()):
             raise ValueError("an estimate without its fields")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ResultError(f"{path} is damaged: {error}. Restore it from a copy, or remove it.") from error
+        raise ResultError(
+            f"{path} is damaged: {error}. Restore it from a copy, or remove it.",
+            field="estimates",
+            value=str(path),
+        ) from error
     return rows

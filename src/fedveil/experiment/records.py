@@ -201,5 +201,9 @@ def _read(path: Path) -> dict[str, dict[str, Entry]]:
         if not all(isinstance(content[scale], dict) for scale in ("full", "reduced")):
             raise ValueError("no records in it")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ResultError(f"{path} is damaged: {error}. Restore it from a copy, or remove it.") from error
+        raise ResultError(
+            f"{path} is damaged: {error}. Restore it from a copy, or remove it.",
+            field="records",
+            value=str(path),
+        ) from error
     return {kind: content.get(kind, {}) for kind in ("full", "reduced", "accounted")}

@@ -34,7 +34,7 @@ def _spoil(fault: str) -> None:
         elif fault == "late" and at.round == 2:
             mark = Path(os.environ["FEDVEIL_TEST_MARK"])
             mark.touch()
-            while mark.exists():  # until the test takes it away
+            while mark.exists():  # until the test deletes it
                 time.sleep(0.2)
         return up, after
 

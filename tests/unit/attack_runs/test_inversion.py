@@ -239,7 +239,7 @@ def test_attacks_of_the_configuration(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_of_a_table_drowned_in_noise_are_not_called_given_away(seed: int, tmp_path: Path) -> None:
-    """Of fifty rows with two features each has a like among fifty others, whatever was sent."""
+    """Each of fifty rows with two features has a near neighbour among fifty others, whatever was sent."""
     rng = np.random.default_rng(seed)
     cells = [f"{k % 3},{rng.normal(50, 15):.1f},{rng.integers(18, 80)},{k % 2}" for k in range(180)]
     (tmp_path / "t.csv").write_text("\n".join(["who,a,b,y", *cells]))

@@ -106,7 +106,7 @@ def test_members_of_a_batch_are_the_examples_in_it(tmp_path: Path, name: str) ->
 
 
 def test_a_change_of_the_model_is_no_model(tmp_path: Path) -> None:
-    """Scaffold's first round is FedAvg's, and so is what its uploads give away."""
+    """Scaffold's first round is FedAvg's, and so is what its uploads disclose."""
     aucs = [
         attack_result(
             finished(tmp_path / name, rounds=1, name=name), "gradient-alignment", target="upload", examples=36

@@ -110,8 +110,8 @@ def test_every_upload_with_a_step_size_is_read_as_its_gradient(
     ],
 )
 def test_the_data_themselves_explain_an_upload_of_every_round(tmp_path: Path, method: dict[str, Any]) -> None:
-    """A candidate equal to the data has the loss zero, or no search could find it: with all that a server knows of
-    a method, and of what a client sent before."""
+    """A candidate equal to the data has loss zero; otherwise no search could find it. The attack uses all that a
+    server knows of the method, and of what the client sent before."""
     run = open_run(
         finished(
             tmp_path,

@@ -119,7 +119,7 @@ def test_reused_noise_is_detected(broken: Callable[[], AnyMethod]) -> None:
 
 
 class Repeating:
-    """Mixed into a method, lets its clients draw what others, or they themselves a round before, have drawn."""
+    """Mixin: clients reuse the draws of another client, or their own of the round before."""
 
     def streams(self, rng: ClientStreams) -> ClientStreams:
         raise NotImplementedError

@@ -215,7 +215,7 @@ def test_no_person_has_more_rows_than_allowed_in_any_file(people: list[str], mos
         Path("t.csv"), {"who": pa.array(people), "row": pa.array(list(map(str, range(len(people)))))}
     )
     if any(not who.strip() for who in people):
-        with pytest.raises(DataError):  # rows of nobody cannot be bounded
+        with pytest.raises(DataError):  # rows without a person cannot be bounded
             limit_rows(table, "who", most, seed)
         return
     kept = limit_rows(table, "who", most, seed)

@@ -1,4 +1,4 @@
-"""Processes of one machine write where another reads; nobody else is led to the wrong memory."""
+"""Processes of one machine write where another reads; processes elsewhere never read the wrong memory."""
 
 from __future__ import annotations
 

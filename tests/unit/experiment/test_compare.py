@@ -173,7 +173,7 @@ def test_a_killed_process_is_reported_with_a_remedy(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compare, "_run_elsewhere", _killed)
-    with pytest.raises(FedveilError, match=r"perhaps for lack of memory.*fewer --jobs"):
+    with refuses("--jobs", FedveilError):
         run_cells(plan_cells([config], seeds=[0, 1]), tmp_path / "results", jobs=2)
 
 
@@ -190,7 +190,7 @@ if __name__ == "__main__":
 
 
 def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
-    """Else they would train on for nobody, and keep the same command out of its own folders."""
+    """Otherwise they would keep training, and lock the folders against the same command."""
     script = tmp_path / "parent.py"
     script.write_text(_PARENT)
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as parent:

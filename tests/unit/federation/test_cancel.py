@@ -1,4 +1,4 @@
-"""Cancelling one run of a federation, and following one that goes on."""
+"""Cancelling one run of a federation, and following one that is still running."""
 
 from __future__ import annotations
 

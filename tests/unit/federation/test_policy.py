@@ -75,9 +75,7 @@ def test_the_limit_holds_before_any_work_and_is_named(tmp_path: Path) -> None:
     admitted = most_uploads(2.0, 4.0)
     for number in range(1, admitted + 1):
         node.guard.admit("r", number, LOCAL, PLAN)
-    with pytest.raises(
-        RefusedError, match=r"node node-0 refuses round \d+ of run r \(udp-fedavg\)"
-    ) as refusal:
+    with pytest.raises(RefusedError) as refusal:
         node.guard.admit("r", admitted + 1, LOCAL, PLAN)
     assert refusal.value.node == "node-0"
     assert "epsilon 4 at delta 1e-05 (client level, against the server)" in refusal.value.limit

@@ -1,4 +1,4 @@
-"""The provable variants: what leaves, what it costs, and that nothing else does."""
+"""The provable variants: what is sent, its guarantee, and that nothing else is sent."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def exchange(method: DPFedAGSProven) -> tuple[Any, Any, Selected, Any]:
     return server, down, up, at
 
 
-# --- the price ------------------------------------------------------------------------------------------------
+# --- the guarantee --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("variant", ["everywhere", "public-mask"])

@@ -22,7 +22,7 @@ from fedveil.tree import Params
 from tests.contract.federation import make_clients
 
 SIZES = (5, 9, 3, 12)
-PLAN = Plan(4, 2, "fixed", 4)  # eight draws of four clients: some come back
+PLAN = Plan(4, 2, "fixed", 4)  # eight draws of four clients: some participate twice
 LR = 0.2
 
 

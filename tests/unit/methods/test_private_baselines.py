@@ -214,7 +214,7 @@ def test_a_shared_noise_scope_states_that_it_needs_secure_aggregation() -> None:
 def test_the_other_clients_trials_prove_the_guarantee_against_a_participant(
     cohort: int, epsilon: float, dimension: int
 ) -> None:
-    """A client knows the trials that it added itself: the price to it is that of the rest."""
+    """A client knows the trials that it added itself: the guarantee against it is that of the rest."""
     method, plan = made("cpsgd", epsilon=epsilon), Plan(100, cohort, "fixed", 20)
     assert isinstance(method, CpSGD)
     insider = method.releases(plan)[1].insider

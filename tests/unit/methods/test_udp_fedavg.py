@@ -1,4 +1,4 @@
-"""The noise of a private sum: what is declared is what is there, however many come and answer."""
+"""The noise of a private sum is the declared noise, however many clients participate and answer."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_large_cohorts_are_declared_in_few_groups_and_never_with_more_noise() ->
 def test_who_does_not_answer_takes_no_noise_from_a_sum_of_local_noise(
     name: str, fields: dict[str, Any]
 ) -> None:
-    """Six of eight clients come where three were expected, and two answer: the row is about six noises."""
+    """Of six participants (three were expected) two answer; the sum still has the noise of six."""
     method = build_method({"name": name, "lr": 1.0, "noise_multiplier": 3.0} | fields)
     plan = Plan(8, 3, "poisson", 200, 1, 1)
     task = canary_task(400)

@@ -106,7 +106,7 @@ def dp_fedags_as_printed() -> list[Release]:
 
 
 def dp_fedags_all_or_masked(sigma: float) -> list[Release]:
-    """V0 (every coordinate) and V1 (the mask of the previous noisy aggregate): the same price."""
+    """V0 (every coordinate) and V1 (the mask of the previous noisy aggregate): the same guarantee."""
     return [
         Release("the noisy gradient", "client", ADVERSARIES, GaussianNoise(sigma)),
         Release("the mask", "client", ADVERSARIES, PostProcessing("from the previous noisy aggregate")),

@@ -255,14 +255,14 @@ def _several_releases() -> list[Case]:
 
 
 def _random_gaussian(multipliers: Sequence[float], weights: Sequence[float]) -> Pair:
-    """Noise whose size is drawn and shown; what is missing to 1 gives everything away."""
+    """Noise whose size is drawn and disclosed; with the probability missing to 1 everything is disclosed."""
     branches = [(w, gaussian(at(1.0), at(0.0), m, 2000)) for w, m in zip(weights, multipliers, strict=True)]
     missing = 1 - math.fsum(weights)
     return either(*branches, (missing, Pair(np.array([1.0, 0.0]), np.array([0.0, 1.0]))))
 
 
 def _other_clients() -> list[Case]:
-    """Every other protection, seen, hidden and charged; hidden ones are the mixture that hides the cohort."""
+    """Every other protection, with observed and with hidden cohorts; hidden ones are a mixture."""
     drawn = (1.0, 2.0, 4.0), (0.25, 0.5, 0.25)
     curve = RenyiCurve(ORDERS, tuple(order / (2 * 1.5**2) for order in ORDERS))
     kinds: list[tuple[str, Protection, Callable[[float], Pair], bool]] = [

@@ -137,7 +137,7 @@ def test_schedules_count_rounds() -> None:
 
 
 def test_releases_of_one_round_share_one_participation() -> None:
-    """Two Gaussians seen in one round cost as their joint Gaussian, not as two separate draws of a cohort."""
+    """Two Gaussians observed in one round cost as their joint Gaussian, not as two separate draws of a cohort."""
     pair = [_client(GaussianNoise(2.0)), Release("y", "client", ("server",), GaussianNoise(2.0))]
     joint = [_client(GaussianNoise(2.0 / math.sqrt(2)))]
     assert _epsilon(pair) == pytest.approx(_epsilon(joint), rel=1e-9)
@@ -321,7 +321,7 @@ def test_a_client_of_a_cohort_of_one_learns_of_others_only_from_outside() -> Non
 
 
 def test_sampling_does_not_amplify_against_a_client_that_observes_the_cohort_size() -> None:
-    """It may know no noise at all: in its own share of the rounds a Poisson cohort is seen."""
+    """It may know no noise at all: in its own share of the rounds a Poisson cohort is observed."""
     told = Release(
         "m", "client", ("observer", "client"), GaussianNoise(1.0), participation="hidden", insider=GaussianNoise(1.0)
     )  # fmt: skip
@@ -472,7 +472,7 @@ def test_one_participation_is_accounted_as_one_upload() -> None:
 
 @pytest.mark.parametrize("sampler", ["fixed", "poisson"])
 def test_one_participation_is_in_one_round_not_in_two_that_differ(sampler: Sampler) -> None:
-    """FedCEO shows uploads in smoothing rounds and the mean in the others, never both at once."""
+    """FedCEO discloses uploads in smoothing rounds and the mean in the others, never both at once."""
     once = account_participation(declared.fedceo(1.5, 10), Plan(100, 10, sampler, 300), DELTA)
     upload = account_participation(declared.udp_fedavg(1.5), Plan(100, 10, sampler, 300), DELTA)
     server, observer, client = (row.epsilon for row in once)

@@ -138,7 +138,7 @@ def test_a_cut_off_end_and_a_lost_file_are_refused(tmp_path: Path) -> None:
 
 
 def test_another_ledger_of_the_same_length_is_refused(tmp_path: Path) -> None:
-    """Every line of it is in order; only what was noted of the last one tells."""
+    """Every line of it is valid; only the head, which has the hash of the last one, differs."""
     _charge(tmp_path / "ledger.jsonl", 3)
     _charge(tmp_path / "other.jsonl", 3, run="another run")
     (tmp_path / "other.jsonl").replace(tmp_path / "ledger.jsonl")

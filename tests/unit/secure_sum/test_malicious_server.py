@@ -186,7 +186,7 @@ def test_lists_of_survivors_that_do_not_fit_are_refused(five: Federation, refusa
 
 
 def test_lists_of_survivors_that_differ_between_nodes_are_refused(five: Federation, refusal: Refusal) -> None:
-    """Two nodes are told of different dropouts: neither finds enough signatures on its own list."""
+    """Two nodes get different lists of dropouts: neither finds enough signatures on its own list."""
     nodes = uploaded(five)
     names = five.names
     all_, some = names, names[:4]

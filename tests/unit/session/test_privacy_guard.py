@@ -182,7 +182,7 @@ def test_rounds_that_a_deployment_repeats_are_in_its_statement(tmp_path: Path) -
 
 
 def test_sampling_does_not_amplify_where_nodes_refuse_small_cohorts() -> None:
-    """Three clients, two expected, nodes that refuse to be alone: who else answers depends on whether one comes."""
+    """Three clients, two expected, nodes that refuse to be alone: who else answers depends on one client."""
     udp, plan = make_method("udp-fedavg"), Plan(3, 2, "poisson", 1)
     p, x = 2 / 3, np.linspace(-12, 12, 20_001)
 
