@@ -129,5 +129,5 @@ def test_a_missing_package_is_refused_before_the_run(
     monkeypatch: pytest.MonkeyPatch, module: str, option: str, value: Any
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with refuses(option):
+    with refuses(f"--{option}", value=str(value)):
         RunCallbacks(**{option: value})
