@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fedveil import At, Plan
 from fedveil.engines.simulation import Simulation
-from fedveil.errors import InputError
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.fedceo import FedCEO, NoisyModel, Server
 from fedveil.methods.udp_fedavg import UDPFedAvg
@@ -64,23 +63,22 @@ def updated(
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "remedy"),
+    ("field", "value"),
     [
-        ("lam", 0.0, "lam"),
-        ("lam", -1.0, "lam"),
-        ("lam", math.nan, "lam"),
-        ("lam", math.inf, "lam"),
-        ("theta", 0.99, "theta"),
-        ("theta", math.inf, "theta"),
-        ("interval", 0, "theta"),
-        ("layers", "first:2", "layers"),
-        ("layers", "last:0", "layers"),
+        ("lam", 0.0),
+        ("lam", -1.0),
+        ("lam", math.nan),
+        ("lam", math.inf),
+        ("theta", 0.99),
+        ("theta", math.inf),
+        ("interval", 0),
+        ("layers", "first:2"),
+        ("layers", "last:0"),
     ],
 )
-def test_bad_fields_are_refused_with_the_remedy(field: str, value: Any, remedy: str) -> None:
-    with pytest.raises(InputError, match=remedy) as caught:
+def test_bad_fields_are_refused(field: str, value: Any) -> None:
+    with refuses(field):
         FedCEO(**{field: value})
-    assert caught.value.field == field
 
 
 def test_unknown_layers_are_refused_before_training() -> None:
