@@ -335,7 +335,7 @@ def test_nodes_with_their_own_texts_give_the_simulators_bits(tmp_path: Path) -> 
         ({"model": "causal-lm"}, "task.model"),
         ({"model": "bert"}, "task.model"),
         ({"model_options": {"embedding_path": "/etc"}}, "task.model"),
-        ({"text": {"vocabulary": "public", "path": "words.txt"}}, "task.model"),
+        ({"text": {"vocabulary": "public", "path": "words.txt"}}, "task.text.vocabulary"),
         ({"text": {"vocabulary": "hash", "length": 6, "too_long": "refuse"}}, "task.text.too_long"),
         ({"input_shape": [9]}, "task.input_shape"),
     ],

@@ -13,7 +13,7 @@ import textwrap
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter
 
@@ -75,7 +75,8 @@ def describe_options(
     for name, default in defaults.items():
         meaning, bounds = meanings.get(name, ("", ""))
         written = given[name].annotation if name in given else int | None
-        kind = eval(written, names) if isinstance(written, str) else written
+        only = types.SimpleNamespace(__annotations__={name: written})  # others may name what is not imported
+        kind = get_type_hints(only, names)[name]
         described.append(Described(name, default, meaning, _bounded(_values(_in_files(kind)), bounds)))
     return described
 

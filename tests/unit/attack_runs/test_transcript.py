@@ -145,7 +145,7 @@ def test_uploads_of_unrecorded_rounds_are_noted_as_unknown(tmp_path: Path) -> No
         run={"rounds": 2, "sampler": "all", "cohort": None, "transcript": [2]},
     )
     run = open_run(folder)
-    assert "not on record" in server_view(run, read_exchange(run, 2), [0], examples=4).notes[0]
+    assert "not recorded" in server_view(run, read_exchange(run, 2), [0], examples=4).notes[0]
 
 
 def test_stored_bytes_are_searched_in_their_own_unit(tmp_path: Path) -> None:

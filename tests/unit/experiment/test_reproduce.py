@@ -258,8 +258,12 @@ def test_the_command_ends_with_one_json_object(folder: Path, tmp_path: Path) -> 
     (table,) = json.loads(listed.stdout)["tables"]
     assert (table["rows"], table["on_record"]) == (3, 1)
     assert table["seconds_per_seed"] is not None
+<<<<<<< HEAD
     expected = 2 * row["seconds"]
     assert table["seconds_not_run"] == pytest.approx(expected, rel=0.1, abs=0.06)  # printed to a tenth
+=======
+    assert table["seconds_not_run"] == pytest.approx(2 * row["seconds"], abs=0.1)
+>>>>>>> main
     only = CliRunner().invoke(app, [*command[:3], "--estimate", *options])
     assert set(json.loads(only.stdout.splitlines()[-1])["runs"]) == {
         "UDP-FedAvg, sigma 1, seed 0",
