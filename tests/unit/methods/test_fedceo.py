@@ -76,11 +76,7 @@ def updated(
         ("layers", "last:0"),
     ],
 )
-<<<<<<< HEAD
-def test_bad_fields_are_refused_by_name(field: str, value: Any) -> None:
-=======
 def test_bad_fields_are_refused(field: str, value: Any) -> None:
->>>>>>> main
     with refuses(field):
         FedCEO(**{field: value})
 
