@@ -24,6 +24,7 @@ from fedveil.experiment.tables import (
 )
 from fedveil.methods.fedavg import FedAvg
 from fedveil.report.reproduction import pages
+from tests.refusals import refuses
 
 TABLE = """
 [table]
@@ -193,7 +194,7 @@ def test_damaged_records_are_refused(table: PublishedTable, tmp_path: Path) -> N
     path = tmp_path / "records" / "fedceo" / "table-1-digits.json"
     path.parent.mkdir(parents=True)
     path.write_text('{"full": []}')
-    with pytest.raises(ResultError, match="damaged"):
+    with refuses("records", ResultError):
         Records(table, tmp_path / "records")
 
 
@@ -237,7 +238,7 @@ def test_damaged_estimates_are_refused(table: PublishedTable, tmp_path: Path) ->
     path.parent.mkdir(parents=True)
     for damaged in ("{", '{"rows": {"FedAvg": {"seconds": 1}}}', '{"rows": []}'):
         path.write_text(damaged)
-        with pytest.raises(ResultError, match="damaged"):
+        with refuses("estimates", ResultError):
             Estimates(table, tmp_path / "records")
 
 
