@@ -177,7 +177,8 @@ def digest_of(clients: Clients, test: tuple[Tensor, Tensor] | None) -> str | Non
     digest = hashlib.blake2b(digest_size=16)
     for values in (clients.x, clients.y, *clients.parts, *(test or ())):
         digest.update(f"{values.dtype} {list(values.shape)}".encode())
-        digest.update(values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        if values.numel():  # a client may hold nothing, and torch cannot view an empty tensor as bytes
+            digest.update(values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
