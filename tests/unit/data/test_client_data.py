@@ -7,6 +7,7 @@ import torch
 import fedveil
 from fedveil import ArrayClients, Task, make_model
 from fedveil.data.client_data import digest_of
+from fedveil.methods.udp_fedavg import UDPFedAvg
 
 
 def with_an_empty_client() -> ArrayClients:
@@ -22,7 +23,7 @@ def test_an_empty_client_has_a_digest_of_its_place() -> None:
 
 
 def test_a_federation_with_an_empty_client_trains(tmp_path: Path) -> None:
-    method = fedveil.METHODS["udp-fedavg"](lr=0.1, clip=1.0, noise_multiplier=1.0)
+    method = UDPFedAvg(lr=0.1, clip=1.0, noise_multiplier=1.0)
     task = Task(lambda: make_model("logistic", (2,), 2))
     result = fedveil.run(
         task, with_an_empty_client(), method, rounds=2, sampler="all", results=tmp_path / "run"
