@@ -71,6 +71,8 @@ class Point:
     r2: float | None = None
     concordance: float | None = None
     perplexity: float | None = None
+    invited: int | None = None
+    answered: int | None = None
 
 
 @dataclass(frozen=True)
@@ -481,7 +483,9 @@ def _points(lines: Iterable[Any]) -> tuple[Point, ...]:
         if not isinstance(line, Mapping) or (at := _whole(line.get("round"))) is None:
             continue
         sent += (number(line.get("bytes_up")) or 0) + (number(line.get("bytes_down")) or 0)
-        points.append(Point(at, bytes=sent, **{key: number(line.get(key)) for key in _OF_A_ROUND}))
+        scores = {key: number(line.get(key)) for key in _OF_A_ROUND}
+        invited, answered = _whole(line.get("cohort")), _whole(line.get("answered"))
+        points.append(Point(at, bytes=sent, **scores, invited=invited, answered=answered))
     return tuple(points)
 
 
