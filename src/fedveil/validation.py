@@ -105,6 +105,9 @@ def _place(complaint: Any) -> str:
 def _known(place: str, known: Sequence[str]) -> str:
     section, _, key = place.rpartition(".")
     beside = [name for where, _, name in (one.rpartition(".") for one in known) if where == section]
+    elsewhere = [one for one in known if not section and one.endswith(f".{key}")]
+    if elsewhere:
+        return f"Did you mean {' or '.join(elsewhere)}?"
     near = difflib.get_close_matches(key, beside, n=1, cutoff=0.5)
     return f"Did you mean {near[0]}?" if near else f"Known: {', '.join(beside)}."
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -93,9 +94,12 @@ def init_command(
         raise InputError(
             "--method", method, "conflicts with the experiment's method", "Leave one of them out."
         )
+    if epsilon is not None and not 0 < epsilon < math.inf:
+        raise InputError("--epsilon", epsilon, "is not a positive number", "Use an epsilon above 0.")
     asked = None if config is None else asked_by(load_config(config), nodes, adversary, epsilon, delta)
     if asked is None:
-        asked = Asked(tuple(method or ["udp-fedavg"]), {}, 8.0 if epsilon is None else epsilon, delta or 1e-5)
+        limit, chance = 8.0 if epsilon is None else epsilon, 1e-5 if delta is None else delta
+        asked = Asked(tuple(method or ["udp-fedavg"]), {}, limit, chance)
     federation = Federation(
         nodes=nodes,
         names=tuple(server or ["127.0.0.1"]),

@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from fedveil.cli.app import AsJson, app, out
-from fedveil.errors import known_name
+from fedveil.errors import InputError, known_name
 
 if TYPE_CHECKING:
     from fedveil.methods.describe import Described
@@ -43,6 +43,8 @@ def list_(
     Experiments are the TOML files below experiments/, results the finished runs below results/, or below another
     folder.
     """
+    if name is not None and what in _FOLDERS and not Path(name).is_dir():
+        raise InputError("NAME", name, "no such folder", f"Give a folder that holds {what}.")
     rows = _FOLDERS[what](Path(name or what)) if what in _FOLDERS else _named(what, name)
     if as_json:
         print(json.dumps(rows))

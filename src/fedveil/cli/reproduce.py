@@ -30,7 +30,7 @@ _Rows = Annotated[
     list[str] | None, typer.Option("--rows", help="Rows with these words in their name. May be repeated.")
 ]
 _Seeds = Annotated[
-    int | None, typer.Option("--seeds", help="Seeds 0 to N - 1; else as many as the table says.")
+    int | None, typer.Option("--seeds", min=1, help="Seeds 0 to N - 1; else as many as the table says.")
 ]
 _Reduced = Annotated[
     bool, typer.Option("--reduced", help="At the size that the table gives for small machines.")
