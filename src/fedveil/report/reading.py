@@ -280,7 +280,11 @@ def read_folder(folder: Path) -> Run:
 def _object(path: Path, problems: Problems) -> Mapping[str, Any]:
     """The object in a JSON file that need not be there."""
     loaded = read_json(path, problems) if path.exists() else {}
-    return loaded if isinstance(loaded, Mapping) else {}
+    if isinstance(loaded, Mapping):
+        return loaded
+    if loaded is not None:
+        problems.append(f"{path.name} is not an object")
+    return {}
 
 
 def _from_memory(result: Result) -> Run:

@@ -20,7 +20,11 @@ class TensorBoardLog(Callback):
 
     def __init__(self, folder: Path) -> None:
         board = require_tensorboard(str(folder))
-        self._writer: Any = board.SummaryWriter(str(folder))
+        try:
+            self._writer: Any = board.SummaryWriter(str(folder))
+        except OSError as error:
+            reason = f"cannot be written: {error.strerror}"
+            raise InputError("--tensorboard", str(folder), reason, "Give a folder.") from error
 
     def round_ends(self, end: RoundEnd) -> None:
         for name, value in numbers(end).items():
