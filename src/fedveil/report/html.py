@@ -185,5 +185,5 @@ def _cohort(run: Run) -> str:
     """How many clients train in a round, and how they are drawn."""
     sampler, cohort = run.plan.get("sampler", ""), run.plan.get("cohort", "")
     if sampler == "poisson":
-        return f"about {cohort}, each drawn by itself"
+        return f"about {cohort}, drawn independently"
     return {"all": "all", "fixed": f"{cohort}, drawn at random"}.get(sampler, cohort)
