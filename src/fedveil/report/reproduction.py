@@ -1,8 +1,8 @@
 """The reproduction pages of the documentation, made of the tables and their records alone.
 
 `fedveil reproduce --pages docs` writes one page per paper, the scoreboard and the README's copy of it; a test holds the
-pages to the records. A paper's `findings.md`, beside its tables, says in words what came out; its first paragraph
-stands below the scoreboard. In it `{{TABLE | ROW}}` stands for what was measured of a row, so that words and records
+pages to the records. A paper's `findings.md`, beside its tables, says in words what came out; its first paragraph is
+the sentence of the scoreboard. In it `{{TABLE | ROW}}` stands for what was measured of a row, so that words and records
 agree; a row that is not on record is refused.
 """
 
