@@ -32,9 +32,19 @@ _ServerNames = Annotated[
     typer.Option(help="The server's name or address; the first is what nodes dial. May be repeated."),
 ]
 
+
+def _check_epsilon(given: float | None) -> float | None:
+    if given is not None and not 0 < given < math.inf:
+        raise InputError("--epsilon", given, "is not a positive number", "Use an epsilon above 0.")
+    return given
+
+
 _Epsilon = Annotated[
     float | None,
-    typer.Option(help="The policies' limit, over all runs; else what the experiment needs, or 8."),
+    typer.Option(
+        help="The policies' limit, over all runs; else what the experiment needs, or 8.",
+        callback=_check_epsilon,
+    ),
 ]
 
 _Experiment = Annotated[
@@ -94,8 +104,6 @@ def init_command(
         raise InputError(
             "--method", method, "conflicts with the experiment's method", "Leave one of them out."
         )
-    if epsilon is not None and not 0 < epsilon < math.inf:
-        raise InputError("--epsilon", epsilon, "is not a positive number", "Use an epsilon above 0.")
     asked = None if config is None else asked_by(load_config(config), nodes, adversary, epsilon, delta)
     if asked is None:
         limit, chance = 8.0 if epsilon is None else epsilon, 1e-5 if delta is None else delta

@@ -351,17 +351,8 @@ def _build(
 
 def _measured(told: Fields) -> dict[str, Any]:
     """The numbers of a finished run; none of them is required."""
-    names = (
-        "accuracy",
-        "loss",
-        "r2",
-        "concordance",
-        "mcc",
-        "perplexity",
-        "seconds",
-        "bytes_up",
-        "bytes_down",
-    )
+    names = ["accuracy", "loss", "r2", "concordance", "mcc", "perplexity"]
+    names += ["seconds", "bytes_up", "bytes_down"]
     metrics = Fields(told.mapping("metrics", required=False), told.problems, "metrics.")
     return {name: told.number(name, required=False) for name in names} | {
         "metrics": metrics.mapping("all", required=False),
