@@ -281,7 +281,7 @@ def report_command(
     public: Annotated[
         bool,
         typer.Option(
-            "--public", help="Leave out what carries no noise: attacks, clients' scores and counts."
+            "--public", help="Leave out values without noise: attacks, clients' scores and counts."
         ),
     ] = False,
     as_json: AsJson = False,

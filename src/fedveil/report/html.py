@@ -119,11 +119,9 @@ def render(
 
 def _banner(public: bool) -> str:
     if public:
-        return (
-            '<p class="banner">PUBLIC: shows nothing of clients or training data that carries no noise.</p>'
-        )
+        return '<p class="banner">PUBLIC: what is shown of clients and training data carries noise.</p>'
     return (
-        '<p class="banner internal" role="note"><strong>INTERNAL</strong> This report shows what carries no noise '
+        '<p class="banner internal" role="note"><strong>INTERNAL</strong> This report shows values without noise '
         "(label counts and scores of clients, attacks). Do not publish it; use <code>--public</code>.</p>"
     )
 
