@@ -71,7 +71,9 @@ def refused(error: ValidationError, prefix: str, known: Sequence[str]) -> InputE
     Where a value may have several types, the remedy covers each of them.
     """
     complaints = error.errors()
-    first = complaints[0]
+    place = _place(complaints[0])
+    # Of several types, the one that the value fails inside of is the one that was meant.
+    first = next((one for one in complaints if _place(one).startswith(f"{place}.")), complaints[0])
     place = _place(first)
     field = f"{prefix}.{place}" if prefix and place else place or prefix
     if first["type"] in _UNKNOWN:

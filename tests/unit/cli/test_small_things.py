@@ -103,6 +103,12 @@ def test_a_key_without_its_section_is_found_in_it(tmp_path: Path) -> None:
     assert "run.rounds" in str(refused.value)
 
 
+def test_an_entry_of_a_list_is_named_by_its_place(tmp_path: Path) -> None:
+    (tmp_path / "demo.toml").write_text("[run]\ntranscript = [1, 0]\n")
+    with refuses("run.transcript.1", value=0):
+        load_config(tmp_path / "demo.toml")
+
+
 def test_worded_statements_go_to_a_file_with_the_results(tmp_path: Path) -> None:
     words = ["account", str(ROOT / "experiments" / "demo.toml"), "--records-per-client", "100"]
     with (tmp_path / "out.txt").open("w") as out:
