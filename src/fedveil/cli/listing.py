@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -49,16 +49,33 @@ def list_(
     if as_json:
         print(json.dumps(rows))
         return
-    table = Table(title=name or what, title_justify="left")
-    if not rows and what in _FOLDERS:
-        out.print(f"no {what} below {name or what}", soft_wrap=True)
+    if what in _FOLDERS:
+        _print_folders(rows, f"no {what} below {name or what}")
         return
+    table = Table(title=name or what, title_justify="left")
     columns = [key for key in rows[0] if key != "options"] if rows else ["name", "default"]
     for column in columns:
         table.add_column(column.replace("_", " "))
     for row in rows:
         table.add_row(*(_cell(row[column]) for column in columns))
     out.print(table)
+
+
+def _print_folders(rows: Sequence[Mapping[str, Any]], none: str) -> None:
+    """A line with the path, which one copies, and one with the rest: in a table the path would be cut."""
+    for row in rows:
+        shown = {
+            key: value
+            for key, value in row.items()
+            if key not in ("path", "name") and value not in ("", None)
+        }
+        told = (
+            f"{key} {value}" if key in ("accuracy", "epsilon") else str(value) for key, value in shown.items()
+        )
+        out.print(row["path"], soft_wrap=True)
+        out.print(f"  {', '.join(told)}", soft_wrap=True)
+    if not rows:
+        out.print(none, soft_wrap=True)
 
 
 def _cell(value: Any) -> str:
@@ -112,7 +129,7 @@ def _results(folder: Path) -> list[dict[str, Any]]:
                 "method": summary["method"],
                 "accuracy": None if accuracy is None else round(accuracy, 4),
                 "epsilon": _epsilon(summary.get("privacy")),
-                "date": date.isoformat(timespec="seconds"),
+                "date": date.isoformat(sep=" ", timespec="minutes"),
                 "path": str(path.parent),
             }
         )
@@ -125,7 +142,7 @@ def _epsilon(privacy: Any) -> str:
     if not known:
         return "none proven"
     best = min(known, key=lambda row: float(row["epsilon"]))
-    return f"{best['epsilon']:.3g} ({best['unit']}, {best['adversary']})"
+    return f"{best['epsilon']:.3g} ({best['unit']}, against the {best['adversary']})"
 
 
 _FOLDERS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
