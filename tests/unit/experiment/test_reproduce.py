@@ -161,6 +161,24 @@ def test_runs_are_recorded_and_resumed(table: PublishedTable, tmp_path: Path) ->
     assert len((tmp_path / "records" / "fedceo" / "table-1-digits.json").read_bytes()) < 4000
 
 
+def test_only_what_is_not_on_record_is_run(folder: Path, table: PublishedTable, tmp_path: Path) -> None:
+    def runs(place: str) -> list[str]:
+        return sorted(found.parent.name for found in (tmp_path / place).rglob("summary.json"))
+
+    run_job(choose(table, ["sigma 1"], 1, reduced=False), tmp_path / "first", folder / "records", jobs=1)
+    command = ["reproduce", "fedceo", "table-1-digits", "--rows", "udp", "--seeds", "2", "--missing"]
+    options = ["--tables", str(folder), "--results", str(tmp_path / "then"), "--jobs", "1", "--json"]
+    ran = CliRunner().invoke(app, [*command, *options])
+    assert ran.exit_code == 0, ran.output
+    assert runs("then") == ["seed-0", "seed-1", "seed-1"]
+    told = json.loads(ran.stdout.splitlines()[-1])
+    assert [len(row["accuracy"]) for row in told["rows"]] == [2, 2]
+    (tmp_path / "then").rename(tmp_path / "gone")
+    again = CliRunner().invoke(app, [*command, *options])
+    assert json.loads(again.stdout.splitlines()[-1])["rows"] == told["rows"]
+    assert runs("then") == []
+
+
 def test_a_record_of_another_configuration_or_numerics_is_stale(
     folder: Path, table: PublishedTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
