@@ -459,6 +459,18 @@ def test_findings_quote_the_records_and_nothing_else(
     )
     text = pages(folder, tmp_path / "records", tmp_path / "docs")[tmp_path / "docs/reproduction/fedceo.md"]
     assert f"It reaches {100 * done.measured[0].values[0]:.2f} %." in text
+    entry = Records(table, tmp_path / "records").entry(table.rows[0])
+    assert entry is not None
+    words.write_text(
+        "Best {{table-1-digits | FedAvg | best}} %, then {{table-1-digits | FedAvg | before last}} %."
+    )
+    text = pages(folder, tmp_path / "records", tmp_path / "docs")[tmp_path / "docs/reproduction/fedceo.md"]
+    best, before = (100 * entry["seeds"]["0"][key] for key in ("best", "before_last"))
+    assert f"Best {best:.2f} %, then {before:.2f} %." in text
+    words.write_text("{{table-1-digits | FedAvg | own models}}")  # it has none
+    with pytest.raises(InputError) as refused:
+        pages(folder, tmp_path / "records", tmp_path / "docs")
+    assert refused.value.field == str(words)
 
 
 def test_the_documentations_pages_are_those_of_the_records() -> None:
