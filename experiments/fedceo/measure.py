@@ -233,7 +233,8 @@ def main() -> None:
     measure, rounds = COMMANDS[given.name]
     content = measure(given.results, given.seeds, given.rounds or rounds) | {
         "numerics": NUMERICS,
-        "command": f"python experiments/fedceo/measure.py {given.name} --seeds {_listed(given.seeds)}",
+        "command": f"python experiments/fedceo/measure.py {given.name} --seeds {_listed(given.seeds)}"
+        + (f" --rounds {given.rounds}" if given.rounds else ""),
     }
     write_atomically(RECORDS / f"fedceo-{given.name}.json", (json.dumps(content, indent=1) + "\n").encode())
 

@@ -251,6 +251,20 @@ def test_a_stored_estimate_is_used_only_for_the_unchanged_row(
     assert Estimates(load_table(path), tmp_path / "records").stale() == ["FedAvg", "UDP-FedAvg, sigma 1"]
 
 
+def test_an_unknown_row_of_twice_the_rounds_is_taken_to_cost_twice_as_much(
+    folder: Path, tmp_path: Path
+) -> None:
+    path = folder / "fedceo" / "table-1-digits.toml"
+    longer = "noise_multiplier = 2.0 }\nrun = { rounds = 6 }"  # of 3
+    path.write_text(TABLE.replace("noise_multiplier = 2.0 }", longer))
+    changed = load_table(path)
+    kept = Estimates(changed, tmp_path / "records")
+    kept.add(changed.rows[0], Estimate(100.0))
+    kept.write()
+    assert cost(changed, changed.rows[2:], tmp_path / "records", like=changed.rows).seconds == 200.0
+    assert cost(changed, changed.rows, tmp_path / "records").seconds == 400.0
+
+
 def test_damaged_estimates_are_refused(table: PublishedTable, tmp_path: Path) -> None:
     path = tmp_path / "records" / "estimates" / "fedceo" / "table-1-digits.json"
     path.parent.mkdir(parents=True)
