@@ -143,7 +143,9 @@ def _estimate(
     """Say how long the unfinished runs take; where no round can be measured, the runs themselves say why."""
     cells = open_cells(job, results)
     if not cells:
-        notes.print(f"all {len(job.cells())} runs are finished")
+        known = len(job.on_record)
+        finished = f"all {len(job.cells())} runs are finished"
+        notes.print(f"{finished}, {known} more are on record" if known else finished)
         return {}
     try:
         with notes.status("measuring a round of each kind of row"):
