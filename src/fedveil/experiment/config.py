@@ -153,7 +153,17 @@ class Config(Section):
                 said.append(f"{key} is not used by engine = {run.engine!r}: {why}")
         if run.noise == "seeded" and run.engine == "flower":
             said.append("run.noise is not used by deployed nodes: they draw their noise from entropy")
-        return said
+        return said + self._unused_for_rounds()
+
+    def _unused_for_rounds(self) -> list[str]:
+        """Fields of the method that so few rounds do not reach: a note, since a first try has few rounds."""
+        method = build_method(self.method)
+        default = _values(build_method({"name": method.name}))
+        return [
+            f"method.{field} is not used in {self.run.rounds} rounds: {why}"
+            for field, why in method.unused_for(self.run.rounds).items()
+            if field in self.method and self.method[field] != default[field]
+        ]
 
     def build_method(self) -> AnyMethod:
         """The method with its fields, its aggregation and its wrappers, each checked."""

@@ -21,7 +21,7 @@ Deviations:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -122,6 +122,11 @@ class FedEM(AggregatedModel[Gradient]):
                 "Use 0 <= rho_min <= rho_max.",
             )
         return self
+
+    def unused_fields(self) -> Mapping[str, str]:
+        if self.perturbation_steps == 0:
+            return {"perturbation_lr": "Leave it out, or use perturbation_steps above 0."}
+        return {}
 
     def exchanges(self, plan: Plan) -> int:
         return math.ceil(batches_per_round(plan, self.batch_size) / self.block)
