@@ -53,10 +53,14 @@ def list_(
         return
     columns = [key for key in rows[0] if key != "options"] if rows else ["name", "default"]
     for column in columns:
-        table.add_column(column.replace("_", " "))
+        # A path or a name that is cut off cannot be copied.
+        table.add_column(column.replace("_", " "), overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(row[column]) for column in columns))
+        table.add_row(*(_cell(row[column])[: _MINUTES if column == "date" else None] for column in columns))
     out.print(table)
+
+
+_MINUTES = len("2026-01-31T12:00")
 
 
 def _cell(value: Any) -> str:

@@ -2,15 +2,18 @@
 
 Records of few categories coincide by chance. By Good and Turing, a new record from the population of n records equals
 one of them with a probability of about 1 - n_1 / n, where n_1 of them occur once (Good: The Population Frequencies of
-Species and the Estimation of Population Parameters. Biometrika 1953). A public set with more coincidences than such
-records would have in all but one of `_RARE` cases is refused, and so is a copy of all training or test records. Where
-no record of the data occurs twice, one shared record is too many.
+Species and the Estimation of Population Parameters. Biometrika 1953). Two standard deviations are added, from the
+numbers n_2 and n_3 of records that occur two and three times. A public set with more coincidences than such records
+would have in all but one of `_RARE` cases is refused, and so is a copy of all training or test records. Where no record
+of the data occurs twice, one shared record is too many.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,13 +101,19 @@ def shared_records(found: Examples, private: Dataset) -> str | None:
     shared = sum(count for record, count in public.items() if record in own)
     if public in (train, test):
         return f"all {shared} records are the run's own"
-    by_chance = 1 - sum(count == 1 for count in own.values()) / max(1, own.total())
+    by_chance = _chance(Counter(own.values()), own.total())
     from scipy.special import bdtrc  # loaded when needed
 
     if not shared or bdtrc(shared - 1, public.total(), by_chance) >= 1 / _RARE:
         return None
-    expected = f"{by_chance * public.total():.2g}"
-    return f"{shared} of {public.total()} records are also among the run's own, about {expected} would be by chance"
+    expected = f"{by_chance * public.total():.0f}"
+    return f"{shared} of {public.total()} records are also the run's own, where about {expected} would be by chance"
+
+
+def _chance(occurring: Mapping[int, int], total: int) -> float:
+    """An upper estimate of the probability that a new record is among `total`, of which so many occur k times."""
+    repeated, spread = total - occurring[1], math.sqrt(4 * occurring[2] + 9 * occurring[3])
+    return min(1.0, (repeated + 2 * spread) / max(1, total))
 
 
 def _records(examples: Examples) -> list[bytes]:

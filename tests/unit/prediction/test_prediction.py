@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from fedveil.experiment.prepare import load_examples, prepare
 from fedveil.experiment.run import run_seed
 from fedveil.features import normalise
 from fedveil.prediction.export import DESCRIPTION, export
-from fedveil.prediction.trained import TrainedModel, load_trained
+from fedveil.prediction.trained import TrainedModel, finished_run, load_trained
 
 HEADER = ["hospital", "age", "pressure", "smoker", "ill"]
 
@@ -172,6 +173,17 @@ def test_torchscript_answers_as_the_model_does(trained: tuple[Path, Path], tmp_p
     x = model.read(table)
     assert torch.allclose(loaded(x), model(x))
     assert json.loads(held[DESCRIPTION])["classes"] == ["sick", "well"]
+
+
+def test_the_only_run_below_a_folder_is_found(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = trained[1]
+    assert finished_run(folder) == finished_run(folder.parent.parent) == folder
+    for name in ("one", "two"):
+        shutil.copytree(folder, tmp_path / "results" / name / "seed-0")
+    with pytest.raises(ResultError) as refused:
+        load_trained(tmp_path / "results")
+    assert refused.value.field == "RESULT"
+    assert finished_run(tmp_path / "nowhere") == tmp_path / "nowhere"
 
 
 def test_pytorch_weights_load_without_pickled_code(trained: tuple[Path, Path], tmp_path: Path) -> None:
