@@ -21,7 +21,7 @@ Deviations:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -134,6 +134,11 @@ class FedEM(AggregatedModel[Gradient]):
     def _width(self) -> int:
         """The most examples of a batch: a client keeps a perturbation for each place."""
         return largest_batch(self.batch_size, self.last_batch)
+
+    def unused_fields(self) -> Mapping[str, str]:
+        if self.perturbation_steps == 0:
+            return {"perturbation_lr": "Leave it out, or use perturbation_steps above 0."}
+        return {}
 
     def exchanges(self, plan: Plan) -> int:
         return math.ceil(self._batches(plan) / self.block)
