@@ -101,14 +101,27 @@ def record_of(row: Row, results: Path) -> dict[str, Any] | None:
     }
 
 
+def merged(kept: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record with the seeds of one that is kept, if both are of one setting and of one numerics version.
+
+    Results of the kept seeds may be on another machine.
+    """
+    if any(kept.get(key) != record[key] for key in ("row", "config", "numerics")):
+        return dict(record)
+    runs = {run["seed"]: run for run in [*kept["runs"], *record["runs"]]}
+    return {**record, "runs": [runs[seed] for seed in sorted(runs)]}
+
+
 def collect(results: Path) -> list[str]:
     """Write a record for every row with results; the rows' names."""
     found = []
     for group in read_rows():
         for row in group.rows:
             if (record := record_of(row, results)) is not None:
-                text = json.dumps(record, indent=1) + "\n"
-                write_atomically(RECORDS / f"{row.id}.json", text.encode())
+                path = RECORDS / f"{row.id}.json"
+                kept = json.loads(path.read_text()) if path.is_file() else {}
+                text = json.dumps(merged(kept, record), indent=1) + "\n"
+                write_atomically(path, text.encode())
                 found.append(row.id)
     return found
 
