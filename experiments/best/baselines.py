@@ -42,11 +42,14 @@ class Baseline:
     """One method in one federation on one data set."""
 
     federation: str
+    title: str
     data: str
     file: str
     method: str
     epsilons: tuple[float, ...]
     """The first is tuned, the others are run with its settings."""
+    recommended: tuple[str, ...]
+    """For every epsilon the row of docs/figures/best_rows.toml to compare with."""
     task: Mapping[str, Any]
     fields: Mapping[str, Any]
     start: Mapping[str, Any]
@@ -87,10 +90,12 @@ def read_baselines(path: Path = GRIDS) -> list[Baseline]:
     return [
         Baseline(
             federation["key"],
+            federation["title"],
             data,
             file,
             method["key"],
             tuple(federation["epsilons"]),
+            tuple(federation["recommended"][data]),
             {"dataset": data} | content["task"] if method.get("pixels", True) else {},
             method["fields"],
             method["start"],
@@ -184,6 +189,7 @@ def main() -> None:
     if unknown := [key for key in given.keys if key not in known]:
         parser.error(f"unknown: {', '.join(unknown)}; see `list`")
     torch.set_num_threads(1)
+    RECORDS.mkdir(parents=True, exist_ok=True)
     for key in given.keys:
         record = measure(known[key], given.results, given.seeds)
         write_atomically(known[key].record, (json.dumps(record, indent=1) + "\n").encode())

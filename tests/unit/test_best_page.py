@@ -26,7 +26,8 @@ def best() -> ModuleType:
 
 
 def test_the_page_agrees_with_the_records(best: ModuleType) -> None:
-    assert best.PAGE.read_text() == best.page(best.read_rows(), best.read_records())
+    tuned, attacks = best.read_baseline_records(), best.read_attack_records()
+    assert best.PAGE.read_text() == best.page(best.read_rows(), best.read_records(), tuned, attacks)
 
 
 def test_every_record_is_of_a_row_and_of_its_present_configuration(best: ModuleType) -> None:
