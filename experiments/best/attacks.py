@@ -10,7 +10,7 @@ Inversion is of the first round, in the case that is worst for a client: it has 
 the same norm as everybody's. From zero weights every row of its update is a multiple of the record's features, so a
 plain upload gives these away exactly. The attacker knows the label, and takes the row of that class; of a sum, the
 attacker may also subtract what clients with public images would have sent. The better of both counts. The image is
-then searched by gradient descent through the feature map.
+then searched by gradient descent through the feature map, from the mean of public images of the class.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 from fedveil.atomic_files import write_atomically
 from fedveil.attack_runs.membership import attack_result
 from fedveil.data.client_data import ArrayClients
-from fedveil.data.dataset import Dataset
+from fedveil.data.dataset import Dataset, Examples
 from fedveil.data.registry import load_dataset
 from fedveil.evaluation.image_quality import Brightness, psnr
 from fedveil.experiment.config import Config, build_method, load_config
@@ -45,8 +45,10 @@ CONFIG = FOLDER / "server-mnist.toml"
 TARGETS = 10
 """So many clients have one record each; they are attacked one after the other."""
 CHUNK = 10
-STEPS = 300
-SMOOTHNESS = 0.1
+STEPS, STEP = 1000, 0.1
+SMOOTHNESS = 0.003
+EDGE = 0.02  # of brightness, from which descent can still move
+NO_UPLOAD = "no upload: the mean of public images of the class"
 MEMBERSHIP: Sequence[tuple[str, Mapping[str, Any]]] = (
     ("loss-threshold", {}),
     ("ml-leaks", {}),
@@ -127,10 +129,11 @@ def rebuilt(gradient: Tensor, labels: Tensor) -> Tensor:
     return row / row.norm(dim=1, keepdim=True).clamp(min=1e-12)
 
 
-def images_of(features: Tensor, transform: FeaturesOf, shape: Sequence[int], steps: int) -> Tensor:
-    """Images of brightness 0 to 1 whose features are close to these, found by gradient descent."""
-    free = torch.full((len(features), *shape), -2.0, requires_grad=True)
-    optimiser = torch.optim.Adam([free], lr=0.1)
+def images_of(features: Tensor, transform: FeaturesOf, start: Tensor, steps: int) -> Tensor:
+    """Images of brightness 0 to 1 whose features are close to these, found by gradient descent from `start`."""
+    free = start.clamp(EDGE, 1 - EDGE).logit().requires_grad_()
+    optimiser = torch.optim.Adam([free], lr=STEP)
+    decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     for _ in range(steps):
         image = free.sigmoid()
         distance = 1 - (transform(image) * features).sum(1)
@@ -138,6 +141,7 @@ def images_of(features: Tensor, transform: FeaturesOf, shape: Sequence[int], ste
         optimiser.zero_grad()
         (distance + SMOOTHNESS * rough).sum().backward()  # type: ignore[no-untyped-call]
         optimiser.step()
+        decay.step()
     return free.sigmoid().detach()
 
 
@@ -158,7 +162,7 @@ def inversion(config: Config, *, steps: int = STEPS, seed: int = 0, targets: int
         "plain upload, no noise": [rebuilt(single[:targets], y)],
         "sum of all clients, no noise": of_sum(single.mean(0)),
         "sum of all clients, as recommended": of_sum(update_of_sum(scene, secure)),
-        "no upload: what public images of the class have in common": [_in_common(scene, y)],
+        NO_UPLOAD: [_in_common(scene.prepared.dataset.test, y)],
     }
     return {
         "targets": targets,
@@ -179,27 +183,32 @@ def _scored(
     made = make_features(config.task.features, config.task.feature_options)
     assert made is not None
     transform, _ = made.transform(pictures.input_shape)
-    x = scene.prepared.dataset.train.x[records]
-    truth = Brightness(pictures.mean, pictures.std)(pictures.train.x[records])
+    x, y = scene.prepared.dataset.train.x[records], pictures.train.y[records]
+    brightness = Brightness(pictures.mean, pictures.std)
+    truth, mean = brightness(pictures.train.x[records]), brightness(_mean_of(pictures.test, y))
     scores = {}
     for name, found in views.items():
         features = max(found, key=lambda one: float((one * x).sum()))
-        images = images_of(features, transform, pictures.input_shape, steps)
+        images = mean if name == NO_UPLOAD else images_of(features, transform, mean, steps)
         score = Score(float((features * x).sum(1).mean()), float(psnr(images, truth).mean()))
         scores[name] = {key: round(value, 4) for key, value in asdict(score).items()}
     return scores
 
 
+def _mean_of(public: Examples, labels: Tensor) -> Tensor:
+    """The mean of the public examples of each label."""
+    return torch.stack([public.x[public.y == label].mean(0) for label in labels])
+
+
+def _in_common(public: Examples, labels: Tensor) -> Tensor:
+    """The mean features of the public images of each label, of length 1."""
+    means = _mean_of(public, labels)
+    return means / means.norm(dim=1, keepdim=True).clamp(min=1e-12)
+
+
 def without_noise(config: Config) -> AnyMethod:
     """The method with plain uploads and no noise: what the attack has to work on."""
     return build_method(config.method | {"noise_multiplier": 0.0})
-
-
-def _in_common(scene: Scene, labels: Tensor) -> Tensor:
-    """The mean features of the public images of each label, of length 1."""
-    public = scene.prepared.dataset.test
-    means = torch.stack([public.x[public.y == label].mean(0) for label in labels])
-    return means / means.norm(dim=1, keepdim=True).clamp(min=1e-12)
 
 
 def membership(folder: Path, examples: int) -> dict[str, Any]:

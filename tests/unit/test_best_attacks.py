@@ -63,8 +63,7 @@ def test_the_sum_that_is_attacked_is_the_mean_of_the_uploads(attacks: ModuleType
     assert torch.nn.functional.cosine_similarity(found, wanted, dim=0) > 0.99
 
 
-@pytest.mark.parametrize("attack", ["loss-threshold", "lira"])
-def test_membership_attacks_work_on_an_undefended_linear_model(attack: str, tmp_path: Path) -> None:
+def test_membership_attacks_work_on_an_undefended_linear_model(tmp_path: Path) -> None:
     """A linear model on features that was fitted to 60 digits without noise discloses them."""
     config = make_config(
         {
@@ -76,5 +75,4 @@ def test_membership_attacks_work_on_an_undefended_linear_model(attack: str, tmp_
     )
     folder = run_seed(config, 0, experiment="undefended", results=tmp_path).folder
     assert folder is not None
-    settings = {"shadows": 16} if attack == "lira" else {}
-    assert attack_result(folder, attack, settings=settings).auc.low > 0.55
+    assert attack_result(folder, "loss-threshold").auc.low > 0.55
