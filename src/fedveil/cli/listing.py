@@ -55,7 +55,8 @@ def list_(
     table = Table(title=name or what, title_justify="left")
     columns = [key for key in rows[0] if key != "options"] if rows else ["name", "default"]
     for column in columns:
-        table.add_column(column.replace("_", " "))
+        # A path or a name that is cut off cannot be copied.
+        table.add_column(column.replace("_", " "), overflow="fold")
     for row in rows:
         table.add_row(*(_cell(row[column]) for column in columns))
     out.print(table)

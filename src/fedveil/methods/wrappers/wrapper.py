@@ -221,6 +221,9 @@ class Around(Method[S, Message, Message]):
     def unused_fields(self) -> Mapping[str, str]:
         return self.inner.unused_fields()
 
+    def unused_for(self, rounds: int) -> Mapping[str, str]:
+        return self.inner.unused_for(rounds)
+
 
 @dataclass(frozen=True)
 class WrappedMethod(Around[Wrapped]):
