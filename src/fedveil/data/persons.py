@@ -58,15 +58,21 @@ def people_of(table: RawTable, person: str) -> npt.NDArray[np.int64]:
 
 
 def limit_rows(table: RawTable, person: str, most: int, seed: int) -> RawTable:
-    """At most `most` rows of each person, drawn with the seed, in the order of the table."""
+    """At most `most` rows of each person, drawn with the seed, in the order of the table.
+
+    Guarantees: which rows of a person are kept depends on no other person's rows
+    (`test_another_person_changes_none_of_the_rows_that_are_kept`).
+    """
     people = people_of(table, person)
-    order = named_stream(seed, "rows per person").permutation(len(people))
-    shuffled = people[order]
-    grouped = np.argsort(shuffled, kind="stable")
-    sizes = np.bincount(people)
-    starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
-    kept = order[grouped[np.arange(len(people)) - starts < most]]
-    return table.take(np.sort(kept))
+    order = np.argsort(people, kind="stable")
+    cells = table.texts(person, "person")
+    kept: list[npt.NDArray[np.int64]] = []
+    for rows in np.split(order, np.cumsum(np.bincount(people))[:-1]):
+        if len(rows) > most:
+            stream = named_stream(seed, "rows per person", same_person(cells[rows[0]]))
+            rows = rows[stream.permutation(len(rows))[:most]]
+        kept.append(rows)
+    return table.take(np.sort(np.concatenate(kept)))
 
 
 def split_by_person(

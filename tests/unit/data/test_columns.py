@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -223,6 +224,18 @@ def test_no_person_has_more_rows_than_allowed_in_any_file(people: list[str], mos
     held = Counter(SPELLED[who] for who in people)
     assert counted == {who: min(most, count) for who, count in held.items()}
     assert len(set(kept.texts("row", "row"))) == len(kept)
+
+
+def test_another_person_changes_none_of_the_rows_that_are_kept() -> None:
+    people = ["a", "b", "c", "a", "b", "c", "b", "a", "c", "b", "c", "d"] * 5
+    rows = {"who": pa.array(people), "row": pa.array(list(map(str, range(len(people)))))}
+    table = RawTable(Path("t.csv"), rows)
+    without = table.take(np.flatnonzero(np.array(people) != "a"))
+    kept = limit_rows(table, "who", 2, 0)
+    others = [
+        row for who, row in zip(kept.texts("who", "w"), kept.texts("row", "r"), strict=True) if who != "a"
+    ]
+    assert others == list(limit_rows(without, "who", 2, 0).texts("row", "r"))
 
 
 @pytest.mark.parametrize("column", ["mrn", "name"])

@@ -485,3 +485,33 @@ def test_records_are_not_protected_in_a_model_that_mixes_them(method: AnyMethod)
     with refuses("model"):
         run(task, make_clients(), method, rounds=1)
     assert len(run(task, make_clients(), METHOD, rounds=1).history) == 1, "whole clients are"
+
+
+class Shared(torch.nn.Module):
+    """Divides its scores by the number of examples of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = torch.nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.last(x.flatten(1)) / len(x)
+        return scores
+
+
+def by_labels_of_the_batch(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(scores, y, reduction="none") * y.double().mean()
+
+
+def test_no_way_of_mixing_records_passes_by_the_choice_of_the_data() -> None:
+    grey = make_clients()
+    for part in grey.parts:
+        grey.x[part[0]] = 0.5  # the record that is its own complement
+    plain = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(6, 3)).double()
+    for task in (
+        Task(lambda: Centred().double()),
+        Task(lambda: Shared().double()),
+        Task(plain, loss=by_labels_of_the_batch),
+    ):
+        with refuses("model"):
+            run(task, grey, DPFedProx(epochs=1), rounds=1)
