@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 
 from fedveil import ArrayClients, LazyClients, PrivacySettings, Result, Task, run
 from fedveil.data.dataset import Examples
-from fedveil.errors import DataError, DivergedError, InputError, ResultError
+from fedveil.errors import DataError, DivergedError, InputError, LedgerError, ResultError
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.dp_fedprox import DPFedProx
 from fedveil.methods.fedavg import FedAvg
@@ -515,3 +516,18 @@ def test_no_way_of_mixing_records_passes_by_the_choice_of_the_data() -> None:
     ):
         with refuses("model"):
             run(task, grey, DPFedProx(epochs=1), rounds=1)
+
+
+def test_rounds_after_the_last_checkpoint_stay_on_the_ledger_of_a_run_with_secret_noise(
+    tmp_path: Path,
+) -> None:
+    """A killed process leaves no newer checkpoint; what it released must not vanish with a restored ledger."""
+    options: dict[str, Any] = {"rounds": 3, "cohort": 3, "noise": "entropy", "results": tmp_path / "r"}
+    with pytest.raises(KeyboardInterrupt):
+        run(make_task(), make_clients(), UDPFedAvg(), **options, callbacks=[StopsAfter(2)])
+    shutil.rmtree(tmp_path / "r" / "checkpoint")
+    assert len((tmp_path / "r" / "rounds.jsonl").read_text().splitlines()) >= 1
+    for name in ("ledger.jsonl", "ledger.jsonl.head"):
+        (tmp_path / "r" / name).unlink()
+    with pytest.raises(LedgerError):
+        run(make_task(), make_clients(), UDPFedAvg(), **options)
