@@ -36,12 +36,17 @@ _DIGITS = Context(prec=400)  # none of a long number is rounded away
 
 @functools.lru_cache(maxsize=1 << 16)
 def same_person(cell: str) -> str:
-    """One text for all spellings of a person: blanks, capitals, width, and digits that do not change a number.
+    """One text for all spellings of a person.
 
+    They differ in blanks, capitals, width, dashes, invisible characters, or digits that do not change a number.
     Two persons who are taken for one are protected together, which only costs rows. One who is taken for two would not
     be protected.
     """
-    text = " ".join(unicodedata.normalize("NFKC", cell).casefold().split())
+    whole = unicodedata.normalize("NFKC", cell).casefold()
+    if not whole.isascii():
+        kinds = ((mark, unicodedata.category(mark)) for mark in whole)
+        whole = "".join("-" if kind == "Pd" else mark for mark, kind in kinds if kind != "Cf")
+    text = " ".join(whole.split())
     try:
         number = Decimal(text.replace(",", "."))
         return str(number.normalize(_DIGITS)) if number.is_finite() else text

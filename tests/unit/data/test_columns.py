@@ -290,6 +290,20 @@ def test_no_spelling_gives_a_person_more_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("one", "other"),
+    [
+        ("P-1", "P\u20101"),
+        ("P-1", "P\u20131"),
+        ("anna", "an\u200bna"),
+        ("anna", "\ufeffanna"),
+        ("12", "1\u00ad2"),
+    ],
+)
+def test_marks_that_look_alike_or_not_at_all_make_no_second_person(one: str, other: str) -> None:
+    assert same_person(one) == same_person(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
     [("12", "13"), ("a", "b"), ("1" * 60, "1" * 59 + "2"), ("nan", "inf"), ("1e999999999", "2e999999999")],
 )
 def test_different_people_stay_apart(one: str, other: str) -> None:
