@@ -33,16 +33,16 @@ from fedveil.numerics import NUMERICS
 from fedveil.session.results import Result
 from fedveil.tree import Params, mean
 
+Line = dict[str, Any]
 RECORDS = Path(__file__).parents[1] / "records"
 FACTORS = (0.0, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0)
 SEARCHED = (0.01, 0.03, 0.1, 0.3, 1.0)
 SIGMAS, COHORT, INTERVAL = (1.0, 2.0), 10, 10
 EPOCHS, BATCH = 30, 64
-AUTHORS = {"name": "fedceo", "unit": "record", "server_lr": 1.0, "momentum": 0.5}
+AUTHORS: Line = {"name": "fedceo", "unit": "record", "server_lr": 1.0, "momentum": 0.5}
 TRAINING = 50_060  # letters
 CLIENTS = (100, 40)  # with 40, a client has as many letters as one of 100 in the paper, of 124,800
 LATE = 18  # rounds, as many as between the last two smoothing rounds of sigma 2
-Line = dict[str, Any]
 
 
 def config(

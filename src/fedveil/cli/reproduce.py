@@ -93,7 +93,7 @@ def reproduce(
         return
     job = choose(find_table(folder, paper, table), rows or (), seeds, reduced=reduced)
     if missing:
-        job = only_missing(job, kept)
+        job = only_missing(job, kept, attacks=attacks)
     if claims:
         _account(job, kept, data, as_json=as_json)
         return

@@ -1,7 +1,8 @@
 """The simulator: a cohort is a batch of clients, distributed in chunks over worker processes.
 
-A client's result depends only on the client: every client computation runs on one thread with the client's own
-random streams, so the number of workers affects the time only.
+A client's computation runs on one thread with the client's own random streams, and the number of workers affects the
+time only. Chunks depend on the cohort, the cores and `max_memory`: products of stacked layers round by the place of a
+client's memory in its chunk, so in single precision other chunks may change the last digit of a client's result.
 """
 
 from __future__ import annotations

@@ -180,8 +180,9 @@ class Config(Section):
     def identity(self) -> str:
         """A short hash of everything that affects the result; the seed is separate in a result's path.
 
-        The number of workers affects no bit. `max_memory` affects the grouping of clients, and with it the last digits
-        of sums, but is excluded so that a run that ran out of memory can resume with less.
+        The number of workers affects no bit. `max_memory` and the cores of the machine affect the grouping of clients,
+        and with it the last digits, but are excluded so that a run that ran out of memory can resume with less, and
+        anywhere.
         """
         content = distinguishing(self.resolved())
         text = json.dumps(content, sort_keys=True)

@@ -72,14 +72,14 @@ def choose(table: PublishedTable, rows: Sequence[str], seeds: int | None, *, red
     return Job(table, tuple(table.selected(rows)), tuple(range(count)), reduced)
 
 
-def only_missing(job: Job, records: Path) -> Job:
-    """The job without the runs that are on record, attacks included where attacks are published."""
+def only_missing(job: Job, records: Path, *, attacks: bool = True) -> Job:
+    """The job without the runs that are on record, with `attacks` only if theirs are, where some are published."""
     kept = Records(job.table, records)
     known = frozenset(
         (row.name, seed)
         for row in job.rows
         for seed in job.seeds
-        if kept.complete(row, seed, reduced=job.reduced)
+        if kept.has(row, seed, reduced=job.reduced, attacks=attacks)
     )
     return replace(job, on_record=known)
 

@@ -13,7 +13,7 @@ from fedveil.cli import app
 from fedveil.errors import InputError, ResultError
 from fedveil.experiment.estimates import Estimate, Estimates, cost, estimate, wall_time
 from fedveil.experiment.records import Records
-from fedveil.experiment.reproduce import choose, open_cells, report, run_job
+from fedveil.experiment.reproduce import choose, only_missing, open_cells, report, run_job
 from fedveil.experiment.tables import (
     PAPERS,
     PublishedTable,
@@ -373,8 +373,11 @@ def test_published_attacks_are_carried_out_judged_and_recorded_once(folder: Path
     job, records = choose(table, [], 1, reduced=False), tmp_path / "records"
     run_job(job, tmp_path / "results", records, jobs=1)
     assert Records(table, records).attacked(table.rows[0], "psnr").values == ()
+    assert len(only_missing(job, records).cells()) == 2
+    assert only_missing(job, records, attacks=False).cells() == {}
     done = run_job(job, tmp_path / "results", records, jobs=1, attack=attack_as_published)
     told = report(job, done)["attacks"]
+    assert only_missing(job, records).cells() == {}
     assert set(told) == {"psnr", "ml-leaks"}  # kl is of another classifier
     assert [row["verdict"] for row in told["psnr"]["rows"]] in (["missed", "missed"], ["order", "order"])
     assert 0 <= told["ml-leaks"]["rows"][0]["mean"] <= 1

@@ -161,7 +161,8 @@ def _ones(bits: bytes, count: int) -> Ints:
     length = len(bits) // count
     width = math.gcd(length, 8)  # the longest words that divide a part: fewest sums
     parts = np.frombuffer(bits, dtype=f"u{width}").reshape(count, length // width)
-    return np.bitwise_count(parts).sum(1, dtype=np.int64)
+    ones: Ints = np.bitwise_count(parts).sum(1, dtype=np.int64)
+    return ones
 
 
 def _binomial_by_table(trials: int, size: int, stream: Stream) -> Ints:
