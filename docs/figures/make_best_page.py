@@ -213,8 +213,8 @@ def page(
         "",
         "Settings of clients' rows on letters and CIFAR-10, and learning rates of CIFAR-10, of MNIST's user",
         "level and of own noise, were chosen on 5000 held-out training images; MNIST's at record level are a",
-        "prototype's. The learning rates of Fashion-MNIST (40 among three) and of own noise (3) were also",
-        "looked at on test images. No choice is charged.",
+        "prototype's. The learning rates of Fashion-MNIST (40 among three) and of own noise at 10 and 30 (3)",
+        "were also looked at on test images. No choice is charged.",
         "",
         "This page is written by `python docs/figures/make_best_page.py page` from",
         "[`experiments/best/records`](../experiments/best/records). A test compares the two.",
@@ -266,10 +266,10 @@ def lead(compared: Sequence[Compared]) -> str:
     if not ahead:
         return ""
     points = f"{ahead[0]:.1f} points" if len(ahead) == 1 else f"{ahead[0]:.1f} to {ahead[-1]:.1f} points"
-    compared = "one comparison" if len(ahead) == 1 else f"{len(ahead)} comparisons"
+    count = "one comparison" if len(ahead) == 1 else f"{len(ahead)} comparisons"
     return (
         f"At the same federation and epsilon the recommended method leads the best of {', '.join(METHODS[:-1])} and "
-        f"{METHODS[-1]}, each tuned in eight trials, by {points} ({compared}, median {statistics.median(ahead):.1f})."
+        f"{METHODS[-1]}, each tuned in eight trials, by {points} ({count}, median {statistics.median(ahead):.1f})."
     )
 
 
