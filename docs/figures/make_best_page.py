@@ -51,16 +51,19 @@ COMPARISON = """\
 Every method has the federation, unit, adversary, delta and epsilon of the recommended one, and its published model,
 MLP-2 on pixels, without its dropout. Eight trials on 5000 held-out training images tune step size, clip, rounds and
 fields of the method's own, at the first epsilon of a federation; its other epsilons take the same settings. Fewer
-rounds mean less noise in each, so rounds are tuned too. At record level udp-fedavg is DP-SGD inside each client, as in
+rounds mean less noise in each, so rounds are tuned too.
+
+At record level udp-fedavg is DP-SGD inside each client, as in
 its authors' code: its user-level form is refused there (`privacy.target_epsilon`: nothing can be proven for a record
 against the server). Against observers fedceo may send on smoothed models of single clients, as published, at 4.2 times
 the noise, or continue from their mean; under secure aggregation the former is refused (`method.restart`)."""
 INVERSION = """\
 `{command}`: the first round, attacked in the case that is worst for a client: {targets} of {clients} clients have a
-single record, whose update is scaled to the norm of everybody's. The attacker knows the label, reads the features off
+single record, whose update is scaled to the norm of everybody's. A plain upload gives its features away exactly.
+
+The attacker knows the label, reads the features off
 the row of that class, may subtract what clients with public images would send, and searches an image with such
-features in {steps} steps from the mean of public images of that class, which is also the baseline. A plain upload
-gives the features away exactly; of the noisy sum, less is found than without it."""
+features in {steps} steps from the mean of public images of that class, which is also the baseline."""
 MEMBERSHIP = """\
 `{command}`: who was in the training data, asked of the final model of that run."""
 Records = Mapping[str, Mapping[str, Any]]
@@ -210,8 +213,8 @@ def page(
         "",
         "Settings of clients' rows on letters and CIFAR-10, and learning rates of CIFAR-10, of MNIST's user",
         "level and of own noise, were chosen on 5000 held-out training images; MNIST's at record level are a",
-        "prototype's. The learning rates of Fashion-MNIST (40 among three) and of own noise (3) were also",
-        "looked at on test images. No choice is charged.",
+        "prototype's. The learning rates of Fashion-MNIST (40 among three) and of own noise at 10 and 30 (3)",
+        "were also looked at on test images. No choice is charged.",
         "",
         "This page is written by `python docs/figures/make_best_page.py page` from",
         "[`experiments/best/records`](../experiments/best/records). A test compares the two.",
@@ -262,10 +265,11 @@ def lead(compared: Sequence[Compared]) -> str:
     ahead = sorted(by for one in compared if (by := one.ahead()) is not None)
     if not ahead:
         return ""
+    points = f"{ahead[0]:.1f} points" if len(ahead) == 1 else f"{ahead[0]:.1f} to {ahead[-1]:.1f} points"
+    count = "one comparison" if len(ahead) == 1 else f"{len(ahead)} comparisons"
     return (
         f"At the same federation and epsilon the recommended method leads the best of {', '.join(METHODS[:-1])} and "
-        f"{METHODS[-1]}, each tuned in eight trials, by {ahead[0]:.1f} to {ahead[-1]:.1f} points "
-        f"({len(ahead)} comparisons, median {statistics.median(ahead):.1f})."
+        f"{METHODS[-1]}, each tuned in eight trials, by {points} ({count}, median {statistics.median(ahead):.1f})."
     )
 
 
@@ -330,6 +334,10 @@ def verdict(groups: Sequence[Group], records: Records) -> str:
 
 
 def _wrapped(text: str, width: int = 100) -> list[str]:
+    """The lines of a text, whose paragraphs are separated by empty lines."""
+    first, *more = text.split("\n\n")
+    if more:
+        return [*_wrapped(first, width), "", *_wrapped("\n\n".join(more), width)]
     lines = [""]
     for word in text.split():
         if len(lines[-1]) + len(word) + 1 > width:

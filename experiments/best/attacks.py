@@ -119,14 +119,20 @@ def _gradient(scene: Scene, method: AnyMethod, down: Any, up: Any) -> Tensor:
     reading = method.read_upload(scene.at, down, up)
     assert reading is not None
     assert reading.gradient is not None
-    (leaf,) = reading.gradient.values()
+    leaves: list[Tensor] = list(reading.gradient.values())
+    (leaf,) = leaves
     return leaf
 
 
 def rebuilt(gradient: Tensor, labels: Tensor) -> Tensor:
     """The features of a single record of each label, of length 1: the negative row of its class."""
     row = -gradient[torch.arange(len(labels)), labels]
-    return row / row.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    return _of_unit_length(row)
+
+
+def _of_unit_length(rows: Tensor) -> Tensor:
+    lengths: Tensor = rows.norm(dim=1, keepdim=True)
+    return rows / lengths.clamp(min=1e-12)
 
 
 def images_of(features: Tensor, transform: FeaturesOf, start: Tensor, steps: int) -> Tensor:
@@ -139,7 +145,7 @@ def images_of(features: Tensor, transform: FeaturesOf, start: Tensor, steps: int
         distance = 1 - (transform(image) * features).sum(1)
         rough = image.diff(dim=-1).abs().flatten(1).mean(1) + image.diff(dim=-2).abs().flatten(1).mean(1)
         optimiser.zero_grad()
-        (distance + SMOOTHNESS * rough).sum().backward()  # type: ignore[no-untyped-call]
+        (distance + SMOOTHNESS * rough).sum().backward()
         optimiser.step()
         decay.step()
     return free.sigmoid().detach()
@@ -202,8 +208,7 @@ def _mean_of(public: Examples, labels: Tensor) -> Tensor:
 
 def _in_common(public: Examples, labels: Tensor) -> Tensor:
     """The mean features of the public images of each label, of length 1."""
-    means = _mean_of(public, labels)
-    return means / means.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    return _of_unit_length(_mean_of(public, labels))
 
 
 def without_noise(config: Config) -> AnyMethod:

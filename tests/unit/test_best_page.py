@@ -84,3 +84,24 @@ def test_collecting_keeps_the_seeds_of_the_same_setting(best: ModuleType) -> Non
     for key, value in (("config", "d"), ("numerics", 1), ("row", "b")):
         assert best.merged(record((0, 0.1), **{key: value}), record((2, 0.4))) == record((2, 0.4))
     assert best.merged({}, record((2, 0.4))) == record((2, 0.4))
+
+
+def test_the_lead_is_over_the_best_method_and_only_where_all_were_run(best: ModuleType) -> None:
+    def record(accuracy: float) -> dict[str, object]:
+        return {"runs": [{"seed": 0, "accuracy": accuracy}]}
+
+    others = {"dp-fedavg": record(0.7), "udp-fedavg": record(0.8), "fedceo": record(0.75)}
+    whole = best.Compared("Clients", "mnist", 3.0, record(0.9), others)
+    part = replace(whole, others=others | {"fedceo": None})
+    behind = replace(whole, recommended=record(0.78))
+    assert whole.ahead() == pytest.approx(10.0)
+    assert behind.ahead() == pytest.approx(-2.0), "a method that is ahead of the recommended one is shown so"
+    assert part.ahead() is None
+    assert best.lead([part]) == ""
+    assert "by -2.0 to 10.0 points (2 comparisons, median 4.0)" in best.lead([whole, behind, part])
+
+
+def test_every_federation_is_compared_with_the_row_of_its_epsilon(best: ModuleType) -> None:
+    lines = best.comparison({"user-mnist-4.18": {"runs": []}}, {})
+    assert [line.recommended for line in lines if line.recommended is not None] == [{"runs": []}]
+    assert all(set(line.others) == set(best.METHODS) for line in lines)
