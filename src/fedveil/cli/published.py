@@ -12,7 +12,7 @@ from rich.table import Table as Grid
 
 from fedveil.cli.app import notes, out
 from fedveil.errors import InputError
-from fedveil.experiment.config import Config, load_experiment, make_config
+from fedveil.experiment.config import Config, load_experiment, make_config, require_used
 from fedveil.experiment.records import measurements, value_of
 from fedveil.experiment.reproduce import number
 from fedveil.experiment.tables import PublishedTable, Row, is_table, load_table
@@ -56,6 +56,7 @@ def load_run(path: Path, changes: Sequence[str], row: str | None) -> Experiment:
         raise InputError("--row", row, f"{path.name} has {len(found)} such rows", remedy)
     published = table.config(found[0])
     changed = make_config(tomllib.loads(published.to_toml()), changes)
+    require_used(changed.method, changes, only_changed=True)
     if changed.identity() != published.identity():  # the paper's value is for the row as published
         return Experiment(changed.model_copy(update={"paper": None}), table.experiment)
     return Experiment(changed, table.experiment, table, found[0])

@@ -35,6 +35,7 @@ from fedveil.losses import Target
 _MOST_CATEGORIES = 1000
 _FEW = 20  # classes; a schema may name so many whatever the number of rows
 FILL_IN = 'Fill them in, drop the columns, or set missing = "drop", "median" or "category".'
+TRAIN_WITH_GAPS = 'Fill them in, or use a model that was trained with missing = "median" or "category".'
 
 
 @dataclass(frozen=True)

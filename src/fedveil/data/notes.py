@@ -11,8 +11,10 @@ PRIVATE_NOTE = (
     "Scales of the bounded columns were computed from the training rows with privacy noise, which is part of the "
     "guarantee; categories, bounds and the other scales are constants of the given schema."
 )
-
-
+STOPPING_NOTE = (
+    "The examples that decide when training stops are public because the user declares them so: the round of the stop "
+    "is charged nothing."
+)
 AGREED_NOTE = "Scales and categories of the columns are those of the schema that the nodes agreed on."
 
 

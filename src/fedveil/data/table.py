@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from fedveil.data.columns import (
     FILL_IN,
+    TRAIN_WITH_GAPS,
     ColumnOptions,
     class_of,
     classes_of,
@@ -105,7 +106,8 @@ def encode_cells(
     Args:
         refuse_unknown: Raise a DataError that names the row and the column of an unknown category instead.
     """
-    require_present(table, [c.name for c in schema.columns if c.fill is None], FILL_IN)
+    needed = [column.name for column in schema.columns if column.fill is None]
+    require_present(table, needed, TRAIN_WITH_GAPS if refuse_unknown else FILL_IN)
     cells = np.empty((len(table), len(schema.columns)))
     for k, column in enumerate(schema.columns):
         if column.categories is None:

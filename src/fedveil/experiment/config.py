@@ -49,6 +49,7 @@ _NEWER_KEYS: tuple[tuple[str, str, Any], ...] = (
     ("method", "local_steps", None),
     ("method", "server_batch", None),
     ("method", "normalise", False),
+    ("method", "last_batch", "keep"),  # what methods that send each batch did before they had the field
     ("privacy", "target_epsilon", None),
     ("privacy", "target_adversary", "server"),
     ("privacy", "target_unit", None),
@@ -153,7 +154,17 @@ class Config(Section):
                 said.append(f"{key} is not used by engine = {run.engine!r}: {why}")
         if run.noise == "seeded" and run.engine == "flower":
             said.append("run.noise is not used by deployed nodes: they draw their noise from entropy")
-        return said
+        return said + self._unused_for_rounds()
+
+    def _unused_for_rounds(self) -> list[str]:
+        """Fields of the method that so few rounds do not reach: a note, since a first try has few rounds."""
+        method = build_method(self.method)
+        default = _values(build_method({"name": method.name}))
+        return [
+            f"method.{field} is not used in {self.run.rounds} rounds: {why}"
+            for field, why in method.unused_for(self.run.rounds).items()
+            if field in self.method and self.method[field] != default[field]
+        ]
 
     def build_method(self) -> AnyMethod:
         """The method with its fields, its aggregation and its wrappers, each checked."""
@@ -312,7 +323,7 @@ def load_experiment(path: Path, changes: Sequence[str] = ()) -> Config:
     The paper's value is for the file as written. A change of `paper` itself keeps it.
     """
     config = load_config(path, changes)
-    _require_used(config.method, changes)
+    require_used(config.method, changes)
     _require_read(config)
     about_it = any(change.strip().startswith("paper.") for change in changes)
     if config.paper is None or about_it or config.identity() == load_config(path).identity():
@@ -339,11 +350,12 @@ def _require_read(config: Config) -> None:
             raise InputError(field, value, f"has no effect without {other}", f"Set {other}, or leave it out.")
 
 
-def _require_used(section: Mapping[str, Any], changes: Sequence[str]) -> None:
+def require_used(section: Mapping[str, Any], changes: Sequence[str], *, only_changed: bool = False) -> None:
     """Refuse fields of a `[method]` section that have no effect in this configuration of the method.
 
     Fields with their default are accepted, since a run's own `config.toml` contains every field. If the changes name
-    another method, only fields set by the changes count: the file's are for its own method.
+    another method, only fields set by the changes count: the file's are for its own method. So do they with
+    `only_changed`.
     """
     method = build_method(section)
     changed = {change.partition("=")[0].strip() for change in changes}
@@ -351,7 +363,7 @@ def _require_used(section: Mapping[str, Any], changes: Sequence[str]) -> None:
     used = {key: value for key, value in section.items() if key not in unused}
     default = _values(build_method(used))
     for field, instead in unused.items():
-        meant = f"method.{field}" in changed or "method.name" not in changed
+        meant = f"method.{field}" in changed or not (only_changed or "method.name" in changed)
         if field in section and meant and section[field] != default[field]:
             problem = f"{method.name} does not use it in this configuration"
             raise InputError(f"method.{field}", section[field], problem, instead)

@@ -25,7 +25,7 @@ Deviations and readings:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as record
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -148,6 +148,15 @@ class DPFedAGS(LocalTraining, AggregatedModel[Gradient]):
     """Whether signed values or magnitudes are compared with the threshold."""
     loss_weight: LossWeight = "proportional"
     """How a client's loss affects its weight: as printed, inverted as the text argues, or not at all."""
+
+    def unused_fields(self) -> Mapping[str, str]:
+        unused = dict(super().unused_fields())
+        if (
+            not self.selection_noise and self.noise_kind == "gaussian"
+        ):  # the printed sigma is of the whole epsilon
+            remedy = 'Leave it out, or set selection_noise = true or noise_kind = "laplace".'
+            unused |= {"selections": remedy, "selection_share": remedy}
+        return unused
 
     @property
     def budgets(self) -> tuple[float, float, float]:

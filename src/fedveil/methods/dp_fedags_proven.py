@@ -166,13 +166,19 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
         return self
 
     def unused_fields(self) -> Mapping[str, str]:
-        unused = {}
+        unused = dict(super().unused_fields())
+        if self.variant == "everywhere":
+            unused["selected"] = 'Leave it out: "everywhere" sends every coordinate.'
+        if self.variant != "public-mask":
+            unused["explore"] = 'Leave it out: only a "public-mask" is drawn at random in part.'
         if self.variant not in ("top-k", "sparse-vector"):
             unused["selection_share"] = 'Leave it out: only "top-k" and "sparse-vector" choose by noise.'
         if self.variant != "sparse-vector":
             unused["threshold"] = 'Leave it out, or set variant = "sparse-vector".'
         if self.unit == "record":
-            unused["batch_size"] = "Leave it out: records are protected in one step on all of them."
+            unused["last_batch"] = unused["batch_size"] = (
+                "Leave it out: records are protected in one step on all of them."
+            )
         return unused
 
     def _require_one_step(self) -> None:

@@ -106,8 +106,10 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
 
     def unused_fields(self) -> Mapping[str, str]:
         if self.unit == "client":
-            return {"record_rate": 'Leave it out, or set unit = "record"; batch_size sets the batches here.'}
+            rate = 'Leave it out, or set unit = "record"; batch_size sets the batches here.'
+            return {**super().unused_fields(), "record_rate": rate}
         return {
+            "last_batch": 'Leave it out: with unit = "record" every batch is a Poisson sample.',
             "batch_size": "Leave it out: record_rate is the part of a client's records in a batch.",
             "noise_scope": 'Leave it out: with unit = "record" every client adds its noise itself.',
         }

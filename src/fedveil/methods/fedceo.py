@@ -133,6 +133,23 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
             )
         return self
 
+    def unused_fields(self) -> Mapping[str, str]:
+        if self.unit == "client":
+            return super().unused_fields()
+        return {
+            "last_batch": 'Leave it out: with unit = "record" every batch is a Poisson sample.',
+            "noise_scope": 'Leave it out: with unit = "record" every client adds its noise itself.',
+        }
+
+    def unused_for(self, rounds: int) -> Mapping[str, str]:
+        unused = dict(super().unused_for(rounds))
+        if rounds < self.interval:
+            smoothing = ("lam", "theta", "layers", "biases", "restart", "smooth_last")
+            unused |= dict.fromkeys(smoothing, f"the first smoothing is in round {self.interval}")
+        elif rounds % self.interval:
+            unused["smooth_last"] = f"the last round is no multiple of interval = {self.interval}"
+        return unused
+
     def smooths(self, at: At) -> bool:
         """Whether this round ends with smoothing."""
         return at.round % self.interval == 0 and (self.smooth_last or at.round != at.plan.rounds)
@@ -151,7 +168,7 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
         return ClientUnit(self)
 
     def init_server(self, params: Params, plan: Plan) -> Server:
-        self.smoothed_layers(params)  # refuses unknown names before training starts
+        self.refuse_folding_nothing(params)  # and unknown names, before training starts
         return Server(params, {})
 
     def broadcast(self, at: At, server: Server, clients: Sequence[int]) -> Start:

@@ -15,7 +15,7 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
@@ -104,6 +104,10 @@ class FedDM(SyntheticImages, AggregatedModel[SizedSet]):
     """How `lr` changes over the rounds."""
     server_steps: Count = 500
     """Steps of the server on the synthetic images per round, at most."""
+
+    def unused_fields(self) -> Mapping[str, str]:
+        once = "Leave it out: the images take one step for each of matching_steps."
+        return {**super().unused_fields(), "image_updates": once}
 
     def image_steps(self, slots: int) -> int:
         return self.matching_steps * slots

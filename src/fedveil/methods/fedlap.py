@@ -27,7 +27,7 @@ Deviations:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as record
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -146,6 +146,14 @@ class FedLAP(LocalApproximation[MeasuredSet]):
     """Examples on which a client measures its radius; all if not given."""
     weighting: Literal["size", "uniform"] = "size"
     """How clients are weighted in the mean: by their numbers of examples, or equally."""
+
+    def unused_fields(self) -> Mapping[str, str]:
+        unused = dict(super().unused_fields())
+        if self.radius_strategy in ("fixed", "constant"):
+            unused["radius_examples"] = 'Leave it out, or set radius_strategy to "min", "median" or "max".'
+        if self.radius_strategy == "fixed" and self.model_updates == 0:
+            unused["radius"] = 'Leave it out: with "fixed" and model_updates = 0 no walk ends at a radius.'
+        return unused
 
     def client_update(
         self, task: Task, at: At, down: ModelAndRadius, data: ClientData, state: State, rng: ClientStreams

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field
@@ -56,6 +56,11 @@ def bounded(update: Params, clip: float, normalise: bool) -> Params:
     return normalise_rows(update, clip) if normalise else update
 
 
+def unused_epochs(local_steps: int | None) -> Mapping[str, str]:
+    """`epochs` where steps are counted instead, as `Method.unused_fields`."""
+    return {} if local_steps is None else {"epochs": "Leave it out, or leave local_steps out."}
+
+
 def refuse_endless_norm(clip: float, normalise: bool) -> None:
     if normalise and math.isinf(clip):
         raise InputError("method.clip", clip, "updates cannot be scaled to it", "Give a finite clip.")
@@ -78,6 +83,12 @@ class LocalTraining:
     last_batch: LastBatch = "merge"
     """The remainder of an epoch that is smaller than a batch: "keep" trains on it as a batch, "drop" leaves it out,
     "merge" adds it to the previous batch if it is less than half of one."""
+
+    def unused_fields(self) -> Mapping[str, str]:
+        return unused_epochs(self.local_steps)
+
+    def unused_for(self, rounds: int) -> Mapping[str, str]:
+        return {"lr_schedule": "a schedule changes lr from round to round"} if rounds == 1 else {}
 
     def lr_at(self, at: At) -> float:
         return scheduled_lr(self.lr, self.lr_schedule, at.round, at.plan.rounds)

@@ -385,6 +385,10 @@ class Method(ABC, Generic[S, Down, Up]):
         """The fields without effect in this configuration of the method, with a remedy for each."""
         return {}
 
+    def unused_for(self, rounds: int) -> Mapping[str, str]:
+        """The fields without effect in a run of only so many rounds, with the reason for each."""
+        return {}
+
     def defences(self) -> tuple[str, ...]:
         """The names of the defences around a method, outermost first."""
         return ()

@@ -18,6 +18,7 @@ Deviations:
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import Field
@@ -58,6 +59,12 @@ class PSG(PrivateMatching, OneShot[SyntheticSet]):
     radius: Annotated[float, Field(gt=0)] = math.inf
     """Largest distance of a network from its initial parameters, at which its training ends."""
     clip: Clip = 0.1
+
+    def unused_fields(self) -> Mapping[str, str]:
+        unused = dict(super().unused_fields())
+        if self.model_updates == 0:
+            unused["radius"] = "Leave it out: with model_updates = 0 the networks stay where they are."
+        return unused
 
     def client_update(
         self, task: Task, at: At, down: Nothing, data: ClientData, state: State, rng: ClientStreams

@@ -10,7 +10,7 @@ Deviations: none. With momentum the divisor K * eta_l of option II would be wron
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as record
 from typing import Annotated
 
@@ -21,7 +21,7 @@ from fedveil.data.client_data import ClientData
 from fedveil.lazy_torch import torch
 from fedveil.messages import Message, Record
 from fedveil.methods.disclosure import Earlier, LocalSteps, TrainingStart, UploadReading
-from fedveil.methods.fields import STRICT, BatchSize, Epochs, LearningRate, LocalStepCount
+from fedveil.methods.fields import STRICT, BatchSize, Epochs, LearningRate, LocalStepCount, unused_epochs
 from fedveil.methods.method import At, Method, register, unprotected
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
@@ -65,6 +65,9 @@ class Scaffold(Method[Server, ModelAndControl, Changes]):
     "merge" adds it to the previous batch if it is less than half of one."""
     server_lr: Annotated[float, Field(gt=0)] = 1.0
     """Factor of the mean update at the server."""
+
+    def unused_fields(self) -> Mapping[str, str]:
+        return unused_epochs(self.local_steps)
 
     def init_server(self, params: Params, plan: Plan) -> Server:
         return Server(params, zeros_like(params))

@@ -72,6 +72,17 @@ class Smoothing:
             out[name] = t_tsvd(folded, threshold).reshape(leaf.shape)
         return out
 
+    def refuse_folding_nothing(self, params: Params) -> None:
+        """Refuse `biases = "fold"` if no chosen layer has a vector."""
+        chosen = self.smoothed_layers(params)
+        if self.biases == "fold" and all(leaf.dim() > 1 for name, leaf in params.items() if name in chosen):
+            raise InputError(
+                "method.biases",
+                self.biases,
+                "no smoothed layer of this model has a vector",
+                "Leave it out, or choose other layers.",
+            )
+
     def threshold(self, round: int, noise_std: float, slots: int, d: int, h: int) -> float:
         """`1 / (2 tau)` with `tau = lambda / theta^(t/I)`; in "auto" the noise's edge replaces `1 / (2 lambda)`."""
         try:

@@ -100,6 +100,9 @@ class SyntheticImages:
             return {}
         return {"classes_per_client": 'Leave it out, or set labels = "own".'}
 
+    def unused_for(self, rounds: int) -> Mapping[str, str]:
+        return {"reinit": "every client's images start once"} if rounds == 1 else {}
+
     def slots(self, classes: int) -> int:
         """The number of classes of a synthetic set, the same for every client, so that all sets have one shape."""
         if self.labels == "all":
@@ -253,6 +256,12 @@ class Matching(SyntheticImages):
     """The least step size of a schedule."""
     server_steps: Count = 100
     """Steps of the server on the synthetic images per round, at most."""
+
+    def unused_fields(self) -> Mapping[str, str]:
+        unused = dict(super().unused_fields())
+        if self.lr_schedule == "constant":
+            unused["lr_floor"] = "Leave it out, or choose a lr_schedule that falls."
+        return unused
 
     def image_steps(self, slots: int) -> int:
         inner = self.real_batches * (1 + self.image_updates) + self.model_updates

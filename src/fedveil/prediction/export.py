@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import io
 import json
+import logging
 import warnings
 from pathlib import Path
 from typing import Literal
@@ -78,6 +79,8 @@ def _torchscript(model: TrainedModel, description: str) -> bytes:
 
 def _onnx(model: TrainedModel, description: str) -> bytes:
     onnx = importlib.import_module("onnx")
+    # It warns that torchvision, which is not needed, is not there.
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(

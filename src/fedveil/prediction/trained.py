@@ -168,12 +168,33 @@ def load(result: str | Path, *, model: nn.Module | Callable[[], nn.Module] | Non
     """
     folder = Path(result)
     if model is not None:
+        folder = finished_run(folder)
         return _with_weights(model, ResultFolder(folder).read().model, folder)
     return load_trained(folder)
 
 
+def finished_run(folder: Path) -> Path:
+    """This run's folder, or that of the only finished run below, such as `results/NAME`.
+
+    Raises:
+        ResultError: There are several.
+    """
+    if (folder / "summary.json").exists():
+        return folder
+    below = sorted(path.parent for path in folder.rglob("summary.json"))
+    if len(below) > 1:
+        names = ", ".join(map(str, below[:5]))
+        raise ResultError(
+            f"{folder}: {len(below)} finished runs are below it. Name one, such as {names}.",
+            field="RESULT",
+            value=str(folder),
+        )
+    return below[0] if below else folder
+
+
 def load_trained(folder: Path, data_dir: Path | None = None) -> TrainedModel:
     """The model of a finished run with its preprocessing."""
+    folder = finished_run(folder)
     run = ResultFolder(folder).read()
     recipe = read_recipe(run.summary, folder)
     try:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import numpy
+
 from fedveil.lazy_modules import LazyModule
 
 
@@ -43,10 +45,13 @@ class Normal:
         return ndtri(probability) * self.scale
 
 
+_OF_NUMPY = ("numpy.f2py", "numpy.testing", "numpy.polynomial")
+"""SciPy's array namespace takes over every attribute of NumPy, and with it these parts, which nothing here reads."""
+
+
 def _stand_ins() -> dict[str, ModuleType]:
-    found: dict[str, ModuleType] = {
-        name: LazyModule(name) for name in ("scipy.optimize", "scipy.signal", "scipy.stats")
-    }
+    names = ("scipy.optimize", "scipy.signal", "scipy.stats", *_OF_NUMPY)
+    found: dict[str, ModuleType] = {name: LazyModule(name) for name in names}
     vars(found["scipy.stats"])["norm"] = Normal
     spec = importlib.util.find_spec("dp_accounting")
     if spec is not None:
@@ -55,7 +60,9 @@ def _stand_ins() -> dict[str, ModuleType]:
 
 
 _found = _stand_ins()
+_parts = {name.rpartition(".")[2]: _found[name] for name in _OF_NUMPY if name in _found}
 sys.modules.update(_found)
+vars(numpy).update(_parts)
 try:
     from dp_accounting import rdp
     from dp_accounting.dp_event import GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent
@@ -67,6 +74,9 @@ finally:
     for _name, _module in _found.items():
         if sys.modules.get(_name) is _module:
             del sys.modules[_name]
+    for _name, _module in _parts.items():
+        if vars(numpy).get(_name) is _module:
+            delattr(numpy, _name)
 
 __all__ = [
     "GaussianDpEvent",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from fedveil.data.notes import STOPPING_NOTE
 from fedveil.privacy.accounting import Guarantee
 from fedveil.privacy.meaning import (
     NEARLY_CERTAIN,
@@ -102,7 +103,8 @@ class PrivacyStatement:
                 lines += [*_against(adversary, rows, self.releases, self.plan), ""]
         if self.notes:
             lines += [*_prepared(self), ""]
-        lines += _not_covered(self.proven, self.plan, has_notes=bool(self.notes))
+        prepared = any(note != STOPPING_NOTE for note in self.notes)
+        lines += _not_covered(self.proven, self.plan, has_notes=prepared)
         lines.append(_audited(self.audit))
         return "\n".join(lines)
 

@@ -66,9 +66,7 @@ def _cell(spread: Spread, interval: tuple[float, float] | None) -> Cell:
     told = _shown(spread.mean)
     if spread.deviation is not None:
         told += f" ± {spread.deviation:.2g}"
-    if (
-        interval is not None and interval[0] <= spread.mean <= interval[1]
-    ):  # a bootstrap of a biased score misses it
+    if interval is not None:
         told += f" <small>({_shown(interval[0])} to {_shown(interval[1])})</small>"
     return told, spread.mean
 

@@ -231,7 +231,8 @@ class ResultFolder:
         """The finished run in this folder."""
         if not self.finished:
             raise ResultError(
-                f"{self.path} holds no finished run: summary.json is missing. Run it again to finish it.",
+                f"{self.path} holds no finished run: summary.json is missing. Run it again to finish it, or give "
+                "another folder: `fedveil list results` names them.",
                 field="summary.json",
             )
         try:

@@ -6,11 +6,12 @@ import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fedveil.data.client_data import digest_of
+from fedveil.data.notes import STOPPING_NOTE
 from fedveil.engines.engine import Engine
 from fedveil.errors import NobodyAnsweredError
 from fedveil.evaluation.accuracy import (
@@ -83,6 +84,8 @@ def open_session(
     test, public = check_test(task, data.test), check_test(task, data.public)
     if options.early_stopping is not None:
         check_stopping(task, options.early_stopping, public)
+        notes = (*options.privacy.notes, STOPPING_NOTE)
+        options = replace(options, privacy=replace(options.privacy, notes=notes))
     server = first_server(task, method, plan, options.seed)
     folder = None if options.results is None else ResultFolder(options.results)
     if folder is not None:

@@ -46,6 +46,47 @@ def test_intervals_hold_the_true_value_about_95_times_in_100() -> None:
     assert 180 <= hits <= 199
 
 
+def calibrated(rng: np.random.Generator, count: int, off: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs for two classes, of which the first is predicted with probability p and true with p - off."""
+    p = rng.uniform(0.6, 0.9, count)
+    y = torch.from_numpy((rng.random(count) >= p - off).astype(np.int64))
+    return torch.log(torch.from_numpy(np.stack([p, 1 - p], axis=1))), y
+
+
+@pytest.mark.parametrize("count", [10, 40, 300])
+@pytest.mark.parametrize("off", [0.0, 0.03, 0.3])
+def test_the_interval_of_the_calibration_error_holds_the_error(
+    rng: np.random.Generator, count: int, off: float
+) -> None:
+    """Its own value always, and the true one, which is `off`, in at least 90 of 100 samples; 80 of ten examples."""
+    covered = 0
+    for _ in range(100):
+        found = metrics_of(cross_entropy, *calibrated(rng, count, off), 2)["calibration_error"]
+        assert 0 <= found["low"] <= found["value"] <= found["high"] <= 1
+        covered += found["low"] <= off <= found["high"]
+    assert covered >= (90 if count >= 40 else 80)
+
+
+def test_intervals_of_many_examples_are_as_wide_as_their_number_says(rng: np.random.Generator) -> None:
+    """More than are resampled: four times the examples halve the intervals."""
+    widths = []
+    for count in (15_000, 60_000):
+        found = metrics_of(cross_entropy, *calibrated(rng, count, 0.1), 2)
+        widths.append(
+            {name: found[name]["high"] - found[name]["low"] for name in ("auc", "calibration_error")}
+        )
+    for name, width in widths[0].items():
+        assert widths[1][name] == pytest.approx(width / 2, rel=0.35), name
+    numbers = []
+    for count in (2000, 32_000):
+        y = torch.from_numpy(rng.normal(size=count))
+        outputs = (y + torch.from_numpy(rng.normal(size=count))).unsqueeze(-1)
+        rmse = metrics_of(Squared(1.0), outputs, y, 1)["rmse"]
+        assert rmse["low"] <= rmse["value"] <= rmse["high"]
+        numbers.append(rmse["high"] - rmse["low"])
+    assert numbers[1] == pytest.approx(numbers[0] / 4, rel=0.35)
+
+
 def test_the_auc_of_one_class_is_reported_as_undefined() -> None:
     found = metrics_of(cross_entropy, torch.randn(10, 2), torch.ones(10, dtype=torch.int64), 2)
     assert found["auc"] == {"value": None, "why": ONE_CLASS}

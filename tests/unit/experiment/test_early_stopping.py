@@ -10,9 +10,12 @@ import pytest
 import torch
 
 import fedveil
+from fedveil.data.dataset import Dataset, Examples
+from fedveil.data.notes import STOPPING_NOTE
 from fedveil.data.registry import load_dataset
 from fedveil.errors import InputError
 from fedveil.experiment.config import Config, build_method, make_config
+from fedveil.experiment.early_stopping import shared_records
 from fedveil.experiment.run import run_seed
 from fedveil.privacy.ledger import Ledger
 from fedveil.session.loop import Callback, RoundEnd
@@ -133,20 +136,72 @@ def test_what_cannot_stop_a_run_is_refused(stop: dict[str, Any], field: str, tab
     assert refused.value.field == field
 
 
-def test_a_public_data_set_by_name(tmp_path: Path) -> None:
+def test_a_public_data_set_by_name(tables: Path) -> None:
+    options = {"path": str(tables / "public.csv"), "label": "ill", "user": "other"}
+    made = config(tables, {"public": None, "dataset": "table", "data_options": options}, rounds=3)
+    assert "public_accuracy" in run(made, tables).history[0]
+
+
+def test_another_draw_of_the_data_set_shares_records(tmp_path: Path) -> None:
     made = make_config(
         {
             "task": {"dataset": "digits", "model": "logistic", "data_options": {"max_train": 200}},
             "partition": {"clients": 4},
             "method": METHOD,
-            "run": {
-                "rounds": 30,
-                "early_stopping": {"dataset": "digits", "data_options": {"seed": 5}, "patience": 1},
-            },
+            "run": {"early_stopping": {"dataset": "digits", "data_options": {"seed": 5}}},
         }
     )
-    found = run(made, tmp_path)
-    assert "public_loss" in found.history[0]
+    require_refused(made, "run.early_stopping.dataset", tmp_path)
+
+
+@pytest.mark.parametrize("copied", [1, 30, 300])
+def test_a_copy_of_private_rows_beside_other_rows_is_refused(copied: int, tables: Path) -> None:
+    private, public = ((tables / f"{name}.csv").read_text().splitlines() for name in ("private", "public"))
+    rows = [*private[1 : 1 + copied], *public[1:]]
+    relabelled = [row.replace("yes", "no") if k % 2 else row for k, row in enumerate(rows)]
+    (tables / "mixed.csv").write_text("\n".join([private[0], *relabelled]) + "\n")
+    require_refused(
+        config(tables, {"public": str(tables / "mixed.csv")}), "run.early_stopping.public", tables
+    )
+
+
+def examples(rows: list[tuple[int, ...]]) -> Examples:
+    return Examples(torch.tensor(rows, dtype=torch.float32), torch.zeros(len(rows), dtype=torch.int64))
+
+
+def of_categories(count: int, columns: int, seed: int) -> list[tuple[int, ...]]:
+    found = np.random.default_rng(seed).integers(0, 2, (count, columns))
+    return [tuple(row) for row in found.tolist()]
+
+
+def dataset(rows: list[tuple[int, ...]]) -> Dataset:
+    return Dataset("t", examples(rows[:-50]), examples(rows[-50:]), ("no", "yes"), (0.0,), (1.0,))
+
+
+@pytest.mark.parametrize("columns", [3, 6, 9, 12])
+def test_coincidences_of_few_categories_are_accepted(columns: int) -> None:
+    private = dataset(of_categories(450, columns, 1))
+    assert all(
+        shared_records(examples(of_categories(100, columns, 10 + k)), private) is None for k in range(20)
+    )
+
+
+@pytest.mark.parametrize("columns", [9, 12])
+def test_more_than_coincidences_are_refused(columns: int) -> None:
+    rows = of_categories(450, columns, 1)
+    mixed = [*rows[:80], *of_categories(20, columns, 2)]
+    assert shared_records(examples(mixed), dataset(rows)) is not None
+
+
+def test_all_records_in_another_order_are_refused_whatever_they_are() -> None:
+    rows = of_categories(450, 3, 1)
+    assert shared_records(examples(rows[:-50][::-1]), dataset(rows)) is not None
+
+
+def test_the_statement_says_who_declares_the_examples_public(tables: Path) -> None:
+    found = run(config(tables, rounds=2), tables)
+    assert STOPPING_NOTE in found.summary["privacy"]["data"]
+    assert STOPPING_NOTE in found.summary["privacy_in_words"].replace("\n", " ")
 
 
 def test_python_takes_public_examples_too() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -24,7 +26,7 @@ from fedveil.experiment.prepare import load_examples, prepare
 from fedveil.experiment.run import run_seed
 from fedveil.features import normalise
 from fedveil.prediction.export import DESCRIPTION, export
-from fedveil.prediction.trained import TrainedModel, load_trained
+from fedveil.prediction.trained import TrainedModel, finished_run, load_trained
 
 HEADER = ["hospital", "age", "pressure", "smoker", "ill"]
 
@@ -173,6 +175,17 @@ def test_torchscript_answers_as_the_model_does(trained: tuple[Path, Path], tmp_p
     assert json.loads(held[DESCRIPTION])["classes"] == ["sick", "well"]
 
 
+def test_the_only_run_below_a_folder_is_found(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = trained[1]
+    assert finished_run(folder) == finished_run(folder.parent.parent) == folder
+    for name in ("one", "two"):
+        shutil.copytree(folder, tmp_path / "results" / name / "seed-0")
+    with pytest.raises(ResultError) as refused:
+        load_trained(tmp_path / "results")
+    assert refused.value.field == "RESULT"
+    assert finished_run(tmp_path / "nowhere") == tmp_path / "nowhere"
+
+
 def test_pytorch_weights_load_without_pickled_code(trained: tuple[Path, Path], tmp_path: Path) -> None:
     model = load_trained(trained[1])
     export(model, "pytorch", tmp_path / "model.pt")
@@ -220,8 +233,18 @@ def test_images_are_given_by_their_brightness(tmp_path: Path) -> None:
         model.predict(tmp_path / "new.npz")
 
 
-@pytest.fixture
-def scattered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Config, Path]]:
+SCATTERED: list[dict[str, Any]] = [
+    {},
+    {"square_root": True, "mirror": True, "centring": "place", "synthetic": "glyphs"},
+    {"square_root": True, "centring": "place", "synthetic": "scenes", "whitening": 1.0, "pooling": 2},
+    {"mirror": True, "synthetic": "leaves"},
+]
+
+
+@pytest.fixture(params=SCATTERED, ids=lambda options: "-".join(options) or "plain")
+def scattered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[tuple[Config, Path]]:
     """A model of scattering features, and its configuration."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(normalise, "COUNT", 64)
@@ -231,7 +254,7 @@ def scattered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple
             "task": {
                 "data_options": {"max_train": 100, "max_test": 20},
                 "features": "scattering",
-                "feature_options": {"depth": 1, "angles": 4},
+                "feature_options": {"depth": 1, "angles": 4} | request.param,
                 "model": "logistic",
             },
             "partition": {"clients": 2},
@@ -257,6 +280,45 @@ def test_the_feature_map_is_part_of_the_model(scattered: tuple[Config, Path], tm
     assert torch.allclose(model.preprocess(brightness), dataset.test.x, atol=2e-3)  # kept in half precision
     export(model, "torchscript", tmp_path / "model.pt")
     assert torch.allclose(torch.jit.load(tmp_path / "model.pt")(brightness), model(brightness), atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("options", SCATTERED, ids=lambda options: "-".join(options) or "plain")
+def test_exports_of_features_of_colour_images_agree(options: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    pictures, rng = tmp_path / "pictures", np.random.default_rng(0)
+    for number in range(40):
+        place = pictures / f"class-{number % 3}"
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 256, (12, 12, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(place / f"{number}.png")
+    made = make_config(
+        {
+            "task": {
+                "dataset": "image-folder",
+                "data_options": {"path": str(pictures)},
+                "features": "scattering",
+                "feature_options": {"depth": 1, "angles": 2} | options,
+                "model": "logistic",
+            },
+            "partition": {"clients": 2},
+            "method": {"name": "fedavg", "lr": 5.0},
+            "run": {"rounds": 3},
+        }
+    )
+    result = run_seed(made, 0, experiment="colours", results=tmp_path)
+    assert result.folder is not None
+    model = load_trained(result.folder)
+    brightness = torch.from_numpy(rng.random((7, 3, 12, 12))).float()
+    loaded = model(brightness)
+    assert float((loaded - loaded.mean(0)).abs().max()) > 1e-4  # it answers by what it is shown
+    export(model, "torchscript", tmp_path / "model.pt")
+    export(model, "onnx", tmp_path / "model.onnx")
+    session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    (answered,) = session.run(["probabilities"], {"input": brightness.numpy()})
+    assert np.allclose(answered, loaded.numpy(), atol=1e-5)
+    assert torch.allclose(torch.jit.load(tmp_path / "model.pt")(brightness), loaded, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

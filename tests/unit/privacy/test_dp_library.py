@@ -69,3 +69,15 @@ def test_a_cohorts_sizes_have_the_probabilities_of_scipy() -> None:
             assert abs(chance - expected) <= 1e-11 * expected + 1e-300
         assert abs(sum(chance for _, chance in sizes) - 1) < 1e-12
         assert binom.sf(sizes[-1][0] - present, others, plan.rate) <= 1e-20
+
+
+def test_the_parts_of_numpy_are_left_out_and_there_when_asked_for() -> None:
+    code = """
+import sys
+import numpy, fedveil.privacy.dp_library
+parts = ("f2py", "testing", "polynomial")
+held = [part for part in parts if type(sys.modules.get("numpy." + part)).__name__ == "LazyModule"]
+numpy.testing.assert_array_equal(numpy.polynomial.Polynomial([1, 2])(3), 7)
+print(held, type(numpy.f2py).__name__, numpy.testing.__spec__ is not None)
+"""
+    assert _prints(code) == "[] module True"
