@@ -36,12 +36,17 @@ _DIGITS = Context(prec=400)  # none of a long number is rounded away
 
 @functools.lru_cache(maxsize=1 << 16)
 def same_person(cell: str) -> str:
-    """One text for all spellings of a person: blanks, capitals, width, and digits that do not change a number.
+    """One text for all spellings of a person.
 
+    They differ in blanks, capitals, width, dashes, invisible characters, or digits that do not change a number.
     Two persons who are taken for one are protected together, which only costs rows. One who is taken for two would not
     be protected.
     """
-    text = " ".join(unicodedata.normalize("NFKC", cell).casefold().split())
+    whole = unicodedata.normalize("NFKC", cell).casefold()
+    if not whole.isascii():
+        kinds = ((mark, unicodedata.category(mark)) for mark in whole)
+        whole = "".join("-" if kind == "Pd" else mark for mark, kind in kinds if kind != "Cf")
+    text = " ".join(whole.split())
     try:
         number = Decimal(text.replace(",", "."))
         return str(number.normalize(_DIGITS)) if number.is_finite() else text
@@ -58,15 +63,21 @@ def people_of(table: RawTable, person: str) -> npt.NDArray[np.int64]:
 
 
 def limit_rows(table: RawTable, person: str, most: int, seed: int) -> RawTable:
-    """At most `most` rows of each person, drawn with the seed, in the order of the table."""
+    """At most `most` rows of each person, drawn with the seed, in the order of the table.
+
+    Guarantees: which rows of a person are kept depends on no other person's rows
+    (`test_another_person_changes_none_of_the_rows_that_are_kept`).
+    """
     people = people_of(table, person)
-    order = named_stream(seed, "rows per person").permutation(len(people))
-    shuffled = people[order]
-    grouped = np.argsort(shuffled, kind="stable")
-    sizes = np.bincount(people)
-    starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
-    kept = order[grouped[np.arange(len(people)) - starts < most]]
-    return table.take(np.sort(kept))
+    order = np.argsort(people, kind="stable")
+    cells = table.texts(person, "person")
+    kept: list[npt.NDArray[np.int64]] = []
+    for rows in np.split(order, np.cumsum(np.bincount(people))[:-1]):
+        if len(rows) > most:
+            stream = named_stream(seed, "rows per person", same_person(cells[rows[0]]))
+            rows = rows[stream.permutation(len(rows))[:most]]
+        kept.append(rows)
+    return table.take(np.sort(np.concatenate(kept)))
 
 
 def split_by_person(

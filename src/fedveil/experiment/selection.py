@@ -1,9 +1,9 @@
 """Private selection between the configurations of a comparison: only the best trial is written.
 
 Sequence: everything is checked; the whole selection is charged to the ledger; the number of trials is drawn; trials
-run in memory, one after another, each on a candidate drawn with replacement and with noise from a seed that is drawn
-from the system's entropy and never written; the best is written to a results folder. An interrupted selection stays
-charged, and starting it again draws and charges again. A finished one is loaded.
+run in memory, one after another, each on a candidate drawn with replacement and with noise from the system's entropy;
+the best is written to a results folder. An interrupted selection stays charged, and starting it again draws and
+charges again. A finished one is loaded.
 """
 
 from __future__ import annotations
@@ -273,7 +273,8 @@ def _best_trial(selection: Selection) -> tuple[Config, Prepared, Result, float] 
 
 def _trial(selection: Selection, config: Config, prepared: Prepared) -> Result:
     options = RunOptions(
-        seed=secrets.randbelow(LARGEST_SEED),  # a secret seed of its noise, independent of other trials
+        seed=secrets.randbelow(LARGEST_SEED),  # of its first model; noise comes from the system's entropy
+        noise_source="entropy",
         privacy=PrivacySettings(config.privacy.delta),
         evaluate_every=config.run.evaluate_every,
         min_clients=config.run.min_clients,
@@ -304,11 +305,20 @@ def _write(
     proven: tuple[Guarantee, ...],
 ) -> None:
     config, prepared, result, score = winner
-    statement = PrivacyStatement("none", proven, None, (selection.release,), prepared.plan)
+    data = prepared.dataset
+    statement = PrivacyStatement(
+        "none",
+        proven,
+        None,
+        (selection.release,),
+        prepared.plan,
+        notes=data.notes,
+        rows_per_person=data.rows_per_person,
+    )
     told = selection.settings.to_json() | {"candidates": len(selection.candidates)}
     summary = result.summary | facts_of(config, selection.experiment, prepared)
     summary |= {
-        "seed": selection.seed,  # the partition's seed; that of the noise is not stored
+        "seed": selection.seed,  # the partition's seed; that of the trial is not stored
         "accuracy": score,
         "privacy": statement.to_json() | {"selection": told},
         "privacy_in_words": f"{statement.in_words()}\n{_in_words(selection)}",

@@ -77,7 +77,12 @@ def standardised(
     assert dataset.schema is not None
     columns = [k for k, column in enumerate(dataset.schema.columns) if column.bounds is not None]
     results, path = ResultFolder(folder), folder / STATISTICS
+    method, plan, settings = guard_of
+    ledger = settings.ledger or folder / "ledger.jsonl"
     if path.exists():
+        if not results.finished:  # its statement is made from the ledger
+            guard = PrivacyGuard(method, plan, settings, results.run(), ledger, noise=source)
+            guard.require_charged(0)
         return rescaled(dataset, _read(dataset.schema, path))
     if results.finished:
         raise ResultError(
@@ -85,9 +90,7 @@ def standardised(
         )
     bounds = tuple(dataset.schema.columns[k].bounds or (0.0, 1.0) for k in columns)
     moments = BoundedMoments(bounds, noise, dataset.schema.missing in ("median", "category"))
-    method, plan, settings = guard_of
     with results.held():
-        ledger = settings.ledger or folder / "ledger.jsonl"
         guard = PrivacyGuard(method, plan, settings, results.begin(), ledger, noise=source)
         guard.charge_start()
         streams = ClientStreams(seed, 0, tuple(range(len(parts))), noise_source=source).noise("statistics")

@@ -198,7 +198,10 @@ def dataset_as_features(made: FeatureMap, dataset: Dataset, cache: Path) -> Data
     )
     size = train.x.shape[1]
     facts = FeatureFacts(made.name, made.options(), dataset.input_shape, made.note)
-    return replace(dataset, train=train, test=test, mean=(0.0,) * size, std=(1.0,) * size, features=facts)
+    notes = dataset.notes if made.note is None else (*dataset.notes, made.note)
+    return replace(
+        dataset, train=train, test=test, mean=(0.0,) * size, std=(1.0,) * size, features=facts, notes=notes
+    )
 
 
 def as_features(dataset: Dataset, name: str, **options: Any) -> Dataset:

@@ -176,7 +176,7 @@ def account_rounds(
     if not 0 < delta < 1:
         raise InputError("delta", delta, "is not a probability", "Use a number in (0, 1), such as 1e-5.")
     if pairs is None:
-        pairs = _pairs([release for round_ in rounds for release in round_.releases])
+        pairs = named_pairs(rounds)
     return tuple(_guarantee(rounds, delta, unit, adversary, accountant) for unit, adversary in pairs)
 
 
@@ -235,6 +235,11 @@ def _pairs(releases: Iterable[Release]) -> list[tuple[Unit, Adversary]]:
     priced = {r.unit for r in listed if not isinstance(r.protection, (Unprotected, PostProcessing))}
     units = priced or {r.unit for r in listed}
     return [(unit, adversary) for unit in UNITS if unit in units for adversary in ADVERSARIES]
+
+
+def named_pairs(rounds: Rounds) -> list[tuple[Unit, Adversary]]:
+    """The rows that a statement about these rounds has."""
+    return _pairs(release for round_ in rounds for release in round_.releases)
 
 
 def _sampler_words(rounds: Iterable[Round], releases: Sequence[Release], unit: Unit) -> str:

@@ -54,6 +54,11 @@ def exposes_one(delta: float, units: int) -> bool:
     return delta * units >= 1
 
 
+def fewest_records(clients: int, smallest: int, largest: int) -> int:
+    """The least number of records of so many clients, of which one has `largest` and none fewer than `smallest`."""
+    return (clients - 1) * smallest + max(smallest, largest)
+
+
 NEARLY_CERTAIN = 0.99999  # a bound on a right guess above it excludes nothing
 
 

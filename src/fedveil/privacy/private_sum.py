@@ -26,6 +26,8 @@ _SUMMED = 4
 _HELD = 2.0**21
 """The number of grid steps that float32 can represent beside a model: product, sum and `lr` are each rounded once, an
 error below 3 / 8 of the step."""
+_EXACT_ROWS = 2**15
+"""So many clipped updates without noise may be summed in float64 (docs/noise.md)."""
 _FAR = 16
 """A draw exceeds so many standard deviations with probability below 2^-180."""
 
@@ -60,6 +62,13 @@ class CohortNoise:
     def upload(self, cohort: int = 0) -> SumMechanism:
         """The mechanism that each client applies to its update."""
         if self.scope == "central":
+            if self.multiplier and self.sharers(cohort) > _EXACT_ROWS:
+                raise InputError(
+                    "run.cohort",
+                    self.sharers(cohort),
+                    "rounding errors of a sum of so many updates would not be covered by the guarantee",
+                    f'Use at most {_EXACT_ROWS} clients in a round, or noise_scope = "local".',
+                )
             return Unnoised(self.clip, 'the server adds the noise (noise_scope = "central")')
         upload = gaussian(self.clip, self._share(cohort), _SUMMED)
         if upload.step and not _fits(upload, 0.0):

@@ -12,6 +12,7 @@ from fedveil.privacy.accounting import Guarantee
 from fedveil.privacy.meaning import (
     NEARLY_CERTAIN,
     exposes_one,
+    fewest_records,
     grade,
     guess_accuracy,
     plain,
@@ -188,7 +189,9 @@ def odds_in_words(adversary: str, unit: str, adjacency: str, epsilon: float, del
 
 
 def _meaning(row: Guarantee, epsilon: float, plan: Plan | None) -> str:
-    units = 1 if plan is None else plan.clients * (1 if row.unit == "client" else plan.records_per_client)
+    units = 1 if plan is None else plan.clients
+    if plan is not None and row.unit == "record":
+        units = fewest_records(plan.clients, plan.records_per_client, plan.largest_client)
     said = grade(epsilon, row.delta, units).word
     if epsilon <= 10 and exposes_one(row.delta, units):
         return (
@@ -210,6 +213,10 @@ def _not_covered(rows: Sequence[Guarantee], plan: Plan | None, *, has_notes: boo
         lines.append(
             "  How many records each client holds counts as public, and so do the classes that the labels of "
             "synthetic images name."
+        )
+        lines.append(
+            "  Which client holds a record, and whether it is used for training, counts as settled beforehand: a "
+            "random split that comes out differently for the others without this record is not covered."
         )
     if "client" in units and any(row.adjacency == "zero-out" for row in rows):
         lines.append(

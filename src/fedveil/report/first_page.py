@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from fedveil.privacy.meaning import SCALE, grade, guess_accuracy, rounded_up
@@ -85,7 +85,7 @@ def _outline(setting: Setting, *, public: bool) -> str:
     facts = [
         ("trained", f"{run.model or 'a model'} by {setting.name}, {run.rounds} rounds"),
         ("stopped", "; ".join(dict.fromkeys(f"{r.stopped}" for r in setting.runs if r.stopped))),
-        ("aggregation", _AGGREGATION[_secure(run)]),
+        ("aggregation", _AGGREGATION[_secure(run)] + _coalition(run)),
         ("on", _whose(run, public=public)),
         ("computed", _DEPLOYED if run.deployed else ""),
         ("participation", drawn),
@@ -132,6 +132,16 @@ def _measured(setting: Setting) -> str:
 
 def _secure(run: Run) -> bool:
     return "secure" in run.method.split("+")
+
+
+def _coalition(run: Run) -> str:
+    """The numbers of the configuration that the guarantee of a secure sum depends on."""
+    section = run.config.get("aggregation")
+    if not _secure(run) or not isinstance(section, Mapping):
+        return ""
+    threshold, colluders = section.get("threshold"), section.get("colluders")
+    told = f"; nothing if fewer than {threshold} answer" if threshold is not None else ""
+    return told + (f"; at most {colluders} may collude with it" if colluders is not None else "")
 
 
 def _whose(run: Run, *, public: bool) -> str:
@@ -279,9 +289,12 @@ def _duties(setting: Setting) -> list[str]:
     if proven:
         duties.append("Keep the ledger: every further run on the same data must be charged to it.")
         if setting.first.deployed:
+            drawn = setting.first.plan.get("sampler") != "all"
             duties.append(
                 "Ask the nodes' operators: each node charged this run to its own ledger, against its own limits "
-                "(fedveil deploy status NODE). Where cohorts are drawn, that is more than this page says."
+                "(fedveil deploy status NODE)."
+                + " That is more than this page says, since cohorts were drawn."
+                * drawn
             )
         duties += [
             "Trust the clients to follow the protocol: one that adds no noise weakens noise that clients share.",

@@ -15,6 +15,7 @@ from typing import Any
 from fedveil.errors import InputError, ResultError
 from fedveil.methods.method import current_numerics
 from fedveil.numerics import NUMERICS, numerics_of
+from fedveil.privacy.meaning import fewest_records
 from fedveil.report.attack_files import Attack, Picture, read_attacks, read_pictures
 from fedveil.report.files import (
     Fields,
@@ -371,7 +372,8 @@ def _measured(told: Fields) -> dict[str, Any]:
 
 def _proofs(privacy: Fields, plan: Mapping[str, Any]) -> tuple[Proof, ...]:
     clients = _whole(plan.get("clients")) or 1
-    records = clients * (_whole(plan.get("smallest_client")) or 1)
+    smallest, largest = (_whole(plan.get(key)) or 1 for key in ("smallest_client", "largest_client"))
+    records = fewest_records(clients, smallest, largest)
     rows = []
     for row in privacy.items("proven"):
         if not isinstance(row, Mapping) or not row.get("adversary"):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, get_args
 
 from fedveil.data.client_data import (
     Array,
     ArrayClients,
+    ClientData,
     Clients,
     client_ids,
     first_not_finite,
@@ -60,22 +62,38 @@ def check_apart(task: Task, method: AnyMethod, plan: Plan, clients: Clients) -> 
             "without intervals the (Cox) loss compares records, so one record's influence cannot be bounded",
             "Give the ends of the intervals, such as [30, 90, 365]: hazards are a loss of single records.",
         )
-    data = clients.load([_largest(clients)])
-    x, y = data.x[:, :1].to(task.device), data.y[:, :1].to(task.device)
-    other = 1 - x if x.is_floating_point() else torch.zeros_like(x)
-    w = with_axis(task.init(0))
-    with torch.no_grad():
-        alike, beside = (
-            task.losses(w, Batch(torch.cat([x, second], 1), torch.cat([y, y], 1)))[0, 0]
-            for second in (x, other)
-        )
-    if not torch.allclose(alike, beside, rtol=1e-3, atol=1e-5, equal_nan=True):
+    if not _is_apart(task, clients.load([_largest(clients)])):
         raise InputError(
             "model",
             type(task.module).__name__,
             "an example's loss depends on the others of its batch, so one record's influence cannot be bounded",
             "Normalise within an example (torch.nn.GroupNorm), or use a method that protects whole clients.",
         )
+
+
+def _is_apart(task: Task, data: ClientData) -> bool:
+    """Whether an artificial example has the same scores and loss alone, beside itself and beside another one."""
+    y, shape = data.y[:, :1].to(task.device), data.x.shape[2:]
+    if data.x.is_floating_point():
+        x = torch.linspace(0, 1, math.prod(shape)).reshape(1, 1, *shape).to(task.device, data.x.dtype)
+        other = 2 - x
+    else:
+        x = torch.ones_like(data.x[:, :1]).to(task.device)
+        other = torch.zeros_like(x)
+    w = with_axis(task.init(0))
+    with torch.no_grad():
+        classes = task.outputs(w, x).shape[-1]
+        label = y + 1 if y.is_floating_point() else (y + 1) % classes
+        batches = [
+            Batch(x, y),
+            Batch(torch.cat([x, x], 1), torch.cat([y, y], 1)),
+            Batch(torch.cat([x, other], 1), torch.cat([y, label], 1)),
+        ]
+        alone, *beside = (
+            torch.cat([task.outputs(w, b.x)[0, 0].flatten(), task.losses(w, b)[0, 0].reshape(1)])
+            for b in batches
+        )
+    return all(torch.allclose(alone, seen, rtol=1e-3, atol=1e-5, equal_nan=True) for seen in beside)
 
 
 def _largest(clients: Clients) -> int:

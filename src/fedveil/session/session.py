@@ -158,7 +158,11 @@ class Session:
         return digest
 
     def start(self, folder: ResultFolder, digest: str | None) -> Start:
-        """Start in the folder, or resume from its newest checkpoint if all its rounds are on the ledger."""
+        """Start in the folder, or resume from its newest checkpoint if all its rounds are on the ledger.
+
+        Rounds after the checkpoint are releases too where they are repeated with fresh noise.
+        """
+        before = 0 if self.options.replay_safe else len(folder.rounds())
         checkpoint = folder.start(
             self.options.config or self.identity,
             self.identity,
@@ -168,8 +172,8 @@ class Session:
             digest,
             replay_safe=self.options.replay_safe,
         )
-        if checkpoint is not None:
-            self.guard.require_charged(checkpoint.round)
+        if (done := max(before, 0 if checkpoint is None else checkpoint.round)) > 0:
+            self.guard.require_charged(done)
         return Start(checkpoint, folder.rounds())
 
     def train(self, engine: Engine, start: Start, callbacks: Sequence[Callback]) -> Outcome:

@@ -19,9 +19,9 @@ from typing import Any
 
 from fedveil.atomic_files import write_atomically
 from fedveil.errors import InputError, LedgerError
-from fedveil.privacy.accounting import Rounds, account_rounds
+from fedveil.privacy.accounting import Rounds, account_rounds, named_pairs
 from fedveil.privacy.ledger import Entry, Ledger
-from fedveil.privacy.meaning import grade, guess_accuracy
+from fedveil.privacy.meaning import fewest_records, grade, guess_accuracy
 from fedveil.session.model_file import MODEL
 
 STATEMENT = "statement.json"
@@ -74,7 +74,8 @@ def summary_bytes(summary: Mapping[str, Any]) -> bytes:
 def _described(summary: Mapping[str, Any]) -> dict[str, Any]:
     """The part of the statement that is computed from the summary."""
     privacy, plan = summary["privacy"], summary["plan"]
-    units = {"client": plan["clients"], "record": plan["clients"] * plan["smallest_client"]}
+    records = fewest_records(plan["clients"], plan["smallest_client"], plan["largest_client"])
+    units = {"client": plan["clients"], "record": records}
     rows = []
     for told in privacy["proven"]:
         row = {key: told[key] for key in _ROW if key in told}
@@ -254,6 +255,11 @@ def _ledger_checks(folder: Path, stated: Mapping[str, Any], given: Path | None) 
     rounds = ledger.rounds(run)
     for row in stated["proven"]:
         yield _row_check(row, rounds)
+    told = {(row["unit"], row["adversary"]) for row in stated["proven"]}
+    hidden = [pair for pair in named_pairs(rounds) if pair not in told] if stated["rounds"] else []
+    if hidden:
+        rows = ", ".join(f"{unit} against {adversary}" for unit, adversary in hidden)
+        yield Check("rows", False, f"the ledger has releases about {rows}, of which nothing is stated")
 
 
 def _row_check(row: Mapping[str, Any], rounds: Rounds) -> Check:

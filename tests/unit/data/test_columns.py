@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -225,6 +226,18 @@ def test_no_person_has_more_rows_than_allowed_in_any_file(people: list[str], mos
     assert len(set(kept.texts("row", "row"))) == len(kept)
 
 
+def test_another_person_changes_none_of_the_rows_that_are_kept() -> None:
+    people = ["a", "b", "c", "a", "b", "c", "b", "a", "c", "b", "c", "d"] * 5
+    rows = {"who": pa.array(people), "row": pa.array(list(map(str, range(len(people)))))}
+    table = RawTable(Path("t.csv"), rows)
+    without = table.take(np.flatnonzero(np.array(people) != "a"))
+    kept = limit_rows(table, "who", 2, 0)
+    others = [
+        row for who, row in zip(kept.texts("who", "w"), kept.texts("row", "r"), strict=True) if who != "a"
+    ]
+    assert others == list(limit_rows(without, "who", 2, 0).texts("row", "r"))
+
+
 @pytest.mark.parametrize("column", ["mrn", "name"])
 def test_a_schema_to_be_sent_holds_no_value_of_an_identifier(tmp_path: Path, column: str) -> None:
     path = tmp_path / "t.csv"
@@ -273,6 +286,20 @@ def test_no_spelling_gives_a_person_more_rows(tmp_path: Path) -> None:
     table = read_table(path)
     assert len(set(people_of(table, "who").tolist())) == 32
     assert len(limit_rows(table, "who", 2, 0)) == 2 + 2 + 30
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("P-1", "P\u20101"),
+        ("P-1", "P\u20131"),
+        ("anna", "an\u200bna"),
+        ("anna", "\ufeffanna"),
+        ("12", "1\u00ad2"),
+    ],
+)
+def test_marks_that_look_alike_or_not_at_all_make_no_second_person(one: str, other: str) -> None:
+    assert same_person(one) == same_person(other)
 
 
 @pytest.mark.parametrize(

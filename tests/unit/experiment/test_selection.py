@@ -239,3 +239,44 @@ def test_all_runs_of_a_comparison_compose(tmp_path: Path) -> None:
         assert row.epsilon > alone["epsilon"]
         assert f"epsilon {show(row.epsilon)} for a {row.unit} against" in together.in_words()
     assert compositions(folders[:1]) == []
+
+
+def test_who_knows_the_seed_of_a_trial_cannot_remove_its_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _draws(monkeypatch, 1)
+    monkeypatch.setattr("fedveil.experiment.selection.secrets.randbelow", lambda _: 7)
+    models = []
+    for name in ("a", "b"):
+        folder = run_selection(_plan(tmp_path, grid=["method.clip=0.5"]), tmp_path / name)
+        assert folder is not None
+        models.append(ResultFolder(folder).read().model)
+    assert all(bool((leaf != models[1][name]).any()) for name, leaf in models[0].items())
+
+
+def test_the_statement_of_a_selection_says_how_the_table_was_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _draws(monkeypatch, 1)
+    table = tmp_path / "t.csv"
+    table.write_text("who,a,y\n" + "".join(f"p{k % 30},{k % 7}.5,{k % 2}\n" for k in range(90)))
+    config = tmp_path / "table.toml"
+    config.write_text(f"""
+        [task]
+        dataset = "table"
+        model = "logistic"
+        data_options = {{path = "{table}", label = "y", person = "who", rows_per_person = 2}}
+        [partition]
+        clients = 3
+        [method]
+        name = "dp-fedsgd"
+        [run]
+        rounds = 2
+        """)
+    planned = plan_selection(plan_cells([config], changes=[], grid=["method.clip=0.5,1.0"]), PUBLIC, None)
+    folder = run_selection(planned, tmp_path / "results")
+    assert folder is not None
+    privacy = ResultFolder(folder).read().summary["privacy"]
+    assert privacy["data"] == list(planned.candidates[0][1].dataset.notes)
+    (row,) = [row for row in privacy["proven"] if row["adversary"] == "observer"]
+    assert [person["epsilon"] for person in privacy["persons"]] == [2 * row["epsilon"]]

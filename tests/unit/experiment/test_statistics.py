@@ -179,6 +179,17 @@ def test_a_ledger_that_lost_the_statistics_is_refused(table: Path, tmp_path: Pat
         run(made, tmp_path)
 
 
+def test_statistics_of_a_run_that_has_not_trained_yet_stay_on_its_ledger(table: Path, tmp_path: Path) -> None:
+    """The statement of an entropy run is made from the ledger: without the entry it would leave the release out."""
+    made = config(table, run={"noise": "entropy"})
+    folder = result_folder(made, 0, "t", tmp_path / "results")
+    prepare(made, 0, folder=folder)
+    for name in ("ledger.jsonl", "ledger.jsonl.head"):
+        (folder / name).unlink()
+    with pytest.raises(LedgerError):
+        run(made, tmp_path)
+
+
 def test_a_finished_folder_without_its_statistics_is_refused_and_charges_nothing(
     table: Path, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 
 from fedveil.errors import InputError
 from fedveil.experiment.config import Config, make_config
-from fedveil.experiment.prepare import facts_of, prepare
+from fedveil.experiment.prepare import facts_of, prepare, privacy_settings
 from fedveil.features.feature_map import PretrainedFeatures
+from fedveil.session.privacy_guard import privacy_statement
 
 transformers = pytest.importorskip("transformers")
 
@@ -57,6 +59,14 @@ def test_results_state_that_the_encoder_is_pretrained(folder: Path) -> None:
     prepared = prepare(config(folder), 0)
     assert prepared.dataset.input_shape == (8,)
     assert "public" in facts_of(config(folder), "e", prepared)["features"]["note"]
+
+
+def test_the_privacy_statement_names_the_pretrained_encoder(folder: Path) -> None:
+    prepared = prepare(config(folder), 0)
+    notes = privacy_settings(config(folder), prepared.dataset).notes
+    statement = replace(privacy_statement(prepared.method, prepared.plan, 1e-5), notes=notes)
+    assert prepared.dataset.features is not None
+    assert str(prepared.dataset.features.note) in statement.in_words()
 
 
 def test_what_is_no_encoder_of_these_images_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from fractions import Fraction
 
 import numpy as np
@@ -26,6 +27,7 @@ from fedveil.task import Task
 from fedveil.training.per_example import MARGIN, clipped_gradient_sum, per_example_gradients
 from fedveil.training.private_sgd import PoissonBatches, StepStreams, private_sgd
 from fedveil.tree import Params, with_axis
+from tests.refusals import refuses
 
 SCALE = 2**1100
 
@@ -278,3 +280,13 @@ def test_the_largest_of_uncertain_numbers_are_among_those_that_may_be() -> None:
             sure, close = choice._certain_and_close(middle - doubt, middle + doubt, count)
             largest = set(np.argsort(-truth)[:count].tolist())
             assert set(sure.tolist()) <= largest <= set(sure.tolist()) | set(close.tolist())
+
+
+@pytest.mark.parametrize(("cohort", "refused"), [(2**15, False), (2**15 + 1, True)])
+def test_sums_too_long_for_the_margin_of_the_clip_are_refused(cohort: int, refused: bool) -> None:
+    """Without noise updates lie on no grid, so that their sum in float64 is rounded."""
+    plan = Plan(10**6, cohort, "fixed", 1)
+    noise = CohortNoise(1.0, 1.0, "central", plan)
+    with refuses("run.cohort") if refused else nullcontext():
+        noise.releases()
+    assert CohortNoise(1.0, 0.0, "central", plan).releases()

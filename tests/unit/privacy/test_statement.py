@@ -6,7 +6,7 @@ import pytest
 
 from fedveil.methods.method import unprotected
 from fedveil.privacy.accounting import Guarantee, account
-from fedveil.privacy.releases import Adversary, Plan, Release
+from fedveil.privacy.releases import Adversary, GaussianNoise, Plan, Release
 from fedveil.privacy.statement import PrivacyStatement, needs_trust, show
 from tests.unit.privacy import declarations as declared
 
@@ -119,3 +119,20 @@ def test_an_audit_is_reported_as_what_it_is() -> None:
 @pytest.mark.parametrize(("value", "text"), [(300.827, "300.8"), (12.3979, "12.4"), (0.4329, "0.4329")])
 def test_numbers_are_shown_to_four_digits(value: float, text: str) -> None:
     assert show(value) == text
+
+
+def test_the_records_of_the_largest_client_count_where_delta_is_judged() -> None:
+    """Ten clients of whom one holds a million records: at delta 1e-5 ten of them might be published whole."""
+    releases = [
+        Release("gradients", "record", ("server",), GaussianNoise(20.0), participation="charged", rate=0.01)
+    ]
+    for largest, praise in ((100, True), (10**6, False)):
+        plan = Plan(10, 10, "all", 1, 100, largest)
+        text = PrivacyStatement("none", account(releases, plan, 1e-5), None, tuple(releases), plan).in_words()
+        assert ("protection. Whoever" in text) is praise
+        assert ("Delta is too large" in text) is not praise
+
+
+def test_a_random_split_is_not_said_to_be_covered() -> None:
+    assert "counts as settled beforehand" in _statement(declared.fedlap_dp()).in_words()
+    assert "counts as settled beforehand" not in _statement(declared.udp_fedavg(1.0)).in_words()

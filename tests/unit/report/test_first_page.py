@@ -145,6 +145,25 @@ def test_the_first_page_of_a_federation_names_its_dropouts_ledgers_and_noise(tmp
     assert "uploads in" not in section_of(render(runs, public=True), "statement")
 
 
+@pytest.mark.parametrize(("sampler", "drawn"), [("all", False), ("fixed", True)])
+def test_a_node_is_said_to_charge_more_only_where_cohorts_are_drawn(
+    tmp_path: Path, sampler: str, drawn: bool
+) -> None:
+    plan = {"clients": 4, "cohort": 2, "sampler": sampler, "rounds": 4}
+    write_run(tmp_path, "udp-fedavg", deployed=True, proven=[proof("server", 3.0)], plan=plan)
+    first = section_of(render(read_runs([tmp_path])), "statement")
+    assert ("more than this page says" in first) == drawn
+
+
+def test_the_first_page_has_threshold_and_colluders_of_a_secure_sum(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "udp-fedavg+secure", proven=[proof("server", 3.0)])
+    with (folder / "config.toml").open("a") as file:
+        file.write("[aggregation]\nkind = 'secure'\nthreshold = 3\ncolluders = 1\n")
+    first = section_of(render(read_runs([tmp_path])), "statement")
+    assert "fewer than 3 answer" in first
+    assert "at most 1 may collude" in first
+
+
 def test_the_first_page_of_a_simulation_has_no_dropouts(tmp_path: Path) -> None:
     folder = write_run(tmp_path, "udp-fedavg", proven=[proof("server", 3.0)])
     (folder / "rounds.jsonl").write_text(json.dumps({"round": 1, "cohort": 3, "answered": 2}) + "\n")

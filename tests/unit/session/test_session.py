@@ -15,13 +15,9 @@ import torch
 from fedveil import ArrayClients, LazyClients, PrivacySettings, Result, Task, run
 from fedveil.data.dataset import Examples
 from fedveil.errors import DataError, DivergedError, InputError, ResultError
-from fedveil.methods.dp_fedavg import DPFedAvg
-from fedveil.methods.dp_fedprox import DPFedProx
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.fedsgd import FedSGD
-from fedveil.methods.method import AnyMethod
 from fedveil.methods.udp_fedavg import UDPFedAvg
-from fedveil.methods.wrappers.defences import DPSGD
 from fedveil.session.loop import Callback
 from fedveil.session.results import ResultFolder
 from tests.contract.federation import StopsAfter, distance, make_clients, make_task
@@ -464,24 +460,3 @@ def test_too_few_answers_count_as_none() -> None:
             go(**wrong)
         assert error.value.field == "run.min_clients"
     assert go(min_clients=3).history[0]["answered"] == 3
-
-
-class Centred(torch.nn.Module):
-    """Takes the mean of the batch off its features, as batch norm does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = torch.nn.Linear(6, 8), torch.nn.Linear(8, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = self.first(x.flatten(1))
-        scores: torch.Tensor = self.last(h - h.mean(0, keepdim=True))
-        return scores
-
-
-@pytest.mark.parametrize("method", [DPFedProx(epochs=1), DPFedAvg(unit="record"), DPSGD().around(FedSGD())])
-def test_records_are_not_protected_in_a_model_that_mixes_them(method: AnyMethod) -> None:
-    task = Task(lambda: Centred().double())
-    with refuses("model"):
-        run(task, make_clients(), method, rounds=1)
-    assert len(run(task, make_clients(), METHOD, rounds=1).history) == 1, "whole clients are"

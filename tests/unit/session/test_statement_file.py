@@ -123,6 +123,19 @@ def test_consistently_rewritten_files_pass_and_only_an_external_head_differs(
     assert stated["ledger"]["head"] != kept
 
 
+def test_a_guarantee_left_out_of_all_files_is_found_on_the_ledger(run: Path) -> None:
+    """The large epsilon against the server is not mentioned anywhere."""
+    summary = json.loads((run / "summary.json").read_text())
+    stated = json.loads((run / STATEMENT).read_text())
+    del stated["hash"]
+    for told in (summary["privacy"], stated):
+        told["proven"] = [row for row in told["proven"] if row["adversary"] != "server"]
+    (run / "summary.json").write_bytes(summary_bytes(summary))
+    stated["files"]["summary.json"] = hashlib.sha256((run / "summary.json").read_bytes()).hexdigest()
+    (run / STATEMENT).write_text(json.dumps(stated | {"hash": Entry.digest(stated)}))
+    assert failed(verify(run)) == {"rows"}
+
+
 @pytest.mark.parametrize(
     "how", ["line removed", "changed", "removed", "head removed", "head changed", "longer"]
 )

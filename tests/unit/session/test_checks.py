@@ -1,0 +1,87 @@
+"""What is refused before a run starts, and before an interrupted one resumes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedveil import Task, run
+from fedveil.errors import LedgerError
+from fedveil.methods.dp_fedavg import DPFedAvg
+from fedveil.methods.dp_fedprox import DPFedProx
+from fedveil.methods.fedsgd import FedSGD
+from fedveil.methods.method import AnyMethod
+from fedveil.methods.udp_fedavg import UDPFedAvg
+from fedveil.methods.wrappers.defences import DPSGD
+from tests.contract.federation import StopsAfter, make_clients, make_task
+from tests.refusals import refuses
+
+
+class Centred(torch.nn.Module):
+    """Takes the mean of the batch off its features, as batch norm does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(6, 8), torch.nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x.flatten(1))
+        scores: torch.Tensor = self.last(h - h.mean(0, keepdim=True))
+        return scores
+
+
+@pytest.mark.parametrize("method", [DPFedProx(epochs=1), DPFedAvg(unit="record"), DPSGD().around(FedSGD())])
+def test_records_are_not_protected_in_a_model_that_mixes_them(method: AnyMethod) -> None:
+    task = Task(lambda: Centred().double())
+    with refuses("model"):
+        run(task, make_clients(), method, rounds=1)
+    assert len(run(task, make_clients(), UDPFedAvg(), rounds=1).history) == 1, "whole clients are"
+
+
+class Shared(torch.nn.Module):
+    """Divides its scores by the number of examples of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = torch.nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.last(x.flatten(1)) / len(x)
+        return scores
+
+
+def by_labels_of_the_batch(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(scores, y, reduction="none") * y.double().mean()
+
+
+def test_no_way_of_mixing_records_passes_by_the_choice_of_the_data() -> None:
+    grey = make_clients()
+    for part in grey.parts:
+        grey.x[part[0]] = 0.5  # the record that is its own complement
+    plain = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(6, 3)).double()
+    for task in (
+        Task(lambda: Centred().double()),
+        Task(lambda: Shared().double()),
+        Task(plain, loss=by_labels_of_the_batch),
+    ):
+        with refuses("model"):
+            run(task, grey, DPFedProx(epochs=1), rounds=1)
+
+
+def test_rounds_after_the_last_checkpoint_stay_on_the_ledger_of_a_run_with_secret_noise(
+    tmp_path: Path,
+) -> None:
+    """A killed process leaves no newer checkpoint; what it released must not vanish with a restored ledger."""
+    options: dict[str, Any] = {"rounds": 3, "cohort": 3, "noise": "entropy", "results": tmp_path / "r"}
+    with pytest.raises(KeyboardInterrupt):
+        run(make_task(), make_clients(), UDPFedAvg(), **options, callbacks=[StopsAfter(2)])
+    shutil.rmtree(tmp_path / "r" / "checkpoint")
+    assert len((tmp_path / "r" / "rounds.jsonl").read_text().splitlines()) >= 1
+    for name in ("ledger.jsonl", "ledger.jsonl.head"):
+        (tmp_path / "r" / name).unlink()
+    with pytest.raises(LedgerError):
+        run(make_task(), make_clients(), UDPFedAvg(), **options)
