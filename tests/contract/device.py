@@ -77,6 +77,8 @@ class _FromPython(TorchFunctionMode):
         if func in (torch.tensor, torch.as_tensor) and kwargs.get("device") is not None:
             told = torch.device(kwargs.pop("device"))
             return func(*args, **kwargs).to(told)
+        if func is Tensor.new_tensor and isinstance(args[0], Elsewhere):
+            return torch.tensor(*args[1:], **{"dtype": args[0].dtype} | kwargs).to(DEVICE)
         return func(*args, **kwargs)
 
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from fedveil import METHODS, At, Task
-from fedveil.engines.simulation import Simulation
+from fedveil.data.client_data import Clients
+from fedveil.engines.simulation import Execution, Simulation
 from fedveil.methods.method import AnyMethod
 from fedveil.streams import ServerStreams
 from fedveil.task import Batch
@@ -23,10 +24,12 @@ from tests.contract.federation import (
 )
 
 
-def trained(method: AnyMethod, task: Task) -> Params:
+def trained(
+    method: AnyMethod, task: Task, clients: Clients | None = None, execution: Execution = "auto"
+) -> Params:
     """The model after two rounds."""
-    clients, plan, cohort = make_clients(), make_plan(), (0, 1, 3)
-    engine = Simulation(task, clients, method, plan, seed=0, workers=1)
+    plan, cohort = make_plan(), (0, 1, 3)
+    engine = Simulation(task, clients or make_clients(), method, plan, seed=0, workers=1, execution=execution)
     server = method.init_server(task.init(0), plan)
     for number in (1, 2):
         for exchange in range(method.exchanges(plan)):

@@ -73,7 +73,7 @@ class Analytic(Named):
 
 def _quotient(dw: Tensor, db: Tensor, blank: Tensor) -> Tensor:
     """The row of the largest bias gradient, `[T, pixels]`; `blank` where no bias has a gradient."""
-    t, largest = torch.arange(len(db)), db.abs().argmax(1)
+    t, largest = torch.arange(len(db), device=db.device), db.abs().argmax(1)
     divisor = db[t, largest, None]
     return torch.where(divisor != 0, dw[t, largest] / divisor, blank)
 

@@ -54,7 +54,7 @@ def batch_norm_distance(view: ServerView) -> Callable[[Tensor], Tensor] | None:
         finally:
             for hook in hooks:
                 hook.remove()
-        total = torch.zeros(x.shape[0], dtype=x.dtype)
+        total = x.new_zeros(x.shape[0])
         for layer, inputs in zip(layers, seen, strict=True):
             values = inputs.reshape(*x.shape[:2], inputs.shape[1], -1).transpose(1, 2).flatten(2)
             assert layer.running_mean is not None

@@ -91,4 +91,4 @@ def _whole(counts: Tensor, total: int) -> Tensor:
         floor[over.argmax()] -= 1
     for _ in range(total - int(floor.sum())):
         floor[(counts - floor).argmax()] += 1
-    return torch.repeat_interleave(torch.arange(len(counts)), floor.long())
+    return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), floor.long())

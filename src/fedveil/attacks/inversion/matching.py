@@ -66,10 +66,12 @@ def _sent(view: ServerView, x: Tensor, y: Tensor, orders: Tensor | None, drift: 
     start, velocity = w, {name: torch.zeros_like(leaf) for name, leaf in w.items()}
     batches = local.batches(x.shape[1])
     firsts = [0, *accumulate(batches)]
-    row = torch.arange(x.shape[0]).unsqueeze(1)
+    row = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
     for step in range(local.count(x.shape[1])):
         number, place = divmod(step, len(batches))
-        order = torch.arange(x.shape[1]).unsqueeze(0) if orders is None else orders[:, number]
+        order = (
+            torch.arange(x.shape[1], device=x.device).unsqueeze(0) if orders is None else orders[:, number]
+        )
         batch = order[:, firsts[place] : firsts[place + 1]]
         g = _gradients(view, w, x[row, batch], y[row, batch], own=True)
         if drift is not None:

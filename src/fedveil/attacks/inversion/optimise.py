@@ -116,9 +116,9 @@ def stacked_lbfgs(
     a loss of at most `target`.
     """
     x = start.detach().clone()
-    best, best_loss = x.clone(), torch.full((x.shape[0],), torch.inf, dtype=x.dtype)
+    best, best_loss = x.clone(), x.new_full((x.shape[0],), torch.inf)
     pairs: list[tuple[Tensor, Tensor, Tensor]] = []
-    scale = torch.ones(x.shape[0], 1, dtype=x.dtype)
+    scale = x.new_ones(x.shape[0], 1)
     before: Tensor | None = None
     moved = torch.zeros_like(x)
     wanted = snapshot_steps(iterations)

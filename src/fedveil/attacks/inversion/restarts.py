@@ -122,7 +122,7 @@ def best_of(
 ) -> Finding:
     """The restart with the smallest loss for each upload; NaN is never chosen."""
     table = torch.nan_to_num(loss, nan=torch.inf).reshape(rows.view.targets, rows.restarts)
-    pick = torch.arange(rows.view.targets) * rows.restarts + table.argmin(1)
+    pick = torch.arange(rows.view.targets, device=table.device) * rows.restarts + table.argmin(1)
     return Finding(
         attack.name,
         images[pick].reshape(rows.view.targets, rows.view.examples, *rows.view.input_shape).float(),
