@@ -341,6 +341,8 @@ def _require_read(config: Config) -> None:
             "server",
             "target_epsilon",
         ),
+        ("privacy.target_unit", privacy.target_unit, privacy.target_epsilon is None, None, "target_epsilon"),
+        ("privacy.budget_unit", privacy.budget_unit, privacy.budget is None, None, "budget"),
         ("run.transcript_exchanges", run.transcript_exchanges, not run.transcript, None, "transcript"),
     )
     for field, value, without, default, other in alone:

@@ -295,6 +295,7 @@ def test_any_content_is_a_configuration_or_a_clear_error(content: Any) -> None:
     ("alone", "together"),
     [
         ('privacy.budget_adversary="server"', "privacy.budget=3"),
+        ('privacy.budget_unit="client"', "privacy.budget=3"),
         ('privacy.target_adversary="observer"', "privacy.target_epsilon=3"),
         ("run.transcript_exchanges=1", "run.transcript=true"),
     ],
