@@ -1,8 +1,9 @@
-"""What FedCEO's smoothing and the size of the last batch do, measured beside the published tables.
+"""What FedCEO's smoothing, the last batch and the size of a client do, measured beside the published tables.
 
     python experiments/fedceo/measure.py stacks     # one stack of uploads, smoothed by thresholds near the noise's edge
     python experiments/fedceo/measure.py search     # training with such thresholds, chosen on held-out examples
     python experiments/fedceo/measure.py batches    # what becomes of a remainder of two examples
+    python experiments/fedceo/measure.py sizes      # clients with as many examples as the paper's
 
 Each writes `experiments/records/fedceo-NAME.json`, which `fedveil reproduce --pages docs` shows. The edge is where the
 singular values of the noise alone end (methods/smoothing.py). All runs are of Algorithm 1 or 2 on EMNIST letters with
@@ -36,20 +37,33 @@ RECORDS = Path(__file__).parents[1] / "records"
 FACTORS = (0.0, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0)
 SEARCHED = (0.01, 0.03, 0.1, 0.3, 1.0)
 SIGMAS, COHORT, INTERVAL = (1.0, 2.0), 10, 10
+EPOCHS, BATCH = 30, 64
+AUTHORS = {"name": "fedceo", "unit": "record", "server_lr": 1.0, "momentum": 0.5}
+TRAINING = 50_060  # letters
+CLIENTS = (100, 40)  # with 40, a client has as many letters as one of 100 in the paper, of 124,800
+LATE = 18  # rounds, as many as between the last two smoothing rounds of sigma 2
 Line = dict[str, Any]
 
 
-def config(rounds: int, holdout: float = 0.2, transcript: bool | list[int] = False, **method: Any) -> Config:
+def config(
+    rounds: int,
+    holdout: float = 0.2,
+    transcript: bool | list[int] = False,
+    clients: int = 100,
+    evaluate_every: int | None = None,
+    **method: Any,
+) -> Config:
     return make_config(
         {
             "task": {"dataset": "emnist-letters", "model": "mlp-2"},
-            "partition": {"kind": "iid", "clients": 100, "holdout": holdout},
-            "method": {"lr": 0.1, "epochs": 30, "batch_size": 64, "clip": 1.0, "server_lr": 0.1} | method,
+            "partition": {"kind": "iid", "clients": clients, "holdout": holdout},
+            "method": {"lr": 0.1, "epochs": EPOCHS, "batch_size": BATCH, "clip": 1.0, "server_lr": 0.1}
+            | method,
             "run": {
                 "rounds": rounds,
                 "cohort": COHORT,
                 "workers": 1,
-                "evaluate_every": rounds,
+                "evaluate_every": evaluate_every or rounds,
                 "transcript": transcript,
             },
         }
@@ -162,6 +176,30 @@ def batches(results: Path, seeds: Sequence[int], rounds: int) -> Line:
     }
 
 
+def sizes(results: Path, seeds: Sequence[int], rounds: int) -> Line:
+    lines = []
+    for sigma in reversed(SIGMAS):
+        for clients in CLIENTS:
+            plain = AUTHORS | {"noise_multiplier": sigma, "interval": rounds + 1}
+            chosen = config(rounds, clients=clients, evaluate_every=1, **plain)
+            runs = [run_seed(chosen, seed, experiment="fedceo-sizes", results=results) for seed in seeds]
+            curves = [[line["accuracy"] for line in run.history] for run in runs]
+            found = {
+                "best": fmean(max(curve) for curve in curves),
+                "last": fmean(curve[-1] for curve in curves),
+                f"mean of the last {LATE}": fmean(fmean(curve[-LATE:]) for curve in curves),
+            }
+            steps = EPOCHS * math.ceil(0.8 * TRAINING / clients / BATCH)
+            lines.append({"sigma": sigma, "clients": clients, "noisy steps": steps} | _percent(found))
+    return {
+        "title": "Clients as large as the paper's",
+        "note": f"UDP-FedAvg at record level, E = 30, {rounds} of 300 rounds, seeds {_listed(seeds)}. The letters here "
+        "are those of one part of EMNIST: split among 100 clients, each trains on 400 examples where the paper's "
+        "trains on 998; split among 40, on 1001. Noisy steps: those of one participation.",
+        "rows": lines,
+    }
+
+
 def _held_out(result: Result) -> float:
     return fmean(score for score in result.summary["per_client"] if score is not None)
 
@@ -179,7 +217,7 @@ def _listed(seeds: Sequence[int]) -> str:
     return " ".join(map(str, seeds))
 
 
-COMMANDS = {"stacks": (stacks, 60), "search": (search, 60), "batches": (batches, 60)}
+COMMANDS = {"stacks": (stacks, 60), "search": (search, 60), "batches": (batches, 60), "sizes": (sizes, 60)}
 
 
 def main() -> None:
@@ -195,7 +233,8 @@ def main() -> None:
     measure, rounds = COMMANDS[given.name]
     content = measure(given.results, given.seeds, given.rounds or rounds) | {
         "numerics": NUMERICS,
-        "command": f"python experiments/fedceo/measure.py {given.name} --seeds {_listed(given.seeds)}",
+        "command": f"python experiments/fedceo/measure.py {given.name} --seeds {_listed(given.seeds)}"
+        + (f" --rounds {given.rounds}" if given.rounds else ""),
     }
     write_atomically(RECORDS / f"fedceo-{given.name}.json", (json.dumps(content, indent=1) + "\n").encode())
 

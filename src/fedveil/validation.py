@@ -71,7 +71,9 @@ def refused(error: ValidationError, prefix: str, known: Sequence[str]) -> InputE
     Where a value may have several types, the remedy covers each of them.
     """
     complaints = error.errors()
-    first = complaints[0]
+    place = _place(complaints[0])
+    # Of several types, the one that the value fails inside of is the one that was meant.
+    first = next((one for one in complaints if _place(one).startswith(f"{place}.")), complaints[0])
     place = _place(first)
     field = f"{prefix}.{place}" if prefix and place else place or prefix
     if first["type"] in _UNKNOWN:
@@ -105,6 +107,9 @@ def _place(complaint: Any) -> str:
 def _known(place: str, known: Sequence[str]) -> str:
     section, _, key = place.rpartition(".")
     beside = [name for where, _, name in (one.rpartition(".") for one in known) if where == section]
+    elsewhere = [one for one in known if not section and one.endswith(f".{key}")]
+    if elsewhere:
+        return f"Did you mean {' or '.join(elsewhere)}?"
     near = difflib.get_close_matches(key, beside, n=1, cutoff=0.5)
     return f"Did you mean {near[0]}?" if near else f"Known: {', '.join(beside)}."
 

@@ -249,12 +249,25 @@ _KINDS: dict[str, dict[str, Any]] = {
         },
     },
     "secure": {"proven": [proof(w, 4.0) for w in WHO]},
+    "federation": {
+        "deployed": True,
+        "client_names": [f"Hospital of Basel-Landschaft {place}" for place in range(4)],
+        "privacy": {
+            "proven": [proof(w, 4.0) for w in WHO],
+            "removable": False,
+            "noise": "entropy",
+            "paper_claim": "none",
+        },
+    },
 }
 
 
 @pytest.mark.parametrize("kind", _KINDS)
 def test_the_page_to_sign_is_one_page_for_every_kind_of_run(tmp_path: Path, page: Page, kind: str) -> None:
     folder = write_run(tmp_path, f"udp-fedavg{'+secure' if kind == 'secure' else ''}", **_KINDS[kind])
+    if kind == "federation":
+        rounds = [{"round": 1, "cohort": 4, "answered": 3}, {"round": 2, "cohort": 4, "answered": 0}]
+        (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rounds))
     digest = "0123456789abcdef" * 4
     identity = {"run": "demo/0123456789ab/seed-0 0123456789ab", "files": {"config.toml": digest}}
     stated = identity | {"data_commitment": digest, "ledger": {"head": digest}, "made": "2026-01-02T03:04:05"}

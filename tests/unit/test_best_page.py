@@ -26,7 +26,8 @@ def best() -> ModuleType:
 
 
 def test_the_page_agrees_with_the_records(best: ModuleType) -> None:
-    assert best.PAGE.read_text() == best.page(best.read_rows(), best.read_records())
+    tuned, attacks = best.read_baseline_records(), best.read_attack_records()
+    assert best.PAGE.read_text() == best.page(best.read_rows(), best.read_records(), tuned, attacks)
 
 
 def test_every_record_is_of_a_row_and_of_its_present_configuration(best: ModuleType) -> None:
@@ -71,3 +72,15 @@ def test_the_verdict_counts_targets_that_are_met_missed_and_not_run(best: Module
     assert "2 of 4 targets are met, 1 of them with the stretch" in text
     assert "Missed: MNIST, record, epsilon low." in text
     assert "Not run: MNIST, record, epsilon none." in text
+
+
+def test_collecting_keeps_the_seeds_of_the_same_setting(best: ModuleType) -> None:
+    def record(*runs: tuple[int, float], **other: object) -> dict[str, object]:
+        found = [{"seed": seed, "accuracy": accuracy} for seed, accuracy in runs]
+        return {"row": "a", "config": "c", "numerics": 2, "command": "now", "runs": found} | other
+
+    both = best.merged(record((0, 0.1), (1, 0.2), command="before"), record((1, 0.3), (2, 0.4)))
+    assert both == record((0, 0.1), (1, 0.3), (2, 0.4))
+    for key, value in (("config", "d"), ("numerics", 1), ("row", "b")):
+        assert best.merged(record((0, 0.1), **{key: value}), record((2, 0.4))) == record((2, 0.4))
+    assert best.merged({}, record((2, 0.4))) == record((2, 0.4))

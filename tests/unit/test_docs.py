@@ -134,6 +134,12 @@ def test_commands_and_options_that_pages_show_exist(command: str) -> None:
     assert given <= options | {"-h", "--help"}, command
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_configurations_on_pages_are_toml(page: Path) -> None:
+    for block in re.findall(r"^```toml[^\n]*\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
+        tomllib.loads(block)
+
+
 def test_no_page_drives_the_commands_from_python() -> None:
     assert [page.name for page in PAGES if "CliRunner" in page.read_text()] == []
 

@@ -403,13 +403,18 @@ def _replayed_perturbation(run: StoredRun, exchange: Exchange, client: int) -> T
     return method.input_perturbation(state)
 
 
+def _listed(clients: Sequence[int]) -> str:
+    shown = ", ".join(map(str, clients[:12]))
+    return f"{shown}, ... {clients[-1]}" if len(clients) > 12 else shown
+
+
 def _place(exchange: Exchange, client: int) -> int:
     if client not in exchange.clients:
         raise InputError(
             "client",
             client,
             "did not answer in this exchange",
-            f"Choose one of {', '.join(map(str, exchange.clients))}.",
+            f"Choose one of {_listed(exchange.clients)}.",
         )
     return exchange.clients.index(client)
 

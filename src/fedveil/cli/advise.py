@@ -6,6 +6,7 @@ import json
 from typing import Annotated, Any
 
 import typer
+from rich.padding import Padding
 from rich.table import Table
 
 from fedveil.cli.app import AsJson, Changes, ConfigFile, app, out
@@ -39,11 +40,15 @@ def advise_command(
         f"{size} parameters, delta {answer['delta']:g}"
     )
     out.print(_noise_table(answer["noise"]))
+    out.print(
+        "Signal to noise of a round: the largest sum of clipped contributions, over the norm of its noise."
+    )
     if records is None:
         out.print("Sizes are not declared: give --records-per-client for record-level numbers.")
     for found in answer["suggested"]:
         start = ", ".join(f"{key} = {_value(value)}" for key, value in found["start"].items())
-        out.print(f"{found['method']}, {found['aggregation']}\n  {found['why']}\n  start with: {start}")
+        out.print(f"{found['method']}, {found['aggregation']}")
+        out.print(Padding(f"{found['why']}\nstart with: {start}", (0, 0, 0, 2)))
 
 
 def _value(value: Any) -> str:
@@ -52,7 +57,8 @@ def _value(value: Any) -> str:
 
 def _noise_table(rows: list[dict[str, Any]]) -> Table:
     table = Table(title="Noise of this method", title_justify="left")
-    for name in ("adversary", "unit", "ε", "noise multiplier", "signal to noise", ""):
+    reasons = any(row["why"] for row in rows)
+    for name in ("against", "unit", "ε", "noise multiplier", "signal to noise", *["why not"] * reasons):
         table.add_column(name)
     for row in rows:
         noise, ratio = row["noise_multiplier"], row["signal_to_noise"]
@@ -62,6 +68,6 @@ def _noise_table(rows: list[dict[str, Any]]) -> Table:
             f"{row['epsilon']:g}",
             "none" if noise is None else f"{noise:g}",
             "-" if ratio is None else show(ratio),
-            row["why"] or "",
+            *[row["why"] or ""] * reasons,
         )
     return table

@@ -32,7 +32,19 @@ ConfigFile = Annotated[Path, typer.Argument(help="A TOML file, such as experimen
 Changes = Annotated[
     list[str] | None, typer.Option("--set", help="Change a key: --set run.rounds=5. May be repeated.")
 ]
-DataDir = Annotated[Path | None, typer.Option("--data", help="Folder of data sets (else $FEDVEIL_DATA).")]
+
+
+def check_folder(given: Path | None) -> Path | None:
+    """Refuse a folder of data sets that is not there; files elsewhere must not stand in for it unnoticed."""
+    if given is not None and not given.is_dir():
+        raise InputError("--data", str(given), "no such folder", "Give the folder that holds the data sets.")
+    return given
+
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data", help="Folder of data sets (else $FEDVEIL_DATA).", callback=check_folder),
+]
 Results = Annotated[Path, typer.Option(help="Where result folders go.")]
 AsJson = Annotated[bool, typer.Option("--json", help="End with one JSON object on stdout.")]
 

@@ -97,7 +97,7 @@ def attack_command(
     data: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Reconstruct clients' data from what the server saw, or tell who was in it; writes a finding and what it found."""
+    """Attack a finished run: reconstruct clients' data from what the server observed, or infer who was in it."""
     membership = {kind.name for kind in list_membership_attacks()}
     if attack is not None:  # report a misspelt name before a missing transcript
         known_name("--attack", "attack", attack, membership | {kind.name for kind in list_attacks()})

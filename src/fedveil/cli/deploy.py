@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -15,6 +17,9 @@ from fedveil.cli.app import AsJson, Changes, ConfigFile, DataDir, Results, Seed,
 from fedveil.cli.run import run
 from fedveil.errors import InputError
 from fedveil.privacy.releases import Adversary
+
+if TYPE_CHECKING:
+    from fedveil.federation.create import Asked
 
 deploy = typer.Typer(
     help="Run a federation over several machines: TLS, registered nodes, a privacy policy on every node.",
@@ -31,9 +36,19 @@ _ServerNames = Annotated[
     typer.Option(help="The server's name or address; the first is what nodes dial. May be repeated."),
 ]
 
+
+def _check_epsilon(given: float | None) -> float | None:
+    if given is not None and not 0 < given < math.inf:
+        raise InputError("--epsilon", given, "is not a positive number", "Use an epsilon above 0.")
+    return given
+
+
 _Epsilon = Annotated[
     float | None,
-    typer.Option(help="The policies' limit, over all runs; else what the experiment needs, or 8."),
+    typer.Option(
+        help="The policies' limit, over all runs; else what the experiment needs, or 8.",
+        callback=_check_epsilon,
+    ),
 ]
 
 _Experiment = Annotated[
@@ -86,16 +101,9 @@ def init_command(
     from fedveil.federation.processes import require_flower
 
     require_flower()
-    from fedveil.experiment.config import load_config
-    from fedveil.federation.create import Asked, Federation, asked_by, init
+    from fedveil.federation.create import Federation, init
 
-    if config is not None and method:
-        raise InputError(
-            "--method", method, "conflicts with the experiment's method", "Leave one of them out."
-        )
-    asked = None if config is None else asked_by(load_config(config), nodes, adversary, epsilon, delta)
-    if asked is None:
-        asked = Asked(tuple(method or ["udp-fedavg"]), {}, 8.0 if epsilon is None else epsilon, delta or 1e-5)
+    asked = _asked(config, method or [], nodes, adversary, epsilon, delta)
     federation = Federation(
         nodes=nodes,
         names=tuple(server or ["127.0.0.1"]),
@@ -114,6 +122,28 @@ def init_command(
     )
     made = init(folder, federation)
     out.print(f"{len(made)} nodes; read {folder / 'README.md'}", soft_wrap=True)
+
+
+def _asked(
+    config: Path | None,
+    methods: Sequence[str],
+    nodes: int,
+    adversary: Adversary,
+    epsilon: float | None,
+    delta: float | None,
+) -> Asked:
+    """What the policies must allow: by the experiment, or by the options alone."""
+    from fedveil.experiment.config import load_config
+    from fedveil.federation.create import Asked, asked_by
+
+    if config is None:
+        limit, chance = 8.0 if epsilon is None else epsilon, 1e-5 if delta is None else delta
+        return Asked(tuple(methods or ["udp-fedavg"]), {}, limit, chance)
+    if methods:
+        raise InputError(
+            "--method", list(methods), "conflicts with the experiment's method", "Leave one of them out."
+        )
+    return asked_by(load_config(config), nodes, adversary, epsilon, delta)
 
 
 @deploy.command("schema")

@@ -29,8 +29,7 @@ _MODULES: dict[str, tuple[str, str]] = {
     ),
     "attack": (
         "attack",
-        "Reconstruct clients' data from what the server saw, or tell who was in it; writes a finding and what it "
-        "found.",
+        "Attack a finished run: reconstruct clients' data from what the server observed, or infer who was in it.",
     ),
     "account": ("privacy", "What a run of this configuration would prove, without training."),
     "audit": (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from fedveil.cli.app import AsJson, app, out
-from fedveil.errors import known_name
+from fedveil.errors import InputError, known_name
 
 if TYPE_CHECKING:
     from fedveil.methods.describe import Described
@@ -43,24 +43,40 @@ def list_(
     Experiments are the TOML files below experiments/, results the finished runs below results/, or below another
     folder.
     """
+    if name is not None and what in _FOLDERS and not Path(name).is_dir():
+        raise InputError("NAME", name, "no such folder", f"Give a folder that holds {what}.")
     rows = _FOLDERS[what](Path(name or what)) if what in _FOLDERS else _named(what, name)
     if as_json:
         print(json.dumps(rows))
         return
-    table = Table(title=name or what, title_justify="left")
-    if not rows and what in _FOLDERS:
-        out.print(f"no {what} below {name or what}", soft_wrap=True)
+    if what in _FOLDERS:
+        _print_folders(rows, f"no {what} below {name or what}")
         return
+    table = Table(title=name or what, title_justify="left")
     columns = [key for key in rows[0] if key != "options"] if rows else ["name", "default"]
     for column in columns:
         # A path or a name that is cut off cannot be copied.
         table.add_column(column.replace("_", " "), overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(row[column])[: _MINUTES if column == "date" else None] for column in columns))
+        table.add_row(*(_cell(row[column]) for column in columns))
     out.print(table)
 
 
-_MINUTES = len("2026-01-31T12:00")
+def _print_folders(rows: Sequence[Mapping[str, Any]], none: str) -> None:
+    """A line with the path, which one copies, and one with the rest: in a table the path would be cut."""
+    for row in rows:
+        shown = {
+            key: value
+            for key, value in row.items()
+            if key not in ("path", "name") and value not in ("", None)
+        }
+        told = (
+            f"{key} {value}" if key in ("accuracy", "epsilon") else str(value) for key, value in shown.items()
+        )
+        out.print(row["path"], soft_wrap=True)
+        out.print(f"  {', '.join(told)}", soft_wrap=True)
+    if not rows:
+        out.print(none, soft_wrap=True)
 
 
 def _cell(value: Any) -> str:
@@ -114,7 +130,7 @@ def _results(folder: Path) -> list[dict[str, Any]]:
                 "method": summary["method"],
                 "accuracy": None if accuracy is None else round(accuracy, 4),
                 "epsilon": _epsilon(summary.get("privacy")),
-                "date": date.isoformat(timespec="seconds"),
+                "date": date.isoformat(sep=" ", timespec="minutes"),
                 "path": str(path.parent),
             }
         )
@@ -127,7 +143,7 @@ def _epsilon(privacy: Any) -> str:
     if not known:
         return "none proven"
     best = min(known, key=lambda row: float(row["epsilon"]))
-    return f"{best['epsilon']:.3g} ({best['unit']}, {best['adversary']})"
+    return f"{best['epsilon']:.3g} ({best['unit']}, against the {best['adversary']})"
 
 
 _FOLDERS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {

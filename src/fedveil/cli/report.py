@@ -280,9 +280,7 @@ def report_command(
     pdf: PdfFolder = None,
     public: Annotated[
         bool,
-        typer.Option(
-            "--public", help="Leave out what carries no noise: attacks, clients' scores and counts."
-        ),
+        typer.Option("--public", help="Leave out values without noise: attacks, clients' scores and counts."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -16,7 +16,16 @@ from fedveil.engines.simulation import cores
 from fedveil.errors import FedveilError, InputError, ResultError
 from fedveil.experiment.estimates import Estimate, Estimates, cost, duration, estimate, wall_time
 from fedveil.experiment.records import Records
-from fedveil.experiment.reproduce import Job, Outcome, choose, number, open_cells, report, run_job
+from fedveil.experiment.reproduce import (
+    Job,
+    Outcome,
+    choose,
+    number,
+    only_missing,
+    open_cells,
+    report,
+    run_job,
+)
 from fedveil.experiment.tables import PAPERS, PublishedTable, find_table, list_tables, tables_folder
 from fedveil.privacy.releases import Plan
 from fedveil.session.callbacks.progress import ShowProgress, progress_bar
@@ -30,11 +39,12 @@ _Rows = Annotated[
     list[str] | None, typer.Option("--rows", help="Rows with these words in their name. May be repeated.")
 ]
 _Seeds = Annotated[
-    int | None, typer.Option("--seeds", help="Seeds 0 to N - 1; else as many as the table says.")
+    int | None, typer.Option("--seeds", min=1, help="Seeds 0 to N - 1; else as many as the table says.")
 ]
 _Reduced = Annotated[
     bool, typer.Option("--reduced", help="At the size that the table gives for small machines.")
 ]
+_Missing = Annotated[bool, typer.Option("--missing", help="Only runs that are not on record.")]
 _Attacks = Annotated[
     bool, typer.Option(help="Whether to attack the runs of rows with published attacks, and to judge that.")
 ]
@@ -60,6 +70,7 @@ def reproduce(
     rows: _Rows = None,
     seeds: _Seeds = None,
     reduced: _Reduced = False,
+    missing: _Missing = False,
     attacks: _Attacks = True,
     claims: _Claims = False,
     estimate_only: _Only = False,
@@ -81,6 +92,8 @@ def reproduce(
         _list(folder, kept, [paper] if paper else PAPERS, as_json=as_json)
         return
     job = choose(find_table(folder, paper, table), rows or (), seeds, reduced=reduced)
+    if missing:
+        job = only_missing(job, kept)
     if claims:
         _account(job, kept, data, as_json=as_json)
         return
@@ -130,7 +143,9 @@ def _estimate(
     """Say how long the unfinished runs take; where no round can be measured, the runs themselves say why."""
     cells = open_cells(job, results)
     if not cells:
-        notes.print(f"all {len(job.cells())} runs are finished")
+        known = len(job.on_record)
+        finished = f"all {len(job.cells())} runs are finished"
+        notes.print(f"{finished}, {known} more are on record" if known else finished)
         return {}
     try:
         with notes.status("measuring a round of each kind of row"):

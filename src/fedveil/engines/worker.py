@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from fedveil.data.client_data import ClientData, Clients
@@ -45,13 +45,14 @@ class ClientWorker:
         *,
         deployed: bool = False,
     ) -> None:
-        """`deployed`: contributions that are not finite count as zero, since an error would disclose data."""
+        """`deployed`, or noise that nobody can reproduce: contributions that are not finite count as zero, since an
+        error would disclose data. A seeded simulation reports them."""
         self.task = task
         self.clients = clients
         self.method = method
         self.seed = seed
         self.noise_source: NoiseSource = noise_source
-        self.deployed = deployed
+        self.hides = deployed or noise_source == "entropy"
         self._kept: dict[tuple[int, ...], ClientData] = {}
         self._kept_round = 0
         self._room = 0
@@ -63,7 +64,10 @@ class ClientWorker:
         data = self._data(tuple(ids), at)
         rng = ClientStreams(self.seed, at.round, tuple(ids), at.exchange, self.noise_source)
         state = self._states(ids, data, known)
-        if not self.deployed:
+        happened: Sequence[int] = ()
+        with ExitStack() as stack:
+            if self.hides:
+                happened = stack.enter_context(hidden_divergence())
             try:
                 up, after = self.method.client_update(self.task, at, down, data, state, rng)
             except DivergedError as error:
@@ -72,12 +76,12 @@ class ClientWorker:
                     "data; the last checkpoint is kept.",
                     field=error.field,
                 ) from error
-            return up, after
-        with hidden_divergence() as happened:
-            up, after = self.method.client_update(self.task, at, down, data, state, rng)
         if happened:
             log.warning(
-                "round %d: %d contributions were not finite and count as zero", at.round, sum(happened)
+                "round %d: %d contributions were not finite and count as zero. If there are many, lower the learning "
+                "rate. Whoever sees this line learns something about the data.",
+                at.round,
+                sum(happened),
             )
         return up, after
 

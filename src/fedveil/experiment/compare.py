@@ -33,6 +33,7 @@ from fedveil.session.loop import Callback, CallbacksFor
 from fedveil.session.privacy_guard import declared
 from fedveil.session.results import ResultFolder
 
+_AGAINST = {"server": "the server", "observer": "an observer", "client": "another client"}
 _LOOK_EVERY = 0.5  # seconds between two progress checks of the processes
 
 
@@ -151,16 +152,15 @@ class Composition:
 
     def in_words(self) -> str:
         rows = [
-            f"{row.unit} against the {row.adversary} epsilon {show(row.epsilon)}"
+            f"epsilon {show(row.epsilon)} for a {row.unit} against {_AGAINST[row.adversary]}"
             for row in self.proven
             if row.epsilon is not None
         ]
         delta = f" (delta {self.proven[0].delta:g})" if rows else ""
         return (
-            "Choosing the best of these runs on the same data affects privacy: a run chosen by its results "
-            f"depends on all of them. The {self.runs} private runs on {self.dataset} together prove "
-            f"{'; '.join(rows) or 'nothing'}{delta}. --private-selection chooses between many runs with a smaller "
-            "epsilon."
+            "Choosing the best of these runs costs privacy: the choice depends on all of them. Together the "
+            f"{self.runs} private runs on {self.dataset} prove {'; '.join(rows) or 'nothing'}{delta}. "
+            "--private-selection chooses at a smaller epsilon."
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -49,6 +49,7 @@ _NEWER_KEYS: tuple[tuple[str, str, Any], ...] = (
     ("method", "local_steps", None),
     ("method", "server_batch", None),
     ("method", "normalise", False),
+    ("method", "last_batch", "keep"),  # what methods that send each batch did before they had the field
     ("privacy", "target_epsilon", None),
     ("privacy", "target_adversary", "server"),
     ("privacy", "target_unit", None),

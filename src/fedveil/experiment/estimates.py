@@ -120,7 +120,8 @@ def cost(
 ) -> Cost:
     """Of these rows: by their estimates, else by their runs on record.
 
-    A row of which neither is known is taken to cost what the known ones do on average, or those of `like`.
+    A round of a row of which neither is known is taken to cost what one of the known rows does on average, or of those
+    of `like`.
     """
     kept, estimates = Records(table, records), Estimates(table, records)
 
@@ -129,10 +130,15 @@ def cost(
         run = Estimate(measured.seconds / len(measured.values)) if measured.values else None
         return estimates.of(row) or run
 
-    times = [found for row in rows if (found := time_of(row)) is not None]
-    usual = times or [found for row in like or () if (found := time_of(row)) is not None]
-    mean = fmean(one.seconds for one in usual) if usual else 0.0
-    return Cost(mean * len(rows), len(rows), len(usual), any(one.lower_bound for one in usual))
+    def rounds_of(row: Row) -> int:
+        return table.config(row).run.rounds
+
+    times = {row.name: found for row in rows if (found := time_of(row)) is not None}
+    others = () if times else like or ()
+    usual = [(row, found) for row in (*rows, *others) if (found := times.get(row.name) or time_of(row))]
+    a_round = fmean(found.seconds / rounds_of(row) for row, found in usual) if usual else 0.0
+    seconds = sum(times[row.name].seconds if row.name in times else a_round * rounds_of(row) for row in rows)
+    return Cost(seconds, len(rows), len(usual), any(found.lower_bound for _, found in usual))
 
 
 def estimate(

@@ -75,6 +75,11 @@ class Records:
         numerics = NUMERICS if kind == "accounted" else current_numerics(config.method["name"])
         return entry if (entry["config"], entry["numerics"]) == (config.identity(), numerics) else None
 
+    def complete(self, row: Row, seed: int, *, reduced: bool = False) -> bool:
+        """Whether this seed of the row is on record, with attacks if some are published."""
+        found = self._seeds(row, reduced, [seed])
+        return bool(found) and (reduced or not row.published_attack or "attack" in found[0])
+
     def stale(self) -> list[str]:
         """Rows on record that the table no longer has as they were."""
         rows = {row.name: row for row in self.table.rows}

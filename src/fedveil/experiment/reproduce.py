@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +36,21 @@ class Job:
     rows: tuple[Row, ...]
     seeds: tuple[int, ...]
     reduced: bool = False
+    on_record: frozenset[tuple[str, int]] = frozenset()
+    """Rows and seeds that are not run, because records of them are enough."""
 
     def config(self, row: Row) -> Config:
         return self.table.config(row, reduced=self.reduced)
 
     def cells(self) -> dict[tuple[str, int], Cell]:
-        """One run per row and seed."""
+        """One run per row and seed that is to be run."""
         return {
             (row.name, seed): Cell(
                 self.table.experiment, self.config(row), seed, name=f"{row.name}, seed {seed}"
             )
             for row in self.rows
             for seed in self.seeds
+            if (row.name, seed) not in self.on_record
         }
 
 
@@ -67,6 +70,18 @@ def choose(table: PublishedTable, rows: Sequence[str], seeds: int | None, *, red
     if count < 1:
         raise InputError("--seeds", count, "is no number of seeds", "Use at least 1.")
     return Job(table, tuple(table.selected(rows)), tuple(range(count)), reduced)
+
+
+def only_missing(job: Job, records: Path) -> Job:
+    """The job without the runs that are on record, attacks included where attacks are published."""
+    kept = Records(job.table, records)
+    known = frozenset(
+        (row.name, seed)
+        for row in job.rows
+        for seed in job.seeds
+        if kept.complete(row, seed, reduced=job.reduced)
+    )
+    return replace(job, on_record=known)
 
 
 def run_job(
@@ -103,7 +118,7 @@ def run_job(
         kept.add(rows[name], seed, result, reduced=job.reduced, attacks=attacked.get((name, seed)))
     if done:
         kept.write()
-    finished = {name: [seed for row, seed in done if row == name] for name in rows}
+    finished = {name: [seed for row, seed in {*done, *job.on_record} if row == name] for name in rows}
     measured = [kept.measured(row, reduced=job.reduced, seeds=finished[row.name]) for row in job.rows]
     scores = tuple(
         score

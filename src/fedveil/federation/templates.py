@@ -67,7 +67,7 @@ README = """\
 | `server/` | the server, reached by the nodes as {address} | `server.key` |
 | `nodes/node-0/` to `nodes/{last}/` | one to each node's operator | `node.key` |
 
-Give each operator only its own folder, over a channel you trust. An operator who would rather make the key at home
+Give each operator only its own folder, over a channel you trust. An operator who prefers to make the key on the node
 runs `rm node.key node.pub; ssh-keygen -t ecdsa -b 384 -N "" -f node.key` in the node's folder and sends you
 `node.key.pub`, which replaces `server/keys/NAME.pub`.
 
@@ -86,8 +86,8 @@ Keep `state/` and back it up: it records all releases. A node whose ledger is da
 
 1. Open the port of {address} to the nodes.
 2. `./start.sh` in `server/` (or install the `.service` file). Only nodes with keys in `server/keys/` may connect.
-3. `fedveil deploy submit server experiment.toml --results server/results` on the server starts a run once the nodes are
-   there, or after ten minutes with those who are. The server writes the results, so give a folder where it may write;
+3. `fedveil deploy submit server experiment.toml --results server/results` on the server starts a run once all nodes
+   are online, or after ten minutes with those that are. The server writes the results, so give a folder where it may write;
    with the `.service` file submit as its user: `sudo -u fedveil`. `experiment.toml`: see `docs/deploy.md`.
 4. The run's folder holds `federation.log`: who joined, who dropped out of a round, and why. Unregistered nodes are in
    the server's own log, by address and key (compare `ssh-keygen -lf node.pub`).

@@ -40,6 +40,7 @@ from fedveil.numerics import NUMERICS
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, normal
 from fedveil.task import Batch, Task
+from fedveil.training.batching import LastBatch, largest_batch
 from fedveil.training.local_sgd import Schedule, scheduled_lr
 from fedveil.training.small_batches import differentiator, is_known
 from fedveil.tree import Params, State, add, expand, weighted_sum
@@ -111,6 +112,9 @@ class FedEM(AggregatedModel[Gradient]):
     norm: Norm = "l2"
     """The norm of both bounds."""
     block: Annotated[int, Field(ge=1, description="batches per message")] = 1
+    last_batch: LastBatch = "merge"
+    """The remainder of a round that is smaller than a batch: "keep" makes it a batch of its own, "drop" leaves it out,
+    "merge" adds it to the previous batch if it is less than half of one."""
 
     @model_validator(mode="after")
     def _possible(self) -> FedEM:
@@ -123,29 +127,37 @@ class FedEM(AggregatedModel[Gradient]):
             )
         return self
 
+    def _batches(self, plan: Plan) -> int:
+        return batches_per_round(plan, self.batch_size, self.last_batch)
+
+    @property
+    def _width(self) -> int:
+        """The most examples of a batch: a client keeps a perturbation for each place."""
+        return largest_batch(self.batch_size, self.last_batch)
+
     def unused_fields(self) -> Mapping[str, str]:
         if self.perturbation_steps == 0:
             return {"perturbation_lr": "Leave it out, or use perturbation_steps above 0."}
         return {}
 
     def exchanges(self, plan: Plan) -> int:
-        return math.ceil(batches_per_round(plan, self.batch_size) / self.block)
+        return math.ceil(self._batches(plan) / self.block)
 
     def computes_together(self, task: Task) -> bool:
-        return is_known(task, self.batch_size)
+        return is_known(task, self._width)
 
     def demand(self, plan: Plan, records: int, classes: int) -> Demand:
-        return Demand(self.block * (1 + self.perturbation_steps), examples=self.batch_size)
+        return Demand(self.block * (1 + self.perturbation_steps), examples=self._width)
 
     def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
-        return {"delta": task.no_offset(data.x, self.batch_size)}
+        return {"delta": task.no_offset(data.x, self._width)}
 
     def client_update(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[Gradient, State]:
         theta = expand(down.params, data.count)
         first = at.exchange * self.block
-        last = min(first + self.block, batches_per_round(at.plan, self.batch_size))
+        last = min(first + self.block, self._batches(at.plan))
         total, state = self._batch(task, at, first, theta, data, state, rng)
         for index in range(first + 1, last):  # the client takes the server's step on its own gradient
             here = add(theta, total.gradient, scale=-self._lr(at))
@@ -165,7 +177,7 @@ class FedEM(AggregatedModel[Gradient]):
     ) -> tuple[Gradient, State]:
         """The gradient of batch `index` of the round, and the perturbation learnt on it."""
         rng = replace(rng, exchange=index)
-        batch = batch_in_step(data, self.batch_size, index, rng)  # line 8
+        batch = batch_in_step(data, self.batch_size, index, rng, self.last_batch)  # line 8
         sizes = torch.full_like(data.sizes, batch.y.shape[1]) if batch.mask is None else batch.mask.sum(1)
         dropout = rng.of_exchange("dropout") if task.has_dropout else None
         if self.rho_max == 0:  # x + 0 is x: the rest is FedSGD
@@ -184,7 +196,7 @@ class FedEM(AggregatedModel[Gradient]):
         """A random point of the shell for each place in a batch."""
         drawn = normal(rng.unknown_to_server(rng.of_round("perturbation")), like.shape[1:], like)
         radii = rng.unknown_to_server(rng.of_round("perturbation radius"))
-        radius = torch.stack([torch.from_numpy(s.random(self.batch_size)) for s in radii]).to(like)
+        radius = torch.stack([torch.from_numpy(s.random(self._width)) for s in radii]).to(like)
         wanted = self.rho_min + (self.rho_max - self.rho_min) * radius
         unit = wanted / example_norm(drawn, self.norm).to(like).clamp(min=1e-12)
         return self._project(drawn * _per_example(unit, drawn), rng)
@@ -210,7 +222,7 @@ class FedEM(AggregatedModel[Gradient]):
         self, delta: Tensor, rng: ClientStreams, within: Callable[[Tensor], Tensor] = lambda drawn: drawn
     ) -> Tensor:
         def directions() -> Tensor:
-            full = (self.batch_size, *delta.shape[2:])
+            full = (self._width, *delta.shape[2:])
             streams = rng.unknown_to_server(rng.of_exchange("direction"))
             return within(normal(streams, full, delta)[:, : delta.shape[1]])
 
@@ -236,11 +248,11 @@ class FedEM(AggregatedModel[Gradient]):
         )
 
     def round_training(self, at: At) -> LocalSteps:
-        return LocalSteps(self._lr(at), self.batch_size)
+        return LocalSteps(self._lr(at), self.batch_size, last_batch=self.last_batch)
 
     def batches_behind(self, at: At, data: ClientData, rng: ClientStreams) -> Sequence[Batch]:
         numbers = range(at.exchange * self.block, (at.exchange + 1) * self.block)
-        return [batch_in_step(data, self.batch_size, number, rng) for number in numbers]
+        return [batch_in_step(data, self.batch_size, number, rng, self.last_batch) for number in numbers]
 
     def input_perturbation(self, state: State) -> Tensor:
         return state["delta"]

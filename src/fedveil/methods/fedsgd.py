@@ -10,8 +10,7 @@ Deviations: a client without further examples in the round sends a zero gradient
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as record
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -29,6 +28,7 @@ from fedveil.numerics import NUMERICS
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams
 from fedveil.task import Batch, Task
+from fedveil.training.batching import LastBatch, batch_of_epoch, batch_sizes, largest_batch
 from fedveil.training.local_sgd import Schedule, scheduled_lr
 from fedveil.training.small_batches import differentiator, is_known
 from fedveil.tree import Params, State, add, expand, weighted_sum
@@ -72,24 +72,31 @@ class _Orders:
 _ORDERS = _Orders()
 
 
-def batch_in_step(data: ClientData, batch_size: int | None, exchange: int, rng: ClientStreams) -> Batch:
+def batch_in_step(
+    data: ClientData,
+    batch_size: int | None,
+    exchange: int,
+    rng: ClientStreams,
+    last_batch: LastBatch = "merge",
+) -> Batch:
     """Batch number `exchange` of each client's shuffled examples; padding where a client has run out."""
     if batch_size is None or data.largest == 0:
         return data.everything()
+    sizes = data.sizes.tolist()
+    counts = [batch_of_epoch(n, batch_size, last_batch, exchange)[1] for n in sizes]
     start = exchange * batch_size
-    counts = (data.sizes.cpu() - start).clamp(min=0, max=batch_size)
-    width = max(1, int(counts.max()))
+    width = max(1, *counts)
     positions = torch.zeros(data.count, width, dtype=torch.long)
-    orders = _ORDERS.of(rng, data.sizes.tolist())
-    for row, count, order in zip(positions, counts.tolist(), orders, strict=True):
+    orders = _ORDERS.of(rng, sizes)
+    for row, count, order in zip(positions, counts, orders, strict=True):
         row[:count] = order[start : start + count]
-    mask = torch.arange(width) < counts[:, None]
+    mask = torch.arange(width) < torch.tensor(counts)[:, None]
     device = data.x.device
     return data.take(positions.to(device), None if bool(mask.all()) else mask.to(device))
 
 
-def batches_per_round(plan: Plan, batch_size: int | None) -> int:
-    return 1 if batch_size is None else math.ceil(plan.largest_client / batch_size)
+def batches_per_round(plan: Plan, batch_size: int | None, last_batch: LastBatch) -> int:
+    return 1 if batch_size is None else len(batch_sizes(plan.largest_client, batch_size, last_batch))
 
 
 @register(
@@ -105,17 +112,24 @@ class FedSGD(AggregatedModel[Gradient]):
     """How `lr` changes over the rounds."""
     weighting: Literal["size", "uniform"] = "size"
     """How clients are weighted in the mean: by their numbers of examples, or equally."""
+    last_batch: LastBatch = "merge"
+    """The remainder of a round that is smaller than a batch: "keep" makes it an exchange of its own, "drop" leaves it
+    out, "merge" adds it to the previous batch if it is less than half of one."""
+
+    def unused_fields(self) -> Mapping[str, str]:
+        unused = "Leave it out, or give batch_size: without it all examples are one batch."
+        return {"last_batch": unused} if self.batch_size is None else {}
 
     def exchanges(self, plan: Plan) -> int:
-        return batches_per_round(plan, self.batch_size)
+        return batches_per_round(plan, self.batch_size, self.last_batch)
 
     def computes_together(self, task: Task) -> bool:
-        return self.batch_size is not None and is_known(task, self.batch_size)
+        return self.batch_size is not None and is_known(task, largest_batch(self.batch_size, self.last_batch))
 
     def client_update(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[Gradient, State]:
-        batch = batch_in_step(data, self.batch_size, at.exchange, rng)
+        batch = batch_in_step(data, self.batch_size, at.exchange, rng, self.last_batch)
         dropout = rng.of_exchange("dropout") if task.has_dropout else None
         gradient = differentiator(task, batch).grad(expand(down.params, data.count), batch, dropout)
         sizes = torch.full_like(data.sizes, batch.y.shape[1]) if batch.mask is None else batch.mask.sum(1)
@@ -131,7 +145,7 @@ class FedSGD(AggregatedModel[Gradient]):
 
     def round_training(self, at: At) -> LocalSteps:
         lr = scheduled_lr(self.lr, self.lr_schedule, at.round, at.plan.rounds)
-        return LocalSteps(lr, self.batch_size)
+        return LocalSteps(lr, self.batch_size, last_batch=self.last_batch)
 
     def batches_behind(self, at: At, data: ClientData, rng: ClientStreams) -> Sequence[Batch]:
-        return [batch_in_step(data, self.batch_size, at.exchange, rng)]
+        return [batch_in_step(data, self.batch_size, at.exchange, rng, self.last_batch)]

@@ -74,7 +74,8 @@ class SyntheticImages:
     """Fields of a client's synthetic set."""
 
     # 1: gradients of convolution blocks in closed form (`training/conv_blocks.py`), which rounds in another order.
-    numerics: ClassVar[int] = NUMERICS + 1
+    # 2: the first block image by image.
+    numerics: ClassVar[int] = NUMERICS + 2
 
     ipc: Count = 10
     """Synthetic images per class."""

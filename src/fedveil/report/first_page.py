@@ -50,6 +50,12 @@ _AGGREGATION = {
     False: "not secure: the server receives the update of every client",
 }
 
+_DEPLOYED = "training on the nodes, which keep their data; aggregation, test and the ε below on the server"
+_NOISE = {
+    True: "from the run's seed: whoever knows the seed can remove it",
+    False: "from the operating system: nobody can compute it again",
+}
+
 
 def first_page(settings: Sequence[Setting], *, public: bool) -> str:
     """The statement to sign; empty if several settings are compared or no run is finished."""
@@ -81,13 +87,38 @@ def _outline(setting: Setting, *, public: bool) -> str:
         ("stopped", "; ".join(dict.fromkeys(f"{r.stopped}" for r in setting.runs if r.stopped))),
         ("aggregation", _AGGREGATION[_secure(run)]),
         ("on", _whose(run, public=public)),
+        ("computed", _DEPLOYED if run.deployed else ""),
         ("participation", drawn),
+        ("dropouts", _dropouts(setting.runs) if run.deployed else ""),
+        ("noise", _noise(setting)),
         ("result", _measured(setting)),
         ("finished", str(made)[:16].replace("T", " ") + " UTC" if made else ""),
         ("by", f"fedveil {version}" if version else ""),
     ]
     items = "".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in facts if value)
     return f'<dl class="facts">{items}</dl>'
+
+
+def _dropouts(runs: Sequence[Run]) -> str:
+    """How many of the uploads that the server asked for it could not use."""
+    points = [point for run in runs for point in run.history]
+    rounds = [(p.invited, p.answered) for p in points if p.invited is not None and p.answered is not None]
+    asked = sum(invited for invited, _ in rounds)
+    missing = asked - sum(answered for _, answered in rounds)
+    if not missing:
+        return f"none in {len(rounds)} rounds" if rounds else ""
+    empty = sum(answered == 0 < invited for invited, answered in rounds)
+    told = f"{missing} of {asked} uploads in {len(rounds)} rounds: federation.log says who and why"
+    return told + (f"; {empty} of the rounds had too few and changed nothing" if empty else "")
+
+
+def _noise(setting: Setting) -> str:
+    """Where the privacy noise comes from, if anything is proven by it."""
+    if not any(row.epsilon is not None for row in setting.proofs()):
+        return ""
+    if any(run.removable for run in setting.runs):
+        return _NOISE[True]
+    return _NOISE[False] if all(run.noise == "entropy" for run in setting.runs) else ""
 
 
 def _measured(setting: Setting) -> str:
@@ -133,7 +164,8 @@ def _proven(setting: Setting) -> str:
     )
     scale = "; ".join(_step(place) for place in range(len(SCALE)))
     note = (
-        f"Grades by epsilon: {escape(scale)}. "
+        f"Grades by epsilon: {escape(scale)}. δ: as if everything were revealed with this "
+        "probability, and the odds held otherwise. "
         '<a href="#odds">Formula of the odds</a>; assumptions: <a href="#privacy">privacy statement</a>.'
     )
     return f'<div class="wordy">{told}</div><p class="note">{note}</p>'
@@ -245,8 +277,13 @@ def _duties(setting: Setting) -> list[str]:
             "more of them collude with the server than the privacy statement assumes."
         )
     if proven:
+        duties.append("Keep the ledger: every further run on the same data must be charged to it.")
+        if setting.first.deployed:
+            duties.append(
+                "Ask the nodes' operators: each node charged this run to its own ledger, against its own limits "
+                "(fedveil deploy status NODE). Where cohorts are drawn, that is more than this page says."
+            )
         duties += [
-            "Keep the ledger: every further run on the same data must be charged to it.",
             "Trust the clients to follow the protocol: one that adds no noise weakens noise that clients share.",
         ]
     return duties
@@ -280,14 +317,15 @@ def _identity(setting: Setting, *, public: bool) -> str:
         files, ledger = stated.get("files"), stated.get("ledger")
         head = ledger.get("head") if isinstance(ledger, dict) else None
         config = files.get("config.toml") if isinstance(files, dict) else None
+        data = "none: the nodes keep their data" if run.deployed else stated.get("data_commitment")
         facts = [("run", stated.get("run")), ("configuration, sha256", None if public else config)]
-        facts += [("data, commitment", stated.get("data_commitment")), ("ledger head", head)]
+        facts += [("data, commitment", data), ("ledger head", head)]
         items += "".join(f"<dt>{n}</dt><dd><code>{escape(str(v))}</code></dd>" for n, v in facts if v)
     if not items:
         return '<p class="note">statement.json is missing: this run cannot be verified.</p>'
     check = (
-        "<p>Check it with <code>fedveil verify RESULT</code>: it recomputes ε from the ledger. It cannot tell files "
-        "that were all made anew: keep the ledger head above elsewhere.</p>"
+        "<p>Check it with <code>fedveil verify RESULT</code>: it recomputes ε from the ledger. It cannot detect "
+        "that all files were replaced together: keep the ledger head above elsewhere.</p>"
     )
     return f'<h3>Identity</h3><dl class="facts hashes">{items}</dl>{check}'
 

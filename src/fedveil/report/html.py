@@ -119,11 +119,9 @@ def render(
 
 def _banner(public: bool) -> str:
     if public:
-        return (
-            '<p class="banner">PUBLIC: shows nothing of clients or training data that carries no noise.</p>'
-        )
+        return '<p class="banner">PUBLIC: what is shown of clients and training data carries noise.</p>'
     return (
-        '<p class="banner internal" role="note"><strong>INTERNAL</strong> This report shows what carries no noise '
+        '<p class="banner internal" role="note"><strong>INTERNAL</strong> This report shows values without noise '
         "(label counts and scores of clients, attacks). Do not publish it; use <code>--public</code>.</p>"
     )
 
@@ -185,5 +183,5 @@ def _cohort(run: Run) -> str:
     """How many clients train in a round, and how they are drawn."""
     sampler, cohort = run.plan.get("sampler", ""), run.plan.get("cohort", "")
     if sampler == "poisson":
-        return f"about {cohort}, each drawn by itself"
+        return f"about {cohort}, drawn independently"
     return {"all": "all", "fixed": f"{cohort}, drawn at random"}.get(sampler, cohort)

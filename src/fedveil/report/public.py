@@ -10,8 +10,8 @@ from fedveil.report.reading import Run
 def published(run: Run) -> Run:
     """The run without values that have no noise; the rest may be shown to everybody who may see the model.
 
-    Left out are scores and label counts of clients, attacks and pictures, traffic and time (they show the size of
-    hidden cohorts), the configuration with its seed and paths, and the names of clients and folders.
+    Left out are scores and label counts of clients, attacks and pictures, cohort sizes, traffic and time (they show
+    the size of hidden cohorts), the configuration with its seed and paths, and the names of clients and folders.
     """
     return replace(
         run,
@@ -29,7 +29,7 @@ def published(run: Run) -> Run:
         figures=(),
         config_text="",
         environment={},
-        history=tuple(replace(point, bytes=0.0) for point in run.history),
+        history=tuple(replace(point, bytes=0.0, invited=None, answered=None) for point in run.history),
         problems=(),
         notes=(),
         folder=None,

@@ -71,6 +71,8 @@ class Point:
     r2: float | None = None
     concordance: float | None = None
     perplexity: float | None = None
+    invited: int | None = None
+    answered: int | None = None
 
 
 @dataclass(frozen=True)
@@ -278,7 +280,11 @@ def read_folder(folder: Path) -> Run:
 def _object(path: Path, problems: Problems) -> Mapping[str, Any]:
     """The object in a JSON file that need not be there."""
     loaded = read_json(path, problems) if path.exists() else {}
-    return loaded if isinstance(loaded, Mapping) else {}
+    if isinstance(loaded, Mapping):
+        return loaded
+    if loaded is not None:
+        problems.append(f"{path.name} is not an object")
+    return {}
 
 
 def _from_memory(result: Result) -> Run:
@@ -345,17 +351,8 @@ def _build(
 
 def _measured(told: Fields) -> dict[str, Any]:
     """The numbers of a finished run; none of them is required."""
-    names = (
-        "accuracy",
-        "loss",
-        "r2",
-        "concordance",
-        "mcc",
-        "perplexity",
-        "seconds",
-        "bytes_up",
-        "bytes_down",
-    )
+    names = ["accuracy", "loss", "r2", "concordance", "mcc", "perplexity"]
+    names += ["seconds", "bytes_up", "bytes_down"]
     metrics = Fields(told.mapping("metrics", required=False), told.problems, "metrics.")
     return {name: told.number(name, required=False) for name in names} | {
         "metrics": metrics.mapping("all", required=False),
@@ -481,7 +478,9 @@ def _points(lines: Iterable[Any]) -> tuple[Point, ...]:
         if not isinstance(line, Mapping) or (at := _whole(line.get("round"))) is None:
             continue
         sent += (number(line.get("bytes_up")) or 0) + (number(line.get("bytes_down")) or 0)
-        points.append(Point(at, bytes=sent, **{key: number(line.get(key)) for key in _OF_A_ROUND}))
+        scores = {key: number(line.get(key)) for key in _OF_A_ROUND}
+        invited, answered = _whole(line.get("cohort")), _whole(line.get("answered"))
+        points.append(Point(at, bytes=sent, **scores, invited=invited, answered=answered))
     return tuple(points)
 
 

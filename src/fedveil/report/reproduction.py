@@ -2,8 +2,9 @@
 
 `fedveil reproduce --pages docs` writes one page per paper, the scoreboard and the README's copy of it; a test holds the
 pages to the records. A paper's `findings.md`, beside its tables, says in words what came out; its first paragraph is
-the sentence of the scoreboard. In it `{{TABLE | ROW}}` stands for what was measured of a row, so that words and records
-agree; a row that is not on record is refused.
+the sentence of the scoreboard. In it `{{TABLE | ROW}}` stands for what was measured of a row, and
+`{{TABLE | ROW | best}}` for its best round (or `last`, `before last`, `own models`), so that words and records agree; a
+row that is not on record is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from fedveil.experiment.verdicts import (
 )
 
 TITLES = {"fedceo": "FedCEO", "fedlap-dp": "FedLAP-DP", "dp-fedags": "DP-FedAGS", "fedem": "FedEM"}
-_PLACE = re.compile(r"\{\{([^|{}]+)\|([^|{}]+)\}\}")
+_PLACE = re.compile(r"\{\{([^|{}]+)\|([^|{}]+)(?:\|([^|{}]+))?\}\}")
+_COLUMNS = {"last": "accuracy", "best": "best", "before last": "before_last", "own models": "personal"}
 _MARKS = ("<!-- scoreboard -->", "<!-- end of scoreboard -->")
 _GENERATED = "<!-- Written by `fedveil reproduce --pages docs` from experiments/. Do not edit. -->"
 _RULE = """\
@@ -166,42 +168,58 @@ def _findings(folder: Path, paper: str, tables: Sequence[_Judged]) -> str:
     path = folder / paper / "findings.md"
     text = path.read_text().strip() if path.exists() else ""
     said = _PLACE.sub(
-        lambda found: _told(path, tables, *(" ".join(part.split()) for part in found.groups())), text
+        lambda found: _told(path, tables, *(" ".join(part.split()) for part in found.groups(""))), text
     )
     paragraphs = (" ".join(paragraph.split()) for paragraph in said.split("\n\n"))
     return "\n\n".join(map(_wrapped, paragraphs))
 
 
-def _told(path: Path, tables: Sequence[_Judged], table: str, name: str) -> str:
-    """The number that stands for a row in the findings."""
+def _told(path: Path, tables: Sequence[_Judged], table: str, name: str, column: str) -> str:
+    """The number that stands for a row in the findings: what is compared with the paper, or another column."""
     for one in tables:
         for row, measured in zip(one.published, one.rows, strict=True):
             if (one.table.name, row.name) == (table, name) and measured.values:
-                return number(measured.mean, one.table.metric(row))
+                if not column:
+                    return number(measured.mean, one.table.metric(row))
+                entry = one.records.entry(row) or {"seeds": {}}
+                if found := _mean(list(entry["seeds"].values()), _COLUMNS.get(column, column), "accuracy"):
+                    return found
     raise InputError(
-        str(path), f"{table} | {name}", "is no row on record", "Name a table and a row that were run."
+        str(path),
+        " | ".join(part for part in (table, name, column) if part),
+        "is not on record",
+        f"Name a table and a row that were run, and none or one of these columns: {', '.join(_COLUMNS)}.",
     )
 
 
 def _scoreboard(papers: dict[str, list[_Judged]], folder: Path) -> str:
+    """A row of counts for each paper, and below the table what came out in words."""
     lines = [
-        "| paper | rows | run at full scale | not run would take | level reproduced "
-        "| order reproduced (tables and readings) | attacks: level, order | claimed epsilon proven "
-        "| in one sentence |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| paper | rows | run at full scale | not run would take | level reproduced | order reproduced | attacks "
+        "reproduced | claimed epsilon proven |",
+        "|---|---|---|---|---|---|---|---|",
     ]
+    words = []
     for paper, tables in papers.items():
         judged = [row for one in tables for row in one.judged]
         ordered = [one for one in tables if one.order().pairs]
         right = sum(one.order().reproduced for one in ordered)
-        sentence = " ".join(_findings(folder, paper, tables).split("\n\n")[0].split())
+        link = f"[{TITLES[paper]}]({paper}.md)"
         lines.append(
-            f"| [{TITLES[paper]}]({paper}.md) | {sum(len(one.rows) for one in tables)} | "
-            f"{sum(len(one.run) for one in tables)} | {together([one.open_cost() for one in tables]).in_words()} | "
-            f"{sum(one.levels for one in tables)} of {len(judged)} rows | "
-            f"{right} of {len(ordered)} | {_attack_score(tables)} | {_claim_score(tables)} | {sentence} |"
+            f"| {link} | {sum(len(one.rows) for one in tables)} | {sum(len(one.run) for one in tables)} | "
+            f"{together([one.open_cost() for one in tables]).in_words()} | "
+            f"{_of(sum(one.levels for one in tables), len(judged), 'rows')} | "
+            f"{_of(right, len(ordered), 'tables')} | {_attack_score(tables)} | {_claim_score(tables)} |"
         )
-    return "\n".join(lines) + "\n"
+        said = " ".join(_findings(folder, paper, tables).split("\n\n")[0].split())
+        words.append(_item(f"**{TITLES[paper]}**: {said}"))
+    return "\n".join([*lines, "", *words]) + "\n"
+
+
+def _item(text: str) -> str:
+    return fill(
+        text, 100, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
+    )
 
 
 def _attack_score(tables: Sequence[_Judged]) -> str:
@@ -211,14 +229,19 @@ def _attack_score(tables: Sequence[_Judged]) -> str:
     orders = [order for one in tables for rows in one.attacked().values() if (order := order_of(rows)).pairs]
     level = sum(verdict == "level" for verdict in judged)
     right = sum(order.reproduced for order in orders)
-    return f"{level} of {len(judged)} scores, {right} of {len(orders)} orders"
+    orders_told = f", {right} of {len(orders)} orders" if orders else ""
+    return _of(level, len(judged), "scores") + orders_told
 
 
 def _claim_score(tables: Sequence[_Judged]) -> str:
     if all(row.claim is None for one in tables for row in one.published):
         return "no number claimed"
     found = [verdict for one in tables for verdict in one.claims()]
-    return f"{sum(verdict == 'proven' for verdict in found)} of {len(found)} rows"
+    return _of(sum(verdict == "proven" for verdict in found), len(found), "rows")
+
+
+def _of(count: int, of: int, what: str) -> str:
+    return f"{count} of {of} {what}" if of else "not run"
 
 
 def _index(board: str) -> str:
@@ -368,7 +391,7 @@ def _line(one: _Judged, row: Row, measured: Measured, entry: Entry) -> str:
     if measured.half_width is not None:
         here += f" ± {number(measured.half_width, metric)}"
     seeds = list(entry["seeds"].values())
-    columns = [_mean(seeds, key, "accuracy") for key in ("accuracy", "best", "before_last", "personal")]
+    columns = [_mean(seeds, key, "accuracy") for key in _COLUMNS.values()]
     epsilon = seeds[0].get("epsilon", {})
     proven = "; ".join(f"{who}: {value:.3g}" for who, value in epsilon.items() if value is not None) or "none"
     return (

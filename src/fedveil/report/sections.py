@@ -32,11 +32,14 @@ def verdict(settings: Sequence[Setting]) -> str:
     said = headline(settings)
     items = []
     for setting in settings:
-        inner = "".join(f'<p class="{line.level}">{escape(line.text)}</p>' for line in lines(setting))
-        items.append(f"<li><h3>{named(setting)}</h3>{inner}</li>")
-    return (
-        f'<p class="verdict {said.level}">{escape(said.text)}</p><ul class="verdicts">{"".join(items)}</ul>'
-    )
+        told = lines(setting)
+        if len(settings) == 1 and setting.first.finished:
+            told = told[1:]  # the first is what the headline and the statement below say
+        inner = "".join(f'<p class="{line.level}">{escape(line.text)}</p>' for line in told)
+        if inner:
+            items.append(f"<li><h3>{named(setting)}</h3>{inner}</li>")
+    listed = f'<ul class="verdicts">{"".join(items)}</ul>' if items else ""
+    return f'<p class="verdict {said.level}">{escape(said.text)}</p>{listed}'
 
 
 def problems(runs: Sequence[Run], missing: Sequence[str]) -> str:

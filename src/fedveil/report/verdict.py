@@ -267,7 +267,7 @@ def _useless(setting: Setting) -> str:
     value, how = guess
     told = f"{100 * value:.1f} %" if measure.percent else f"{value:g}"
     return (
-        f" But that is no better than {how} ({told}; 95 % interval of the {measure.name}: "
+        f" But its {measure.name} is no better than {how} ({told}; 95 % interval of the {measure.name}: "
         f"{measure.limits(interval)})."
     )
 

@@ -10,7 +10,6 @@ import numpy as np
 from fedveil.secure_sum import primitives
 from fedveil.secure_sum.identities import Terms
 
-BITS = 32
 Words = np.ndarray[Any, np.dtype[np.uint32]]
 
 

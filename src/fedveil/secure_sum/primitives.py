@@ -17,7 +17,6 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 KEY_BYTES = 32
-SIGNATURE_BYTES = 64
 _ONCE = bytes(12)
 """The nonce for keys that encrypt only one message."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Literal
 
 LastBatch = Literal["keep", "drop", "merge"]
@@ -22,3 +23,19 @@ def batch_sizes(examples: int, batch_size: int, last_batch: LastBatch) -> list[i
     if last_batch == "merge" and 2 * rest < batch_size:
         return [*[batch_size] * (whole - 1), batch_size + rest]
     return [*[batch_size] * whole, rest]
+
+
+def batch_of_epoch(examples: int, batch_size: int, last_batch: LastBatch, index: int) -> tuple[int, int]:
+    """Where batch `index` of an epoch starts, and its size; 0 if there is no such batch."""
+    sizes = _sizes(examples, batch_size, last_batch)
+    return index * batch_size, sizes[index] if index < len(sizes) else 0
+
+
+def largest_batch(batch_size: int, last_batch: LastBatch) -> int:
+    """The most examples that a batch may have, whatever a client's number of examples."""
+    return batch_size + (batch_size - 1) // 2 if last_batch == "merge" else batch_size
+
+
+@functools.lru_cache(maxsize=1024)
+def _sizes(examples: int, batch_size: int, last_batch: LastBatch) -> tuple[int, ...]:
+    return tuple(batch_sizes(examples, batch_size, last_batch))

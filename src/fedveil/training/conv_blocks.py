@@ -91,21 +91,21 @@ class _Norm:
 
 
 class _Rectified:
-    """ReLU and the mean over 2x2 windows, which are axis `dim`."""
+    """ReLU and the mean over 2x2 windows, whose positions are the first axis."""
 
-    def __init__(self, n: Tensor, dim: int) -> None:
-        self._on, self._dim = n.clamp_(min=0), dim
+    def __init__(self, n: Tensor) -> None:
+        self._on = n.clamp_(min=0)
 
     def pooled(self) -> Tensor:
-        return self._on.mean(self._dim)
+        return self._on.mean(0)
 
     def moved(self, d_n: Tensor) -> Tensor:
         """From the change of the inputs, which is overwritten."""
         torch.ops.aten.threshold_backward.grad_input(d_n, self._on, 0, grad_input=d_n)
-        return d_n.mean(self._dim)
+        return d_n.mean(0)
 
     def backward(self, g: Tensor) -> Tensor:
-        found: Tensor = torch.ops.aten.threshold_backward((g / 4).unsqueeze(self._dim), self._on, 0)
+        found: Tensor = torch.ops.aten.threshold_backward((g / 4).unsqueeze(0), self._on, 0)
         return found
 
 
@@ -113,7 +113,7 @@ class _FirstBlock:
     """A block on images, which have few channels: its convolution is one product with their windows.
 
     With the windows' second moments a norm is a factor and a shift of each image's weights. Those are `[windows, C]`,
-    the bias in the last row, in float64.
+    the bias in the last row, in float64. What is computed at full resolution goes image by image through the cache.
     """
 
     def __init__(self, w: Weights, layer: nn.GroupNorm, size: tuple[int, int]) -> None:
@@ -128,13 +128,21 @@ class _FirstBlock:
         self._norm.forward((self._centred * self._spread).sum(1))
         shifted = self._centred * self._norm.scale.unsqueeze(1)
         shifted[:, -1] += self._norm.bias
-        self._relu = _Rectified(self._times(shifted), 1)
-        return self._relu.pooled()
+        self._on = x.new_empty(len(x), 4, self._windows.shape[2] // 4, shifted.shape[2])
+        pooled = torch.empty_like(self._on[:, 0])
+        for windows, weight, on, mean in zip(
+            self._windows, shifted.to(x.dtype), self._on, pooled, strict=True
+        ):
+            torch.mm(windows.T, weight, out=on.flatten(0, 1))
+            torch.mean(on.clamp_(min=0), 0, out=mean)
+        return pooled
 
     def backward(self, g: Tensor) -> tuple[Tensor, Weights]:
-        self._g = g  # far smaller than what it becomes at all positions
-        self._products = self._on_windows(self._relu.backward(g))
-        norm = self._norm
+        self._g = g / 4  # far smaller than what it becomes at all positions
+        products = torch.empty_like(self._spread, dtype=g.dtype)
+        for windows, on, own, out in zip(self._windows, self._on, self._g, products, strict=True):
+            torch.mm(windows, _where(on, own), out=out)
+        self._products, norm = products.double(), self._norm
         own = norm.backward(self._products[:, -1], (self._products * self._centred).sum(1))
         found = self._products * norm.scale.unsqueeze(1)
         positions = self._windows.shape[2]
@@ -150,25 +158,43 @@ class _FirstBlock:
         norm.moved(2 * (self._d_centred * self._spread).sum(1), v[1])
         shifted = self._centred * norm.d_scale.unsqueeze(1) + self._d_centred * norm.scale.unsqueeze(1)
         shifted[:, -1] += v[2]
-        return self._relu.moved(self._times(shifted))
+        pooled = torch.empty_like(self._on[:, 0])
+        for windows, weight, on, mean in zip(
+            self._windows, shifted.to(pooled.dtype), self._on, pooled, strict=True
+        ):
+            values = torch.mm(windows.T, weight).view_as(on)
+            torch.ops.aten.threshold_backward.grad_input(values, on, 0, grad_input=values)
+            torch.mean(values, 0, out=mean)
+        return pooled
 
     def moved_back(self, dg: Tensor, v: Weights) -> Tensor:
         norm, weight, along = self._norm, self._weight, v[0]
-        d_g_n = self._relu.backward(dg)
-        products = self._on_windows(d_g_n)
-        changed = (products * self._centred + self._products * self._d_centred).sum(1)
-        norm.moved_back(products[:, -1], changed)
         scale, slope = norm.scale.unsqueeze(1), norm.slope.unsqueeze(1)
-        # What reaches the windows through g_n and its change, and through the centred values and theirs.
+        # What reaches the windows through g_n and its change, and then through the centred values and theirs.
         straight = norm.d_scale.unsqueeze(1) * weight + scale * along
+        products = torch.empty_like(self._spread, dtype=dg.dtype)
+        found = torch.empty_like(self._windows[:, :-1])
+        each = zip(
+            self._windows,
+            self._on,
+            self._g,
+            dg / 4,
+            straight.to(dg.dtype),
+            (scale * weight).to(dg.dtype),
+            strict=True,
+        )
+        for one, (windows, on, g, d_g, of_g, of_d_g) in enumerate(each):
+            d_g_n = _where(on, d_g)
+            torch.mm(windows, d_g_n, out=products[one])
+            torch.mm(of_d_g[:-1], d_g_n.T, out=found[one])
+            found[one].addmm_(of_g[:-1], _where(on, g).T)
+        wide = products.double()
+        changed = (wide * self._centred + self._products * self._d_centred).sum(1)
+        norm.moved_back(wide[:, -1], changed)
         values = self._centred * norm.d_slope.unsqueeze(1) + self._d_centred * slope
         bent = torch.matmul(values, weight.T) + torch.matmul(self._centred * slope, along.T)
         bent[:, -1] += norm.d_offset @ weight.T + norm.offset @ along.T
-        found = torch.bmm(bent[:, :, :-1].to(dg.dtype).transpose(1, 2), self._windows)
-        found.baddbmm_(
-            straight[:, :-1].to(dg.dtype), self._relu.backward(self._g).flatten(1, 2).transpose(1, 2)
-        )
-        found.baddbmm_((scale * weight)[:, :-1].to(dg.dtype), d_g_n.flatten(1, 2).transpose(1, 2))
+        found.baddbmm_(bent[:, :, :-1].to(dg.dtype).transpose(1, 2), self._windows)
         return _folded(found, self._size)
 
     def _about_mean(self, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -178,13 +204,6 @@ class _FirstBlock:
         centred = weight.expand_as(spread).clone()
         centred[:, -1] -= mean
         return centred, spread.sub_(self._moments[:, :, -1:] * mean.unsqueeze(1))
-
-    def _times(self, weight: Tensor) -> Tensor:
-        values = torch.bmm(self._windows.transpose(1, 2), weight.to(self._windows.dtype))
-        return values.view(values.shape[0], 4, -1, values.shape[-1])
-
-    def _on_windows(self, g: Tensor) -> Tensor:
-        return torch.bmm(self._windows, g.flatten(1, 2)).double()
 
 
 class _Block:
@@ -198,7 +217,7 @@ class _Block:
         self._inputs, norm = self._tiles.of_inputs(h), self._norm
         self._a = a = self._centred(torch.bmm(self._inputs, self._weight), self._bias)
         norm.forward(_sums(a * a) / self._tiles.pixels)
-        self._relu = _Rectified(torch.addcmul(norm.bias, a, _each(norm.scale)), 0)
+        self._relu = _Rectified(torch.addcmul(norm.bias, a, _each(norm.scale)))
         return self._tiles.to_pixels(self._relu.pooled())
 
     def backward(self, g: Tensor) -> tuple[Tensor, Weights]:
@@ -406,6 +425,12 @@ def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
 def _sums(values: Tensor) -> Tensor:
     """Over the positions of `[4, S, N, tiles, C]`."""
     return values.sum(3).sum((0, 1))
+
+
+def _where(on: Tensor, g: Tensor) -> Tensor:
+    """What reaches one image's outputs `[positions, C]` of its pooled values."""
+    found: Tensor = torch.ops.aten.threshold_backward(g.unsqueeze(0), on, 0)
+    return found.flatten(0, 1)
 
 
 def _each(numbers: Tensor) -> Tensor:

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from fedveil.training.conv_blocks import BlockNetwork, Model
 
 _PIECE_BYTES = 6 * 2**20  # of the largest activation of a piece: more leaves the cache and costs page faults
+_BLOCK_PIECE_BYTES = (
+    10 * 2**20
+)  # the same of networks of blocks, whose largest ones stay in the cache image by image
 _STACK_BYTES = 2**20  # of the models or images of the clients that share a product: more leaves the cache
 _KEPT_BYTES = 64 * 2**20  # of the largest activation of all pieces whose graphs are kept at a time
 _LARGEST: WeakKeyDictionary[Task, dict[tuple[int, ...], int]] = WeakKeyDictionary()
@@ -258,7 +261,8 @@ def largest_activation(task: Task, w: Params, x: Tensor) -> int:
 def _pieces(task: Task, w: Params, x: Tensor) -> Iterator[slice]:
     """Parts of the images that are worked on together; at least one, even of no images."""
     count = x.shape[1]
-    size = count if task.linear is not None else _PIECE_BYTES // max(1, largest_activation(task, w, x))
+    most = _BLOCK_PIECE_BYTES if _of_blocks(task, x) else _PIECE_BYTES
+    size = count if task.linear is not None else most // max(1, largest_activation(task, w, x))
     size = max(1, min(size, count))
     for start in range(0, max(1, count), size):
         yield slice(start, start + size)

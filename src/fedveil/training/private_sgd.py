@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedveil.data.client_data import ClientData
-from fedveil.errors import InputError
+from fedveil.errors import DivergedError, InputError
 from fedveil.lazy_torch import torch
 from fedveil.linear_network import cross_entropy_gradient, example_norms, mean_gradient
 from fedveil.privacy.clipping import hide
@@ -249,7 +249,12 @@ def clipped_sum(
         factors = task.linear.backward(w, batch.x, tape, cross_entropy_gradient(scores, batch.y), drop)
         norms = example_norms(factors)
         finite = norms.isfinite()
-        if not bool(finite.all()) and hide(int((~finite).sum())):
+        if not bool(finite.all()):
+            bad = int((~finite & batch.mask).sum())  # padding repeats an example
+            if bad and not hide(bad):
+                raise DivergedError(
+                    f"the gradients of {bad} examples are not finite", field="examples", value=bad
+                )
             factors = [
                 replace(f, a=f.a.where(finite[..., None], 0), g=f.g.where(finite[..., None], 0))
                 for f in factors

@@ -98,6 +98,21 @@ def by_double_backward(module: nn.Module, w: Params, wanted: Params, x: Tensor, 
     return 1 - torch.cosine_similarity(flat, torch.cat([wanted[name].flatten() for name in w]), dim=0)
 
 
+def each_by_double_backward(view: ServerView, x: Tensor) -> Tensor:
+    assert view.labels is not None
+    rows = [
+        by_double_backward(
+            view.task.module,
+            view.params,
+            {key: leaf[row] for key, leaf in view.observed.items()},
+            x[row],
+            view.labels[row],
+        )
+        for row in range(len(x))
+    ]
+    return torch.stack(rows)
+
+
 @pytest.mark.parametrize(("rows", "examples"), [(1, 1), (5, 1), (1, 3), (2, 3)])
 @pytest.mark.parametrize("name", MODELS)
 def test_distance_and_its_gradient_are_those_of_a_double_backward_pass(
@@ -106,18 +121,7 @@ def test_distance_and_its_gradient_are_those_of_a_double_backward_pass(
     view = make_view(MODELS[name], rows, examples)
     x = random_images(view).requires_grad_()
     assert view.labels is not None
-    wanted = torch.stack(
-        [
-            by_double_backward(
-                view.task.module,
-                view.params,
-                {key: leaf[row] for key, leaf in view.observed.items()},
-                x[row],
-                view.labels[row],
-            )
-            for row in range(rows)
-        ]
-    )
+    wanted = each_by_double_backward(view, x)
     found = linear_matching(view)(x)
     pulls = torch.randn(rows, dtype=torch.float64)
     second = [torch.autograd.grad(held, x, pulls)[0] for held in (wanted, found)]
@@ -135,18 +139,7 @@ def test_distance_of_convolutions_is_that_of_a_double_backward_pass(rows: int, e
     assert closed is not None
     x = random_images(view).requires_grad_()
     found = distance(x)
-    wanted = torch.stack(
-        [
-            by_double_backward(
-                view.task.module,
-                view.params,
-                {key: leaf[row] for key, leaf in view.observed.items()},
-                x[row],
-                view.labels[row],
-            )
-            for row in range(rows)
-        ]
-    )
+    wanted = each_by_double_backward(view, x)
     second = [torch.autograd.grad(held.sum(), x)[0] for held in (wanted, found)]
     value, along = closed(x.detach())
     for ours in (value, found):

@@ -18,8 +18,10 @@ from fedveil.cli import app
 from fedveil.cli.lazy import all_commands
 from fedveil.errors import InputError
 from fedveil.experiment.changes import parse_value
+from fedveil.experiment.config import load_config
 from fedveil.methods import METHODS
 from tests.engines.configs import quick_config
+from tests.refusals import refuses
 
 # Uploads that are images of their own, or of which the server lacks the head of the model: nothing to invert.
 NOT_INVERTED = {"dsc", "feddm", "fedlap", "fedlap-dp", "psg", "centaur"}
@@ -65,6 +67,46 @@ def test_a_near_name_is_suggested_once(words: list[str | Path], tmp_path: Path) 
     assert done.returncode == 2
     said = " ".join(done.stderr.split())
     assert said.count("Did you mean") + said.count("Possible options") == 1, said
+
+
+WRONG = [
+    (["run", "demo", "--data", "nowhere"], "--data"),
+    (["list", "results", "nowhere"], "NAME"),
+    (["deploy", "init", "fed", "--nodes", "2", "--epsilon", "-1"], "--epsilon"),
+    (["deploy", "init", "fed", "--nodes", "2", "--epsilon", "nan"], "--epsilon"),
+    (["deploy", "init", "fed", "--nodes", "2", "--delta", "0"], "delta"),
+    (["run", "demo", "--tensorboard", "a-file"], "--tensorboard"),
+    (["run", "demo", "--mlflow", "http://127.0.0.1:9"], "--mlflow"),
+]
+
+
+@pytest.mark.parametrize(("words", "field"), WRONG, ids=lambda part: str(part))
+def test_wrong_input_is_refused_by_its_field(
+    words: list[str], field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = {"--tensorboard": "tensorboard", "--mlflow": "mlflow", "init": "flwr"}
+    for package in [package for word, package in needed.items() if word in words]:
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a-file").touch()
+    (tmp_path / "demo").write_text("[run]\nrounds = 1\n")
+    with pytest.raises(InputError) as refused:
+        CliRunner().invoke(app, words, catch_exceptions=False)
+    assert refused.value.field == field
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-file", "demo"]
+
+
+def test_a_key_without_its_section_is_found_in_it(tmp_path: Path) -> None:
+    (tmp_path / "demo.toml").write_text("")
+    with refuses("rounds") as refused:
+        load_config(tmp_path / "demo.toml", ["rounds=5"])
+    assert "run.rounds" in str(refused.value)
+
+
+def test_an_entry_of_a_list_is_named_by_its_place(tmp_path: Path) -> None:
+    (tmp_path / "demo.toml").write_text("[run]\ntranscript = [1, 0]\n")
+    with refuses("run.transcript.1", value=0):
+        load_config(tmp_path / "demo.toml")
 
 
 def test_worded_statements_go_to_a_file_with_the_results(tmp_path: Path) -> None:

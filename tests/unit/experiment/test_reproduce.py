@@ -161,6 +161,24 @@ def test_runs_are_recorded_and_resumed(table: PublishedTable, tmp_path: Path) ->
     assert len((tmp_path / "records" / "fedceo" / "table-1-digits.json").read_bytes()) < 4000
 
 
+def test_only_what_is_not_on_record_is_run(folder: Path, table: PublishedTable, tmp_path: Path) -> None:
+    def runs(place: str) -> list[str]:
+        return sorted(found.parent.name for found in (tmp_path / place).rglob("summary.json"))
+
+    run_job(choose(table, ["sigma 1"], 1, reduced=False), tmp_path / "first", folder / "records", jobs=1)
+    command = ["reproduce", "fedceo", "table-1-digits", "--rows", "udp", "--seeds", "2", "--missing"]
+    options = ["--tables", str(folder), "--results", str(tmp_path / "then"), "--jobs", "1", "--json"]
+    ran = CliRunner().invoke(app, [*command, *options])
+    assert ran.exit_code == 0, ran.output
+    assert runs("then") == ["seed-0", "seed-1", "seed-1"]
+    told = json.loads(ran.stdout.splitlines()[-1])
+    assert [len(row["accuracy"]) for row in told["rows"]] == [2, 2]
+    (tmp_path / "then").rename(tmp_path / "gone")
+    again = CliRunner().invoke(app, [*command, *options])
+    assert json.loads(again.stdout.splitlines()[-1])["rows"] == told["rows"]
+    assert runs("then") == []
+
+
 def test_a_record_of_another_configuration_or_numerics_is_stale(
     folder: Path, table: PublishedTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +249,20 @@ def test_a_stored_estimate_is_used_only_for_the_unchanged_row(
     path = folder / "fedceo" / "table-1-digits.toml"
     path.write_text(TABLE.replace("lr = 0.1", "lr = 0.2"))
     assert Estimates(load_table(path), tmp_path / "records").stale() == ["FedAvg", "UDP-FedAvg, sigma 1"]
+
+
+def test_an_unknown_row_of_twice_the_rounds_is_taken_to_cost_twice_as_much(
+    folder: Path, tmp_path: Path
+) -> None:
+    path = folder / "fedceo" / "table-1-digits.toml"
+    longer = "noise_multiplier = 2.0 }\nrun = { rounds = 6 }"  # of 3
+    path.write_text(TABLE.replace("noise_multiplier = 2.0 }", longer))
+    changed = load_table(path)
+    kept = Estimates(changed, tmp_path / "records")
+    kept.add(changed.rows[0], Estimate(100.0))
+    kept.write()
+    assert cost(changed, changed.rows[2:], tmp_path / "records", like=changed.rows).seconds == 200.0
+    assert cost(changed, changed.rows, tmp_path / "records").seconds == 400.0
 
 
 def test_damaged_estimates_are_refused(table: PublishedTable, tmp_path: Path) -> None:
@@ -441,6 +473,18 @@ def test_findings_quote_the_records_and_nothing_else(
     )
     text = pages(folder, tmp_path / "records", tmp_path / "docs")[tmp_path / "docs/reproduction/fedceo.md"]
     assert f"It reaches {100 * done.measured[0].values[0]:.2f} %." in text
+    entry = Records(table, tmp_path / "records").entry(table.rows[0])
+    assert entry is not None
+    words.write_text(
+        "Best {{table-1-digits | FedAvg | best}} %, then {{table-1-digits | FedAvg | before last}} %."
+    )
+    text = pages(folder, tmp_path / "records", tmp_path / "docs")[tmp_path / "docs/reproduction/fedceo.md"]
+    best, before = (100 * entry["seeds"]["0"][key] for key in ("best", "before_last"))
+    assert f"Best {best:.2f} %, then {before:.2f} %." in text
+    words.write_text("{{table-1-digits | FedAvg | own models}}")  # it has none
+    with pytest.raises(InputError) as refused:
+        pages(folder, tmp_path / "records", tmp_path / "docs")
+    assert refused.value.field == str(words)
 
 
 def test_the_documentations_pages_are_those_of_the_records() -> None:

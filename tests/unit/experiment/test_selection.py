@@ -14,6 +14,7 @@ from fedveil.experiment.compare import compositions, plan_cells, run_cells
 from fedveil.experiment.selection import Selection, SelectionSettings, plan_selection, run_selection
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.selection import NegativeBinomialTrials, PoissonTrials
+from fedveil.privacy.statement import show
 from fedveil.session.results import ResultFolder
 from fedveil.session.statement_file import verify
 
@@ -236,5 +237,5 @@ def test_all_runs_of_a_comparison_compose(tmp_path: Path) -> None:
         assert (row.unit, row.adversary) == (alone["unit"], alone["adversary"])
         assert row.epsilon is not None
         assert row.epsilon > alone["epsilon"]
-        assert f"{row.unit} against the {row.adversary}" in together.in_words()
+        assert f"epsilon {show(row.epsilon)} for a {row.unit} against" in together.in_words()
     assert compositions(folders[:1]) == []

@@ -154,7 +154,7 @@ def test_a_method_that_proves_nothing_needs_no_limit(tmp_path: Path) -> None:
         (["--nodes", "1"], "--nodes"),
         (["--nodes", "2", "--method", "nonsense"], "method.name"),
         (["--nodes", "2", "--delta", "2"], "delta"),
-        (["--nodes", "2", "--epsilon", "-1"], "policy.toml: limit.0.epsilon"),
+        (["--nodes", "2", "--epsilon", "-1"], "--epsilon"),
         (["--nodes", "2", "--reader", "pictures"], "data.classes"),
         (["--nodes", "2", "--server", "not a name"], "--server"),
         (["--nodes", "2", "--server", "[2001:db8::1]"], "--server"),

@@ -14,9 +14,9 @@ from fedveil.figures.fedceo import smoothness_figure, spectrum_figure
 from fedveil.figures.figure import save_figure
 from fedveil.linalg import slice_singular_values
 from fedveil.methods.fedceo import FedCEO
-from fedveil.session.callbacks.keep import KeepRounds
 from fedveil.tree import Params
 from tests.contract.federation import make_clients, make_task
+from tests.unit.figures.keep import KeepRounds
 
 
 def smoothed() -> tuple[Params, Params]:

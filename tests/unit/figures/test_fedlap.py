@@ -15,8 +15,8 @@ from fedveil.methods.fedlap import ModelAndRadius, Server
 from fedveil.methods.method import At
 from fedveil.methods.synthetic import SyntheticSet
 from fedveil.privacy.releases import Plan
-from fedveil.session.callbacks.keep import KeepRounds
 from fedveil.session.loop import RoundEnd
+from tests.unit.figures.keep import KeepRounds
 
 PLAN = Plan(2, 2, "all", 3, 5, 5)
 

@@ -390,7 +390,7 @@ def test_the_server_learns_as_much_as_from_averaging_and_others_learn_more(
         assert less < more
 
 
-def test_after_smoothing_who_came_is_not_hidden_by_the_sum() -> None:
+def test_after_smoothing_participation_is_not_hidden_by_the_sum() -> None:
     """A participant shifts the slots behind it, which changes what the others send by more than its own clip."""
     method = FedCEO(noise_multiplier=1.0, interval=2)
     plan = Plan(100, 10, "poisson", 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,6 +19,7 @@ from fedveil.models.registry import make_model
 from fedveil.privacy.releases import Plan
 from fedveil.streams import ClientStreams, NoiseSource, ServerStreams
 from fedveil.task import Batch, Task
+from fedveil.training.batching import LastBatch
 from fedveil.tree import Params, expand, with_axis
 from tests.refusals import refuses
 
@@ -110,7 +113,7 @@ def test_one_client_whole_batch_is_one_gradient_step_on_the_perturbed_data() -> 
     found, delta = one_round(method, task, data)
     assert delta is not None
     batch = batch_in_step(data, 6, 0, ClientStreams(0, 1, (0,)))
-    seen = Batch(batch.x + delta, batch.y)
+    seen = Batch(batch.x + delta[:, :6], batch.y)
     gradient = task.grad(with_axis(start(task)), seen)
     for name, leaf in start(task).items():
         torch.testing.assert_close(found[name], leaf - 0.2 * gradient[name][0], rtol=1e-12, atol=1e-14)
@@ -151,7 +154,7 @@ def test_two_batches_equal_algorithm_1_written_out(norm: Norm, low: float, high:
             name: (leaf - lr * leaf.grad).detach() for name, leaf in leaves.items() if leaf.grad is not None
         }
 
-    theta, own = start(task), start_delta[0].clone()
+    theta, own = start(task), start_delta[0, :4].clone()
     for index in range(2):
         batch = batch_in_step(data, 4, index, ClientStreams(0, 1, (0,)))
         x, y = batch.x[0], batch.y[0]
@@ -171,7 +174,7 @@ def test_two_batches_equal_algorithm_1_written_out(norm: Norm, low: float, high:
                     example.mul_(low / size)
             theta_u = step_of(theta_u, x + own, y)
         theta = step_of(theta, x + own, y)
-    torch.testing.assert_close(delta[0], own, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(delta[0, :4], own, rtol=1e-8, atol=1e-10)
     for name, leaf in theta.items():
         torch.testing.assert_close(found[name], leaf, rtol=1e-8, atol=1e-11)
 
@@ -227,7 +230,7 @@ def test_blocks_of_one_client_are_the_same_steps_in_fewer_messages(block: int) -
     torch.testing.assert_close(delta, paper_delta, rtol=1e-7, atol=1e-9)
     for name, leaf in paper.items():
         torch.testing.assert_close(blocks[name], leaf, rtol=1e-9, atol=1e-11)
-    assert FedEM(batch_size=4, block=block).exchanges(Plan(1, 1, "all", 1, 13, 13)) == -(-4 // block)
+    assert FedEM(batch_size=4, block=block).exchanges(Plan(1, 1, "all", 1, 13, 13)) == -(-3 // block)
 
 
 def test_a_block_stacked_equals_one_by_one() -> None:
@@ -255,8 +258,37 @@ def test_inner_steps_leave_the_model_alone_and_lower_the_loss() -> None:
     _, after = method.client_update(task, At(plan, 1), Model(theta), data, state, streams)
     assert all(torch.equal(theta[name], before[name]) for name in theta)
     batch = batch_in_step(data, 6, 0, streams)
-    perturbed = task.loss(theta, Batch(batch.x + after["delta"], batch.y))
+    perturbed = task.loss(theta, Batch(batch.x + after["delta"][:, :6], batch.y))
     assert float(perturbed) < float(task.loss(theta, batch))
+
+
+@pytest.mark.parametrize(
+    ("last_batch", "counts"),
+    [("keep", [(4, 4), (4, 4), (1, 3)]), ("drop", [(4, 4), (4, 4)]), ("merge", [(4, 4), (5, 4), (0, 3)])],
+)
+@pytest.mark.parametrize("made", [FedSGD, FedEM])
+def test_what_becomes_of_the_last_batch(made: Any, last_batch: LastBatch, counts: list[Any]) -> None:
+    """Clients of 9 and 11 examples; every example is in one batch at most, and the stack does not matter."""
+    task, data = make_task(), make_data([9, 11])
+    method = made(batch_size=4, last_batch=last_batch)
+    plan = Plan(2, 2, "all", 1, 9, 11)
+    assert method.exchanges(plan) == len(counts)
+    down, seen = Model(with_axis(start(task))), []
+    state = method.init_client(task, data, ClientStreams(0, 0, (0, 1)))
+    alone = method.init_client(task, data.rows([0]), ClientStreams(0, 0, (0,)))
+    for exchange, expected in enumerate(counts):
+        at = At(plan, 1, exchange)
+        up, state = method.client_update(task, at, down, data, state, ClientStreams(0, 1, (0, 1), exchange))
+        assert tuple(up.size.tolist()) == expected
+        (batch,) = method.batches_behind(at, data, ClientStreams(0, 1, (0, 1), exchange))
+        mask = torch.ones_like(batch.y, dtype=torch.bool) if batch.mask is None else batch.mask
+        seen += [tuple(x.flatten().tolist()) for x in batch.x[mask]]
+        one, alone = method.client_update(
+            task, at, down, data.rows([0]), alone, ClientStreams(0, 1, (0,), exchange)
+        )
+        for name, leaf in one.gradient.items():
+            torch.testing.assert_close(up.gradient[name][:1], leaf, rtol=1e-9, atol=1e-12)
+    assert len(set(seen)) == len(seen) == sum(sum(pair) for pair in counts)
 
 
 def test_the_perturbation_persists_between_batches_and_is_drawn_again_each_round() -> None:

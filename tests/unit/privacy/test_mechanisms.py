@@ -266,6 +266,18 @@ def test_binomial_noise_moments() -> None:
     _compare(draws[:100_000], support, stats.binom.pmf(support + 32, 64, 0.5))
 
 
+@pytest.mark.parametrize("trials", [8, 24, 40, 64, 72, 2088, 8000])
+@pytest.mark.parametrize("before", [0, 1, 4])  # after an odd number of half words the generator keeps one
+def test_binomial_noise_counts_the_bits_that_the_stream_gives(trials: int, before: int) -> None:
+    counted, drawn = named_stream(8), named_stream(8)
+    counted.bytes(before)
+    drawn.bytes(before)
+    bits = np.unpackbits(np.frombuffer(counted.bytes(304 * trials // 8), dtype=np.uint8)).reshape(304, -1)
+    expected = bits.sum(1, dtype=np.int64) - trials // 2
+    np.testing.assert_array_equal(centred_binomial(trials, 304, drawn), expected)
+    assert counted.bytes(4) == drawn.bytes(4)
+
+
 class _Fixed:
     """A stream whose next draw is this number of [0, 1), to as many digits as it is asked for."""
 

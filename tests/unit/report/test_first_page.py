@@ -124,6 +124,35 @@ def test_the_data_of_a_federation_is_not_that_of_the_server(tmp_path: Path) -> N
     assert "the nodes&#x27; own, tested on digits" in page
 
 
+def test_the_first_page_of_a_federation_names_its_dropouts_ledgers_and_noise(tmp_path: Path) -> None:
+    privacy = {
+        "paper_claim": "none",
+        "proven": [proof("server", 3.0)],
+        "removable": False,
+        "noise": "entropy",
+    }
+    folder = write_run(tmp_path, "udp-fedavg", deployed=True, privacy=privacy)
+    (folder / "statement.json").write_text(json.dumps({"run": "r"}))
+    rounds = [{"round": 1, "cohort": 3, "answered": 2}, {"round": 2, "cohort": 3, "answered": 0}]
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rounds))
+    runs = read_runs([tmp_path])
+    first = section_of(render(runs), "statement")
+    assert "4 of 6 uploads in 2 rounds" in first
+    assert "1 of the rounds had too few" in first
+    assert "each node charged this run to its own ledger" in first
+    assert "from the operating system" in first
+    assert "none: the nodes keep their data" in first
+    assert "uploads in" not in section_of(render(runs, public=True), "statement")
+
+
+def test_the_first_page_of_a_simulation_has_no_dropouts(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "udp-fedavg", proven=[proof("server", 3.0)])
+    (folder / "rounds.jsonl").write_text(json.dumps({"round": 1, "cohort": 3, "answered": 2}) + "\n")
+    first = section_of(render(read_runs([tmp_path])), "statement")
+    assert "uploads in" not in first
+    assert "its own ledger" not in first
+
+
 def test_the_first_page_has_the_score_of_numbers_with_its_interval(tmp_path: Path) -> None:
     scores: dict[str, Any] = {
         "r2": 0.9,

@@ -130,7 +130,7 @@ def test_other_networks_go_the_general_way(model: Callable[[], nn.Module], shape
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_the_gradient_does_not_depend_on_the_pieces(monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
-    monkeypatch.setattr(gradient_matching, "_PIECE_BYTES", 2 * 4 * 8 * 12 * 8)  # two images
+    monkeypatch.setattr(gradient_matching, "_BLOCK_PIECE_BYTES", 2 * 4 * 8 * 12 * 8)  # two images
     monkeypatch.setattr(gradient_matching, "_KEPT_BYTES", 2**20 if kept else 0)
     Problem(network(), (3, 8, 12)).check()
 

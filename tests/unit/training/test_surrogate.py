@@ -116,7 +116,8 @@ def test_image_gradients_are_those_of_plain_double_backward(
 ) -> None:
     """Whatever the size of the pieces, and whether their graphs are kept or made again."""
     monkeypatch.setattr(gradient_matching, "_KEPT_BYTES", kept)
-    monkeypatch.setattr(gradient_matching, "_PIECE_BYTES", 2 * 4 * 64 * 8)
+    for limit in ("_PIECE_BYTES", "_BLOCK_PIECE_BYTES"):
+        monkeypatch.setattr(gradient_matching, limit, 2 * 4 * 64 * 8)
     task, data = make(), examples()
     x, labels = synthetic(data)
     labels[1, -2:] = PADDING
@@ -163,7 +164,8 @@ def test_losses_and_gradients_in_pieces_are_those_of_the_whole(monkeypatch: pyte
         weighted_gradient(task, w, data.x, data.y, weights),
         weighted_loss(task, w, data.x, data.y, weights),
     )
-    monkeypatch.setattr(gradient_matching, "_PIECE_BYTES", 1)
+    for limit in ("_PIECE_BYTES", "_BLOCK_PIECE_BYTES"):
+        monkeypatch.setattr(gradient_matching, limit, 1)
     pieces = weighted_gradient(task, w, data.x, data.y, weights)
     assert all(torch.allclose(whole[0][name], leaf) for name, leaf in pieces.items())
     assert torch.allclose(whole[1], weighted_loss(task, w, data.x, data.y, weights))

@@ -316,7 +316,7 @@ class DPSGD(Defence):
         rng: ClientStreams,
     ) -> tuple[Gradient, State]:
         assert isinstance(inner, FedSGD)
-        batch = batch_in_step(data, inner.batch_size, at.exchange, rng)
+        batch = batch_in_step(data, inner.batch_size, at.exchange, rng, inner.last_batch)
         mask = batch.y.new_ones(batch.y.shape[:2], dtype=torch.bool) if batch.mask is None else batch.mask
         sizes = mask.sum(1)
         gradient = private_gradient(

@@ -245,11 +245,6 @@ class WrappedMethod(Around[Wrapped]):
     def broadcast(self, at: At, server: Wrapped, clients: Sequence[int]) -> Message:
         return cast(Message, self.inner.broadcast(at, self._unwrap(server), clients))
 
-    def client_update(
-        self, task: Task, at: At, down: Message, data: ClientData, state: State, rng: ClientStreams
-    ) -> tuple[Message, State]:
-        return self.inner.client_update(task, at, down, data, state, rng)
-
     def server_update(
         self,
         task: Task,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +20,11 @@ class TensorBoardLog(Callback):
 
     def __init__(self, folder: Path) -> None:
         board = require_tensorboard(str(folder))
-        self._writer: Any = board.SummaryWriter(str(folder))
+        try:
+            self._writer: Any = board.SummaryWriter(str(folder))
+        except OSError as error:
+            reason = f"cannot be written: {error.strerror}"
+            raise InputError("--tensorboard", str(folder), reason, "Give a folder.") from error
 
     def round_ends(self, end: RoundEnd) -> None:
         for name, value in numbers(end).items():
@@ -67,7 +73,8 @@ def require_mlflow(uri: str) -> ModuleType:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     flow = _optional("mlflow", "--mlflow", uri, "mlflow-skinny")
     try:
-        flow.tracking.MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
+        with _impatient():
+            flow.tracking.MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
     except Exception as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise InputError(
@@ -77,6 +84,20 @@ def require_mlflow(uri: str) -> ModuleType:
             "Give a database, such as sqlite:///mlflow.db (needs sqlalchemy and alembic), or a running server",
         ) from error
     return flow
+
+
+@contextmanager
+def _impatient() -> Iterator[None]:
+    """Ask once: MLflow's own retries would keep a mistyped address waiting for minutes."""
+    names = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update({name: value for name, value in names.items() if before[name] is None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
 
 
 def _optional(module: str, option: str, value: str, package: str) -> ModuleType:

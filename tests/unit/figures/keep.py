@@ -1,4 +1,4 @@
-"""A callback that keeps messages in memory, for figures."""
+"""A callback that keeps messages in memory, for the tests of figures."""
 
 from __future__ import annotations
 
