@@ -87,8 +87,8 @@ Keep `state/` and back it up: it records all releases. A node whose ledger is da
 1. Open the port of {address} to the nodes.
 2. `./start.sh` in `server/` (or install the `.service` file). Only nodes with keys in `server/keys/` may connect.
 3. `fedveil deploy submit server experiment.toml --results server/results` on the server starts a run once all nodes
-   are online, or after ten minutes with those that are. The server writes the results, so give a folder where it may write;
-   with the `.service` file submit as its user: `sudo -u fedveil`. `experiment.toml`: see `docs/deploy.md`.
+   are online, or after ten minutes with those that are. The server writes the results, so give a folder where it may
+   write; with the `.service` file submit as its user: `sudo -u fedveil`. `experiment.toml`: see `docs/deploy.md`.
 4. The run's folder holds `federation.log`: who joined, who dropped out of a round, and why. Unregistered nodes are in
    the server's own log, by address and key (compare `ssh-keygen -lf node.pub`).
 5. `fedveil deploy status server` lists nodes and runs, `fedveil deploy cancel server` cancels a run: its nodes charge
