@@ -28,7 +28,7 @@ from fedveil.methods.method import AnyMethod, At, field_names
 from fedveil.methods.wrappers import WRAPPERS
 from fedveil.methods.wrappers.wrapper import wrapper_fields
 from fedveil.session.loop import Callback, RoundEnd, run_rounds
-from tests.contract.federation import QUICK
+from tests.contract.federation import QUICK, make_method
 
 SIDE, CLASSES, ROUNDS = 4, 3, 4
 HELD = (
@@ -151,10 +151,11 @@ class Examined:
     def __init__(self, name: str, kind: Any, fields: list[str], start: Mapping[str, Any]) -> None:
         self.name, self.kind, self.fields, self.start = name, kind, fields, dict(start)
         self.types = get_type_hints(kind, include_extras=True)
-        self._traces: dict[str, Any] = {}
+        self._traces: dict[str, list[Any] | None] = {}
 
     def method(self, made: Any) -> AnyMethod:
-        return made
+        method: AnyMethod = made
+        return method
 
     def build(self, setting: Mapping[str, Any]) -> Any:
         """None where the combination is refused."""
@@ -221,7 +222,7 @@ class Examined:
 
 class ExaminedWrapper(Examined):
     def method(self, made: Any) -> AnyMethod:
-        around: AnyMethod = made.around(METHODS["fedsgd"](batch_size=4))
+        around: AnyMethod = made.around(make_method("fedsgd"))
         return around
 
 

@@ -13,7 +13,12 @@ import typer
 from fedveil.atomic_files import write_atomically
 from fedveil.cli.app import AsJson, DataDir, app, out
 
-ResultArgument = Annotated[Path, typer.Argument(help="A result folder, such as results/demo/1a2b3c/seed-0.")]
+ResultArgument = Annotated[
+    Path,
+    typer.Argument(
+        help="A result folder, such as results/demo/1a2b3c/seed-0, or results/demo where it is the only one."
+    ),
+]
 
 
 @app.command(epilog="Example: fedveil predict results/patients/1a2b3c/seed-0 new.csv -o predicted.csv")

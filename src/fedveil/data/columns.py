@@ -248,6 +248,29 @@ def _fit_numbers(table: RawTable, name: str, options: ColumnOptions) -> Column:
     return column
 
 
+def with_schema(said: ColumnOptions, label: str, schema: TableSchema) -> ColumnOptions:
+    """The options with the target of a given schema; refuses options that the schema contradicts and so ignores."""
+    remedy = "Change the schema, or leave it out."
+    if label != schema.label:
+        raise InputError("label", label, f"the label of the schema is {schema.label!r}", "Name that column.")
+    usual = ColumnOptions()
+    for field in ("missing", "decimal", "limit", "unit_norm", "target", "event", "intervals"):
+        given, own, default = (getattr(one, field) for one in (said, schema, usual))
+        given = tuple(given) if field == "intervals" else given
+        if given not in (own, default):
+            raise InputError(field, given, f"the schema has {own!r}", remedy)
+    categories = {column.name: column.categories is not None for column in schema.columns}
+    against = {
+        "categorical": [name for name in said.categorical if categories.get(name) is False],
+        "numeric": [name for name in said.numeric if categories.get(name) is True],
+        "drop": [name for name in said.drop if name in categories],
+    }
+    for field, names in against.items():
+        if names:
+            raise InputError(field, names[0], "the schema reads this column in another way", remedy)
+    return replace(said, target=schema.target, event=schema.event, intervals=schema.intervals)
+
+
 def strata_of(label: str, options: ColumnOptions) -> str | None:
     """The column for stratified splits: the classes, or the event indicator; None for numbers."""
     return {"classes": label, "survival": options.event, "number": None}[options.target]

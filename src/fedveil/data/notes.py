@@ -23,6 +23,9 @@ def check_statistics(statistics: object, noise: object, schema: bool) -> None:
     if statistics not in get_args(Statistics):
         known = ", ".join(f'"{name}"' for name in get_args(Statistics))
         raise InputError("statistics", statistics, "is not one of the choices", f"Use {known}.")
+    if statistics == "public" and schema:
+        remedy = "Leave it out."
+        raise InputError("statistics", statistics, "the schema has them, as public constants", remedy)
     if statistics != "private":
         if noise is not None:
             raise InputError("statistics_noise", noise, 'needs statistics = "private"', "Leave it out.")

@@ -25,6 +25,7 @@ from fedveil.data.columns import (
     complete_rows,
     fit_schema,
     strata_of,
+    with_schema,
 )
 from fedveil.data.dataset import Dataset, Examples, check_fraction, stratified_split
 from fedveil.data.files import given_file
@@ -209,10 +210,11 @@ def load_table(
     `label` names the column to predict, `user` the one that tells whose row it is; `ColumnOptions` has what can be
     said about the others. Without `test_path` the rows are split here, stratified and fixed by the seed. `person`
     names the column of the people: nobody is then in both splits, or has more than `rows_per_person` training rows.
-    `schema` may be the path of a schema file. Without it, standardisation uses the training split's mean and std (a
-    constant column becomes zeros), which `statistics = "public"` declares to be public, and classes are those of
-    the whole table. `statistics = "private"` needs a schema with bounds and `statistics_noise`: a run then computes
-    the scales of the bounded columns with Gaussian noise of so many times their sensitivity.
+    `schema` may be the path of a schema file; options that it contradicts are refused. Without it, standardisation uses
+    the training split's mean and std (a constant column becomes zeros), which `statistics = "public"` declares to be
+    public, and classes are those of the whole table. `statistics = "private"` needs a schema with bounds and
+    `statistics_noise`: a run then computes the scales of the bounded columns with Gaussian noise of so many times their
+    sensitivity.
     """
     source = given_file("path", path, data_dir)
     check_fraction("test_fraction", test_fraction)
@@ -228,12 +230,14 @@ def load_table(
         if missing == "refuse":
             not_features = (label, user, person, event, *drop)
             require_present(table, [n for n in table.columns if n not in not_features], FILL_IN)
-    train, test = _split(table, other, strata_of(label, options), person, test_fraction, seed)
-    if person is not None and most is not None:
-        train = limit_rows(train, person, most, seed)
     given = schema is not None
     if isinstance(schema, (str, Path)):
         schema = read_schema(given_file("schema", schema, data_dir))
+    if schema is not None:
+        options = with_schema(options, label, schema)
+    train, test = _split(table, other, strata_of(label, options), person, test_fraction, seed)
+    if person is not None and most is not None:
+        train = limit_rows(train, person, most, seed)
     if schema is None:
         classes = classes_of([train, test], label, options)
         schema = fit_schema(train, label=label, classes=classes, user=user, person=person, options=options)

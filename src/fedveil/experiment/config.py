@@ -159,10 +159,13 @@ class Config(Section):
     def _unused_for_rounds(self) -> list[str]:
         """Fields of the method that so few rounds do not reach: a note, since a first try has few rounds."""
         method = build_method(self.method)
-        default = _values(build_method({"name": method.name}))
+        unused = method.unused_for(self.run.rounds)
+        default = _values(
+            build_method({key: value for key, value in self.method.items() if key not in unused})
+        )
         return [
             f"method.{field} is not used in {self.run.rounds} rounds: {why}"
-            for field, why in method.unused_for(self.run.rounds).items()
+            for field, why in unused.items()
             if field in self.method and self.method[field] != default[field]
         ]
 
@@ -343,6 +346,8 @@ def _require_read(config: Config) -> None:
             "server",
             "target_epsilon",
         ),
+        ("privacy.target_unit", privacy.target_unit, privacy.target_epsilon is None, None, "target_epsilon"),
+        ("privacy.budget_unit", privacy.budget_unit, privacy.budget is None, None, "budget"),
         ("run.transcript_exchanges", run.transcript_exchanges, not run.transcript, None, "transcript"),
     )
     for field, value, without, default, other in alone:

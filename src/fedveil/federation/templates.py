@@ -91,8 +91,9 @@ Keep `state/` and back it up: it records all releases. A node whose ledger is da
    write; with the `.service` file submit as its user: `sudo -u fedveil`. `experiment.toml`: see `docs/deploy.md`.
 4. The run's folder holds `federation.log`: who joined, who dropped out of a round, and why. Unregistered nodes are in
    the server's own log, by address and key (compare `ssh-keygen -lf node.pub`).
-5. `fedveil deploy status server` lists nodes and runs; `fedveil deploy stop server` ends it. A run that was interrupted
-   resumes when it is submitted again.
+5. `fedveil deploy status server` lists nodes and runs, `fedveil deploy cancel server` cancels a run: its nodes charge
+   nothing more. `fedveil deploy stop server` ends the server. A run that was interrupted resumes when it is submitted
+   again.
 
 The server's certificate ends after {days} days. Before that, or after a change of `names` in `server.toml`:
 `fedveil deploy certificate authority server`, where both folders are, then restart the server. Nodes need nothing new.

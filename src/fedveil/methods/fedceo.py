@@ -144,7 +144,7 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
     def unused_for(self, rounds: int) -> Mapping[str, str]:
         unused = dict(super().unused_for(rounds))
         if rounds < self.interval:
-            smoothing = ("lam", "theta", "layers", "biases", "restart", "smooth_last")
+            smoothing = ("lam", "theta", "layers", "biases", "smooth_last")
             unused |= dict.fromkeys(smoothing, f"the first smoothing is in round {self.interval}")
         elif rounds % self.interval:
             unused["smooth_last"] = f"the last round is no multiple of interval = {self.interval}"

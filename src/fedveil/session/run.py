@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil.data.client_data import Array, ArrayClients, Clients
+from fedveil.data.client_data import Array, ArrayClients, Clients, client_ids
 from fedveil.data.dataset import Examples
+from fedveil.data.shared_records import PRIVATE_STOP, REMOVE, shared_records
 from fedveil.engines.engine import Engine
 from fedveil.engines.simulation import Execution, Simulation
 from fedveil.errors import InputError, whole_number
@@ -152,6 +153,8 @@ def run(
         noise_source=noise_for(method, plan, noise, own_data=True),
         early_stopping=early_stopping,
     )
+    if early_stopping is not None and public is not None:
+        _require_public(public, source)
     data = AvailableData(test, classes, source, local_test, score_clients, public=public)
     spread = SimulationOptions(execution, workers, max_memory, cluster)
     return simulate(task, source, method, plan, options, spread, data, callbacks)
@@ -186,6 +189,18 @@ def simulate(
         )
 
     return run_session(engine_of, task, method, plan, options, data, callbacks)
+
+
+def _require_public(public: Examples | tuple[Array, Array], clients: Clients) -> None:
+    """Refuse public examples that share records with the clients' data."""
+    inputs = _pair(public)[0]
+    own = []
+    for client in client_ids(clients):
+        data = clients.load([client])
+        own.append(data.x[0, : int(data.sizes[0])])
+    shared = shared_records(torch.as_tensor(inputs).to(own[0].dtype), torch.cat(own))
+    if shared is not None:
+        raise InputError("public", f"{len(inputs)} examples", f"{shared}: {PRIVATE_STOP}", REMOVE)
 
 
 def _clients_of(clients: Clients | Sequence[tuple[Array, Array] | Examples | TorchDataset[Any]]) -> Clients:

@@ -10,7 +10,7 @@ import pytest
 from fedveil.data.raw_table import read_table
 from fedveil.data.schema import read_schema
 from fedveil.data.table import load_table, table_examples
-from fedveil.errors import DataError
+from fedveil.errors import DataError, InputError
 from fedveil.evaluation.metrics import ONE_CLASS
 from fedveil.experiment.config import make_config
 from fedveil.experiment.run import run_seed
@@ -193,3 +193,44 @@ def test_the_column_that_leaves_no_row_is_named(tmp_path: Path) -> None:
         load_table(path=tmp_path / "t.csv", label="ill", missing="drop")
     assert refused.value.field == "missing"
     assert "'x'" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("label", "sex"),
+        ("categorical", ["age"]),
+        ("numeric", ["sex"]),
+        ("drop", ["age"]),
+        ("missing", "drop"),
+        ("decimal", ","),
+        ("limit", 1.0),
+        ("unit_norm", True),
+        ("target", "number"),
+        ("statistics", "public"),
+    ],
+)
+def test_options_that_a_given_schema_contradicts_are_refused(
+    field: str, value: object, tmp_path: Path
+) -> None:
+    """They would be ignored silently: the schema says how each column is read."""
+    (tmp_path / "schema.toml").write_text(SCHEMA.format(label="ill", more='classes = ["no", "yes"]'))
+    (tmp_path / "data.csv").write_text("age,sex,ill,note\n" + "50,f,no,x\n60,m,yes,y\n" * 10)
+    options: dict[str, Any] = {
+        "path": tmp_path / "data.csv",
+        "label": "ill",
+        "schema": tmp_path / "schema.toml",
+    }
+    assert len(load_table(**options, drop=["note"], categorical=["sex"], numeric=["age"]).train) == 16
+    with pytest.raises(InputError) as refused:
+        load_table(**options | {field: value})
+    assert refused.value.field == field
+
+
+def test_the_target_is_that_of_the_schema(tmp_path: Path) -> None:
+    (tmp_path / "schema.toml").write_text(SCHEMA.format(label="days", more='classes = []\ntarget = "number"'))
+    rows = "".join(f"{50 + k},f,{k}.5\n" for k in range(20))
+    (tmp_path / "data.csv").write_text("age,sex,days\n" + rows)
+    made = load_table(path=tmp_path / "data.csv", label="days", schema=tmp_path / "schema.toml")
+    assert made.train.y.dtype.is_floating_point
+    assert len(made.test) == 4

@@ -295,6 +295,7 @@ def test_any_content_is_a_configuration_or_a_clear_error(content: Any) -> None:
     ("alone", "together"),
     [
         ('privacy.budget_adversary="server"', "privacy.budget=3"),
+        ('privacy.budget_unit="client"', "privacy.budget=3"),
         ('privacy.target_adversary="observer"', "privacy.target_epsilon=3"),
         ("run.transcript_exchanges=1", "run.transcript=true"),
     ],
@@ -307,3 +308,22 @@ def test_a_key_that_needs_another_is_refused_without_it(alone: str, together: st
     assert refused.value.field == alone.partition("=")[0]
     (tmp_path / "again.toml").write_text(load_experiment(path, [alone, together]).to_toml())
     load_experiment(tmp_path / "again.toml")
+
+
+@pytest.mark.parametrize(
+    ("method", "rounds", "named"),
+    [
+        ({"name": "fedceo", "interval": 10, "lam": 0.5, "smooth_last": False}, 7, ["lam", "smooth_last"]),
+        ({"name": "fedceo", "interval": 3, "lam": 0.5, "smooth_last": False}, 7, ["smooth_last"]),
+        ({"name": "fedceo", "interval": 7, "lam": 0.5, "smooth_last": False}, 7, []),
+        ({"name": "fedlap", "reinit": False}, 1, ["reinit"]),
+        ({"name": "fedavg", "lr_schedule": "cosine"}, 1, ["lr_schedule"]),
+        ({"name": "fedavg", "lr_schedule": "cosine"}, 2, []),
+    ],
+)
+def test_fields_that_only_more_rounds_reach_are_named(
+    method: dict[str, Any], rounds: int, named: list[str]
+) -> None:
+    """Not refused: a first try of an experiment has few rounds."""
+    told = make_config({"method": method, "run": {"rounds": rounds}}).unused()
+    assert [line.split()[0] for line in told] == [f"method.{field}" for field in named]

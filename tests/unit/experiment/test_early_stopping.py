@@ -10,12 +10,11 @@ import pytest
 import torch
 
 import fedveil
-from fedveil.data.dataset import Dataset, Examples
 from fedveil.data.notes import STOPPING_NOTE
 from fedveil.data.registry import load_dataset
+from fedveil.data.shared_records import shared_records
 from fedveil.errors import InputError
 from fedveil.experiment.config import Config, build_method, make_config
-from fedveil.experiment.early_stopping import shared_records
 from fedveil.experiment.run import run_seed
 from fedveil.privacy.ledger import Ledger
 from fedveil.session.loop import Callback, RoundEnd
@@ -165,37 +164,45 @@ def test_a_copy_of_private_rows_beside_other_rows_is_refused(copied: int, tables
     )
 
 
-def examples(rows: list[tuple[int, ...]]) -> Examples:
-    return Examples(torch.tensor(rows, dtype=torch.float32), torch.zeros(len(rows), dtype=torch.int64))
-
-
-def of_categories(count: int, columns: int, seed: int) -> list[tuple[int, ...]]:
-    found = np.random.default_rng(seed).integers(0, 2, (count, columns))
-    return [tuple(row) for row in found.tolist()]
-
-
-def dataset(rows: list[tuple[int, ...]]) -> Dataset:
-    return Dataset("t", examples(rows[:-50]), examples(rows[-50:]), ("no", "yes"), (0.0,), (1.0,))
+def of_categories(count: int, columns: int, seed: int) -> torch.Tensor:
+    """Records of independent answers, yes or no."""
+    return torch.from_numpy(np.random.default_rng(seed).integers(0, 2, (count, columns))).float()
 
 
 @pytest.mark.parametrize("columns", [3, 6, 9, 12])
 def test_coincidences_of_few_categories_are_accepted(columns: int) -> None:
-    private = dataset(of_categories(450, columns, 1))
-    assert all(
-        shared_records(examples(of_categories(100, columns, 10 + k)), private) is None for k in range(20)
-    )
+    train, test = of_categories(450, columns, 1).split([400, 50])
+    assert all(shared_records(of_categories(100, columns, 10 + k), train, test) is None for k in range(20))
 
 
 @pytest.mark.parametrize("columns", [9, 12])
 def test_more_than_coincidences_are_refused(columns: int) -> None:
     rows = of_categories(450, columns, 1)
-    mixed = [*rows[:80], *of_categories(20, columns, 2)]
-    assert shared_records(examples(mixed), dataset(rows)) is not None
+    mixed = torch.cat([rows[:80], of_categories(20, columns, 2)])
+    assert shared_records(mixed, rows) is not None
 
 
 def test_all_records_in_another_order_are_refused_whatever_they_are() -> None:
     rows = of_categories(450, 3, 1)
-    assert shared_records(examples(rows[:-50][::-1]), dataset(rows)) is not None
+    assert shared_records(rows[:-50].flip(0), *rows.split([400, 50])) is not None
+
+
+def test_python_refuses_the_clients_records_as_public_ones() -> None:
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] > 0).long()
+    task = fedveil.Task(lambda: fedveil.make_model("logistic", (4,), 2))
+    clients = [(x[k::3], y[k::3]) for k in range(3)]
+    stop = fedveil.EarlyStopping("accuracy", patience=2)
+    with pytest.raises(InputError) as refused:
+        fedveil.run(
+            task,
+            clients,
+            build_method({"name": "fedavg"}),
+            rounds=2,
+            early_stopping=stop,
+            public=(torch.cat([x[:1], x[:20] + 1.0]), torch.cat([y[:1], y[:20]])),
+        )
+    assert refused.value.field == "public"
 
 
 def test_the_statement_says_who_declares_the_examples_public(tables: Path) -> None:

@@ -416,3 +416,11 @@ def test_after_smoothing_participation_is_not_hidden_by_the_sum() -> None:
     assert priced is not None
     assert divergence(hidden) > 10 * 1e-3
     assert divergence(priced) <= 1e-3
+
+
+def test_folding_of_vectors_is_refused_where_no_smoothed_layer_has_one() -> None:
+    params = {"a.weight": torch.zeros(2, 3), "b.weight": torch.zeros(2, 2), "b.bias": torch.zeros(2)}
+    plan = Plan(4, 2, "fixed", 10, 5, 5)
+    FedCEO(biases="fold").init_server(params, plan)
+    with refuses("method.biases"):
+        FedCEO(biases="fold", layers=["a"]).init_server(params, plan)

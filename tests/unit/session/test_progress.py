@@ -33,6 +33,17 @@ def test_a_round_is_shown_even_without_a_start_event(here: bool) -> None:
     assert "accuracy 50.00 %  ε 2.00" in text.getvalue()
 
 
+def test_an_epsilon_of_an_earlier_round_is_a_lower_bound() -> None:
+    """It is not computed after every round, and a run may stop early."""
+    text = io.StringIO()
+    with progress_bar(Console(file=text, width=80)) as progress:
+        shown = ShowProgress(progress, "run seed 0", 40)
+        for number, metrics in ((1, {"epsilon": 1.5}), (2, {})):
+            at = At(Plan(2, 2, "all", 40), number)
+            shown.round_ends(RoundEnd(at, (0, 1), Record(), {}, False, metrics))
+    assert "2/40 ε≥1.50" in text.getvalue()
+
+
 def test_the_bar_is_whole_in_80_columns() -> None:
     text = io.StringIO()
     with progress_bar(Console(file=text, width=80)) as progress:

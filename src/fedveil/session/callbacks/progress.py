@@ -101,6 +101,8 @@ class ShowProgress(Callback):
             self._accuracy = f"{word}{100 * end.metrics['accuracy']:5.2f} %"
         if end.metrics.get("epsilon") is not None:
             self._epsilon = f"ε {end.metrics['epsilon']:.2f}"
+        else:  # that of an earlier round: it is not computed after every one, and never falls
+            self._epsilon = self._epsilon.replace("ε ", "ε≥")
         status = f"{self._accuracy}  {self._epsilon}".strip()
         self._progress.update(bar, completed=end.at.round, status=status)
         self._print_line(end.at.round, status)
