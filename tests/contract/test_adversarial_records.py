@@ -14,6 +14,7 @@ import fedveil
 from fedveil import METHODS, ArrayClients, SecureSum, Task
 from fedveil.engines.worker import ClientWorker
 from fedveil.errors import DivergedError
+from fedveil.methods.dp_fedsgd import DPFedSGD
 from fedveil.methods.method import AnyMethod, At
 from fedveil.methods.secure import securely_aggregated
 from fedveil.privacy import noise
@@ -98,7 +99,8 @@ def norms(rows: dict[str, Tensor], less: dict[str, Tensor] | None = None) -> Ten
         rows if less is None else {name: leaf.double() - less[name].double() for name, leaf in rows.items()}
     )
     parts = [leaf.double().reshape(len(leaf), -1) for leaf in moved.values()]
-    return torch.cat(parts, 1).norm(dim=1)
+    found: Tensor = torch.cat(parts, 1).norm(dim=1)
+    return found
 
 
 @pytest.mark.parametrize("model", [network, Unrecognised])
@@ -140,7 +142,7 @@ def test_a_run_with_secret_noise_ends_alike_with_and_without_an_adversarial_reco
 
 @pytest.mark.parametrize("model", [network, Unrecognised])
 def test_a_secure_sum_of_records_is_noisy_whatever_a_record_holds(model: type[nn.Module]) -> None:
-    method = securely_aggregated(METHODS["dp-fedsgd"](record_rate=1.0), SecureSum())
+    method = securely_aggregated(DPFedSGD(record_rate=1.0), SecureSum())
     held = clients(VALUES["no number"])
     result = fedveil.run(Task(model), held, method, rounds=1, noise="entropy")
     assert all(bool((leaf != 0).any()) for leaf in result.model.values())
