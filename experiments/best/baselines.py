@@ -96,7 +96,7 @@ def read_baselines(path: Path = GRIDS) -> list[Baseline]:
             method["key"],
             tuple(federation["epsilons"]),
             tuple(federation["recommended"][data]),
-            {"dataset": data} | content["task"] if method.get("pixels", True) else {},
+            {"dataset": data} | content["published_task"] if method.get("pixels", True) else {},
             method["fields"],
             method["start"],
             method["stages"],

@@ -244,7 +244,10 @@ def test_partition_names_the_users_of_a_table(fedveil: Command, tmp_path: Path) 
             ["--set", "method.name=dp-fedags", "--set", "method.selections=1e9"],
             ["method.selections = 1000000000.0: "],
         ),
-        (["--set", "method.name=fedceo", "--set", "method.layers=['fc9']"], ["method.layers = ['fc9']: "]),
+        (
+            ["--set", "method.name=fedceo", "--set", "method.interval=2", "--set", "method.layers=['fc9']"],
+            ["method.layers = ['fc9']: "],
+        ),
         (["--set", "method.name=fedceo", "--set", "method.interval=0"], ["method.interval = 0: "]),
         (["--set", "method.name=centaur", "--set", "method.head=9"], ["method.head = 9: "]),
         (["--results", "small.toml"], ["small.toml"]),
