@@ -265,7 +265,7 @@ def _ledger_checks(folder: Path, stated: Mapping[str, Any], given: Path | None) 
     for row in stated["proven"]:
         yield _row_check(row, rounds)
     told = {(row["unit"], row["adversary"]) for row in stated["proven"]}
-    hidden = [pair for pair in named_pairs(rounds) if pair not in told] if stated["rounds"] else []
+    hidden = [pair for pair in named_pairs(rounds) if pair not in told]
     if hidden:
         rows = ", ".join(f"{unit} against {adversary}" for unit, adversary in hidden)
         yield Check("rows", False, f"the ledger has releases about {rows}, of which nothing is stated")

@@ -18,6 +18,7 @@ from fedveil.experiment.run import run_seed
 from fedveil.privacy.accounting import account
 from fedveil.privacy.bounded_moments import BoundedMoments
 from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.releases import Plan
 from fedveil.session.results import Result
 from fedveil.session.statement_file import STATISTICS, verify
 
@@ -213,6 +214,22 @@ def test_a_budget_that_statistics_exceed_is_refused_before_they_are_computed(
     assert refused.value.field == "privacy.budget"
     assert not (folder / STATISTICS).exists()
     assert entries(folder) == []
+
+
+@pytest.mark.parametrize("noise", ["seeded", "entropy"])
+def test_a_run_without_a_round_states_its_statistics(table: Path, tmp_path: Path, noise: str) -> None:
+    (row, *_) = account([BoundedMoments(((-1.0, 1.0),), 4.0).release()], Plan(3, 3, "all", 0), 1e-5)
+    alone = row.epsilon
+    assert alone is not None
+    budget = {"budget": 1.01 * alone, "budget_adversary": "server"}
+    made = config(table, run={"noise": noise}, privacy=budget)
+    found = run(made, tmp_path)
+    assert found.summary["rounds"] == 0
+    assert found.folder is not None
+    assert {row["adversary"]: row["epsilon"] for row in found.privacy["proven"]}["observer"] == pytest.approx(
+        alone
+    )
+    assert all(check.passed for check in verify(found.folder))
 
 
 def test_a_target_epsilon_leaves_room_for_the_statistics(table: Path, tmp_path: Path) -> None:
