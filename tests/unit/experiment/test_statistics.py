@@ -12,9 +12,11 @@ import torch
 
 from fedveil.errors import InputError, LedgerError, ResultError
 from fedveil.experiment import statistics
+from fedveil.experiment.compare import Cell
 from fedveil.experiment.config import Config, make_config
 from fedveil.experiment.prepare import prepare, result_folder
 from fedveil.experiment.run import run_seed
+from fedveil.experiment.selection import SelectionSettings, plan_selection
 from fedveil.privacy.accounting import account
 from fedveil.privacy.bounded_moments import BoundedMoments
 from fedveil.privacy.ledger import Ledger
@@ -236,6 +238,14 @@ def test_a_target_epsilon_leaves_room_for_the_statistics(table: Path, tmp_path: 
     method = {key: value for key, value in METHOD.items() if key != "noise_multiplier"}
     found = run(config(table, method, privacy={"target_epsilon": 3.0}), tmp_path)
     assert {r["adversary"]: r["epsilon"] for r in found.summary["privacy"]["proven"]}["server"] <= 3.0
+
+
+def test_a_private_selection_refuses_private_statistics(table: Path, tmp_path: Path) -> None:
+    """Its trials would be scaled by the bounds, while the statement speaks of scales with noise."""
+    cells = [Cell("t", config(table, METHOD | {"clip": clip}), 0) for clip in (0.5, 1.0)]
+    with pytest.raises(InputError) as refused:
+        plan_selection(cells, SelectionSettings("public"), None)
+    assert refused.value.field == "task.data_options.statistics"
 
 
 def test_missing_cells_take_the_private_mean(table: Path, tmp_path: Path) -> None:
