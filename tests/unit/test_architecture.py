@@ -205,6 +205,7 @@ NOT_PRIVACY_NOISE = {
     "attacks/inversion/restarts.py Rows.spread": "where an attacker starts",
     "attacks/text/search.py Search._start": "where an attacker starts",
     "audits/one_run.py random_canaries": "canaries of an audit",
+    "session/checks.py _moved.step": "weights at which a model is checked for mixing its records",
 }
 
 

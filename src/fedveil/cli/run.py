@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import Progress
@@ -43,6 +44,9 @@ from fedveil.session.callbacks.progress import ShowProgress, progress_bar
 from fedveil.session.loop import Callback
 from fedveil.session.results import Result
 from fedveil.session.tables import results_table, text_notes
+
+if TYPE_CHECKING:
+    from fedveil.experiment.compare import Composition
 
 MORE_KEYS = ("mcc", "perplexity", "text", "target", "features")
 
@@ -85,6 +89,7 @@ def run(
     summaries = [result.summary | {"result": str(result.folder)} for result in done]
     beside = beside_the_paper(experiment, done)
     found = attack_published(loaded, done, data) if attacks else []
+    together = _together(done)
     if as_json:
         shown = [
             {"result": s["result"]} | {key: s[key] for key in SUMMARY_KEYS + MORE_KEYS if key in s}
@@ -93,7 +98,8 @@ def run(
         for number, one in enumerate(shown):
             one |= {"paper": beside_the_paper(experiment, [done[number]])} if beside else {}
             one |= {"attacks": found[number]} if found else {}
-        print(json.dumps(shown[0] if len(shown) == 1 else {"runs": shown}))
+        told = {"together": [one.to_json() for one in together]} if together else {}
+        print(json.dumps(shown[0] if len(shown) == 1 else {"runs": shown} | told))
         return
     for line in text_notes(summaries[-1].get("text")):
         notes.print(line)
@@ -103,12 +109,23 @@ def run(
         notes.print(Calibrated(**target).in_words())
     print_words(summaries[-1]["privacy_in_words"])
     out.print(results_table(summaries))
+    for one in together:
+        print_words(one.in_words())
     if beside is not None:
         show_paper(beside, attacked=attacks)
     if found:
         show_attacks(beside["published_attack"] if beside else {}, found)
     for summary in summaries:
         out.print(f"results in {summary['result']}", soft_wrap=True)
+
+
+def _together(done: Sequence[Result]) -> list[Composition]:
+    """What several seeds on the same data prove together; nothing for one."""
+    if len(done) < 2:
+        return []
+    from fedveil.experiment.compare import compositions  # slow to import
+
+    return compositions([result.folder for result in done if result.folder is not None])
 
 
 def _run_all(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -22,10 +22,12 @@ from fedveil.errors import FedveilError, InputError
 from fedveil.experiment.config import Config, load_config, load_experiment
 from fedveil.experiment.prepare import result_folder
 from fedveil.experiment.run import run_seed
+from fedveil.experiment.target import method_of
 from fedveil.methods import METHODS
 from fedveil.methods.method import current_numerics, field_names
 from fedveil.numerics import numerics_of
 from fedveil.privacy.accounting import Guarantee, Rounds, rounds_of
+from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.releases import Plan
 from fedveil.privacy.selection import composed
 from fedveil.privacy.statement import show
@@ -169,7 +171,11 @@ class Composition:
 
 
 def compositions(folders: Sequence[Path]) -> list[Composition]:
-    """The joint guarantee for each data set with several private runs among these finished ones."""
+    """The joint guarantee for each data set with several private runs among these finished ones.
+
+    Guarantees: it covers the noise that a target chose and rounds that were repeated, as the ledgers have them
+    (`test_what_all_runs_prove_together_counts_repeated_rounds`).
+    """
     found: dict[tuple[str, float], list[Rounds]] = {}
     for folder in folders:
         config = load_config(folder / "config.toml")
@@ -177,23 +183,32 @@ def compositions(folders: Sequence[Path]) -> list[Composition]:
         proven = summary["privacy"]["proven"]
         if "selection" in summary["privacy"] or all(row["epsilon"] is None for row in proven):
             continue
-        sizes = summary["plan"]
-        plan = Plan(
-            sizes["clients"],
-            sizes["cohort"],
-            sizes["sampler"],
-            summary["rounds"],
-            sizes["smallest_client"],
-            sizes["largest_client"],
-        )
-        releases = declared(config.build_method(), plan, deployed=config.run.engine == "flower")
         key = str(summary.get("dataset", "the data")), config.privacy.delta
-        found.setdefault(key, []).append(rounds_of(releases, plan))
+        found.setdefault(key, []).append(_charged(folder, config, summary))
     return [
         Composition(dataset, len(runs), composed(runs, delta))
         for (dataset, delta), runs in found.items()
         if len(runs) > 1
     ]
+
+
+def _charged(folder: Path, config: Config, summary: Mapping[str, Any]) -> Rounds:
+    """What a finished run was charged for; where its ledger is not there, what its plan releases."""
+    ledger = Path(config.privacy.ledger) if config.privacy.ledger else folder / "ledger.jsonl"
+    charged = Ledger(ledger).rounds(ResultFolder(folder).run()) if ledger.exists() else None
+    if charged:
+        return charged
+    sizes = summary["plan"]
+    plan = Plan(
+        sizes["clients"],
+        sizes["cohort"],
+        sizes["sampler"],
+        sizes["rounds"],
+        sizes["smallest_client"],
+        sizes["largest_client"],
+    )
+    method, _ = method_of(config, plan)  # a target's noise is chosen for all planned rounds
+    return rounds_of(declared(method, plan, deployed=config.run.engine == "flower"), plan, summary["rounds"])
 
 
 def total_rounds(cells: Sequence[Cell]) -> int:

@@ -187,6 +187,12 @@ def _require_fit(config: Config, first: Config) -> None:
     for name, value, problem, remedy in (
         ("run.engine", config.run.engine != "simulation", "nodes observe all trials", 'Use "simulation".'),
         ("run.transcript", config.run.transcript, "would store every trial's messages", "Leave it out."),
+        (
+            "task.data_options.statistics",
+            config.task.data_options.get("statistics") == "private",
+            "are computed once for a run, not for a selection of runs",
+            "Give constants in the schema.",
+        ),
         ("attack", config.attack, "would disclose more than the selected run", "Leave it out."),
         ("privacy", config.privacy != first.privacy, "differs between the candidates", "Use the same."),
     ):

@@ -199,14 +199,9 @@ class Ledger:
         """
         with self._locked() as file:
             self.refresh()
-            due = [release for release in releases if release.happens_in(round_)]
             attempt = 0 if replay_safe else self._attempts[run, round_]
-            charged = Counter(entry.release for entry in self._groups.get((run, round_, attempt), []))
             new: list[Entry] = []
-            for release in due:
-                if charged[release] > 0:
-                    charged[release] -= 1
-                    continue
+            for release in self._uncharged(run, round_, attempt, releases):
                 previous = new[-1].hash if new else self._last_hash()
                 index = len(self._entries) + len(new)
                 new.append(Entry.write(index, run, round_, attempt, plan, release, previous))
@@ -214,8 +209,22 @@ class Ledger:
                 self._append(file, new)
         return len(new)
 
-    def is_charged(self, run: str, round_: int) -> bool:
-        return self._attempts[run, round_] > 0
+    def _uncharged(self, run: str, round_: int, attempt: int, releases: Sequence[Release]) -> list[Release]:
+        """The releases of an attempt at a round that are not on the ledger yet."""
+        charged = Counter(entry.release for entry in self._groups.get((run, round_, attempt), []))
+        missing = []
+        for release in releases:
+            if not release.happens_in(round_):
+                continue
+            if charged[release] > 0:
+                charged[release] -= 1
+            else:
+                missing.append(release)
+        return missing
+
+    def is_charged(self, run: str, round_: int, releases: Sequence[Release] = ()) -> bool:
+        """Whether the round is on the ledger; with `releases`, whether all of them are, which a crash may prevent."""
+        return self._attempts[run, round_] > 0 and not self._uncharged(run, round_, 0, releases)
 
     def rounds(self, run: str | None = None) -> Rounds:
         """The releases of all runs, or of this one, grouped by round, equal rounds counted."""
@@ -380,7 +389,7 @@ class BudgetKeeper:
     def allows(self, round_: int, *, replay_safe: bool) -> bool:
         """Whether round `round_` may start: with it, epsilon stays within the budget."""
         self._ledger.refresh()
-        if replay_safe and self._ledger.is_charged(self._run, round_):
+        if replay_safe and self._ledger.is_charged(self._run, round_, self._releases):
             return True  # it was charged when it started
         if self._unplanned(round_) != self._foreign:
             self._foreign = self._unplanned(round_)

@@ -269,8 +269,9 @@ def needs_trust(rows: Sequence[_Row]) -> bool:
 def _audited(audit: Mapping[str, Any] | None) -> str:
     if audit is None:
         return NO_AUDIT
-    bound = float(audit["lower_bound"])
+    bound, others = float(audit["lower_bound"]), len(audit.get("all", ())) - 1
+    chosen = f", the largest of {others + 1} bounds that each have this confidence" if others > 0 else ""
     return (
         f"An audit showed with {float(audit['confidence']):.0%} confidence that epsilon is at least "
-        f"{show(bound)} ({audit['samples']} samples). A low value does not prove privacy."
+        f"{show(bound)} ({audit['samples']} samples{chosen}). A low value does not prove privacy."
     )

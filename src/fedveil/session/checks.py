@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, get_args
 
 from fedveil.data.client_data import (
@@ -25,8 +26,9 @@ from fedveil.methods.method import AnyMethod
 from fedveil.privacy.releases import Plan
 from fedveil.session.options import EarlyStopping, StopMetric
 from fedveil.session.privacy_guard import unit_of
-from fedveil.task import Batch, Task, cross_entropy
-from fedveil.tree import with_axis
+from fedveil.streams import named_stream, normal
+from fedveil.task import Task, cross_entropy
+from fedveil.tree import Params, with_axis
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,7 +74,10 @@ def check_apart(task: Task, method: AnyMethod, plan: Plan, clients: Clients) -> 
 
 
 def _is_apart(task: Task, data: ClientData) -> bool:
-    """Whether an artificial example has the same scores and loss alone, beside itself and beside another one."""
+    """Whether artificial examples have the same scores and losses alone and beside others, whatever their places.
+
+    Initial weights may hide a mixture, such as a last layer that starts at zero, so moved ones are tried too.
+    """
     y, shape = data.y[:, :1].to(task.device), data.x.shape[2:]
     if data.x.is_floating_point():
         x = torch.linspace(0, 1, math.prod(shape)).reshape(1, 1, *shape).to(task.device, data.x.dtype)
@@ -84,16 +89,35 @@ def _is_apart(task: Task, data: ClientData) -> bool:
     with torch.no_grad():
         classes = task.outputs(w, x).shape[-1]
         label = y + 1 if y.is_floating_point() else (y + 1) % classes
-        batches = [
-            Batch(x, y),
-            Batch(torch.cat([x, x], 1), torch.cat([y, y], 1)),
-            Batch(torch.cat([x, other], 1), torch.cat([y, label], 1)),
-        ]
-        alone, *beside = (
-            torch.cat([task.outputs(w, b.x)[0, 0].flatten(), task.losses(w, b)[0, 0].reshape(1)])
-            for b in batches
+        return all(_are_apart(task, weights, (x, other), (y, label)) for weights in (w, _moved(w)))
+
+
+def _are_apart(task: Task, w: Params, x: Sequence[Tensor], y: Sequence[Tensor]) -> bool:
+    """Whether none of the examples A, B, A is seen otherwise than alone, whatever its place."""
+
+    def seen(*rows: int) -> list[Tensor]:
+        outputs = task.outputs(w, torch.cat([x[i] for i in rows], 1))[0]
+        losses = task.example_loss(outputs, torch.cat([y[i] for i in rows], 1)[0])
+        return [torch.cat([outputs[i].flatten(), losses[i].reshape(1)]) for i in range(len(rows))]
+
+    alone = [*seen(0), *seen(1)]
+    return all(
+        torch.allclose(
+            alone[row], one, rtol=1e-3, atol=1e-5 * max(1.0, float(one.abs().max())), equal_nan=True
         )
-    return all(torch.allclose(alone, seen, rtol=1e-3, atol=1e-5, equal_nan=True) for seen in beside)
+        for row, one in zip((0, 1, 0), seen(0, 1, 0), strict=True)
+    )
+
+
+def _moved(w: Params) -> Params:
+    """Other weights `[1, ...]`, with a step that keeps the magnitude of what each layer sends on."""
+    stream = named_stream(0, "apart")
+
+    def step(leaf: Tensor) -> Tensor:
+        inputs = math.prod(leaf.shape[2:]) if leaf.dim() > 2 else 1
+        return normal([stream], leaf.shape[1:], leaf) / math.sqrt(max(1, inputs))
+
+    return {name: leaf + 0.5 * step(leaf) if leaf.is_floating_point() else leaf for name, leaf in w.items()}
 
 
 def _largest(clients: Clients) -> int:

@@ -192,24 +192,26 @@ class PrivacyGuard(Callback):
             end.metrics["epsilon"] = self._epsilon_after(end.at.round)
 
     def _epsilon_after(self, round_: int) -> float | None:
-        disclosed = self._charged() or rounds_of(self._releases, self._plan, round_)
+        # Rounds that are repeated with the same noise count up to this one, so that a resumed run has the same numbers.
+        charged: Rounds = Counter() if self._replay_safe else self._charged()
+        disclosed = charged or rounds_of(self._releases, self._plan, round_)
         if not disclosed:
             return 0.0
         (row,) = account_rounds(disclosed, self._settings.delta, pairs=[self._pair])
         return row.epsilon
 
     def _charged(self) -> Rounds:
-        """All charged attempts, where attempts draw fresh noise; otherwise nothing."""
-        return Counter() if self._replay_safe or self._ledger is None else self._ledger.rounds(self._run)
+        """All charged attempts of this run."""
+        return Counter() if self._ledger is None else self._ledger.rounds(self._run)
 
     def released_in_words(self, rounds: int) -> str:
         """The releases of the completed rounds of a run that ended early, one line or more."""
         if rounds == 0:
-            return "No round was completed. Only the round that was started is on the ledger.\n"
+            return "No round was completed. The ledger has what was charged before: a started round counts.\n"
         return f"After {rounds} completed rounds:\n{self.statement(rounds).in_words()}\n"
 
     def statement(self, rounds: int, answered: int | None = None) -> PrivacyStatement:
-        """The statement of the rounds that were run; with fresh noise, of every charged attempt.
+        """The statement of everything that this run was charged for; without a ledger, of the rounds that were run.
 
         If the actual noise depends on `answered`, the smallest number of clients that answered in a completed round,
         rows state it.

@@ -1,7 +1,8 @@
 """`statement.json`: the guarantees of a finished run, bound by hashes to its configuration, model, files and ledger.
 
 Besides the published model it contains nothing that depends on the data, so it may be published: the data enters as a
-commitment whose salt stays in the folder. `verify` recomputes every epsilon from the ledger and checks every hash.
+commitment whose salt stays in the folder, and so do files with values without noise, whose contents could be guessed
+and compared with a plain hash. `verify` recomputes every epsilon from the ledger and checks every hash.
 """
 
 from __future__ import annotations
@@ -25,11 +26,15 @@ from fedveil.privacy.meaning import fewest_records, grade, guess_accuracy
 from fedveil.session.model_file import MODEL
 
 STATEMENT = "statement.json"
-SCHEMA = "fedveil-statement/1"
+SALT = ".salt"
+SCHEMA = "fedveil-statement/2"
+_UNSALTED = "fedveil-statement/1"  # the same with plain hashes of all files
 STATISTICS = (
     "statistics.json"  # the numbers that a table was standardised with, if they were released with noise
 )
 _OTHER_FILES = ("config.toml", "rounds.jsonl", STATISTICS, MODEL)
+_PRIVATE = ("rounds.jsonl", "summary.json")
+"""They hold scores, sizes of cohorts and label counts without noise: their hashes are salted."""
 _ROW = ("unit", "adversary", "adjacency", "sampler", "epsilon", "delta", "theorem", "reason", "assumptions")
 
 
@@ -51,8 +56,10 @@ def write_statement(folder: Path, run: str, summary: Mapping[str, Any], ledger: 
         summary: The content of `summary.json`.
         ledger: The ledger to which the run was charged.
     """
-    files = {name: _sha256((folder / name).read_bytes()) for name in _OTHER_FILES if (folder / name).exists()}
-    files["summary.json"] = _sha256(summary_bytes(summary))
+    if not (folder / SALT).exists():
+        write_atomically(folder / SALT, secrets.token_hex(16).encode())
+    files = {name: hash_of(folder, name) for name in _OTHER_FILES if (folder / name).exists()}
+    files["summary.json"] = hash_of(folder, "summary.json", summary_bytes(summary))
     body: dict[str, Any] = {
         "schema": SCHEMA,
         "run": run,
@@ -64,6 +71,13 @@ def write_statement(folder: Path, run: str, summary: Mapping[str, Any], ledger: 
     }
     whole = body | {"hash": Entry.digest(body)}
     write_atomically(folder / STATEMENT, (json.dumps(whole, indent=2) + "\n").encode())
+
+
+def hash_of(folder: Path, name: str, content: bytes | None = None, *, salted: bool = True) -> str:
+    """The hash of a file of a run, of this content or of what it contains; of private files with the folder's salt."""
+    content = (folder / name).read_bytes() if content is None else content
+    salt = (folder / SALT).read_bytes() + name.encode() if salted and name in _PRIVATE else b""
+    return _sha256(salt + content)
 
 
 def summary_bytes(summary: Mapping[str, Any]) -> bytes:
@@ -100,12 +114,8 @@ def _described(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 def _commit(folder: Path) -> str | None:
     """A commitment to the data: its digest, hidden by a salt that stays in the folder."""
-    data, salt = folder / ".data", folder / ".salt"
-    if not data.exists():
-        return None
-    if not salt.exists():
-        write_atomically(salt, secrets.token_hex(16).encode())
-    return _sha256(salt.read_bytes() + data.read_bytes())
+    data = folder / ".data"
+    return _sha256((folder / SALT).read_bytes() + data.read_bytes()) if data.exists() else None
 
 
 def _ledger_state(folder: Path, path: Path | None) -> dict[str, Any] | None:
@@ -142,10 +152,10 @@ def _checks(folder: Path, ledger: Path | None) -> Iterator[Check]:
     if stated is None:
         yield Check(STATEMENT, False, problem)
         return
-    whole = _hash_fits(stated) and stated.get("schema") == SCHEMA
+    whole = _hash_fits(stated) and stated.get("schema") in (SCHEMA, _UNSALTED)
     yield Check(STATEMENT, whole, "intact" if whole else "altered after it was written, or of another schema")
     try:
-        yield from _file_checks(folder, stated["files"])
+        yield from _file_checks(folder, stated["files"], salted=stated.get("schema") != _UNSALTED)
         yield _run_check(folder, stated["run"])
         yield from _summary_checks(folder, stated)
         yield _data_check(folder, stated["data_commitment"])
@@ -162,11 +172,11 @@ def _hash_fits(stated: Mapping[str, Any]) -> bool:
         return False
 
 
-def _file_checks(folder: Path, stated: Mapping[str, str]) -> Iterator[Check]:
+def _file_checks(folder: Path, stated: Mapping[str, str], *, salted: bool) -> Iterator[Check]:
     known = (*_OTHER_FILES, "summary.json")
     for name in known:
         if name in stated:
-            yield _file_check(folder / name, stated[name])
+            yield _file_check(folder, name, stated[name], salted=salted)
         elif (folder / name).exists() or name == "summary.json":
             yield Check(name, False, f"{STATEMENT} has no hash of it")
     for name in set(stated) - set(known):
@@ -200,7 +210,7 @@ def _summary_checks(folder: Path, stated: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def _data_check(folder: Path, stated: str | None) -> Check:
-    data, salt = folder / ".data", folder / ".salt"
+    data, salt = folder / ".data", folder / SALT
     if stated is None:
         return Check("data", not data.exists(), f"{STATEMENT} commits to none")
     right = data.exists() and salt.exists() and _commit(folder) == stated
@@ -217,14 +227,13 @@ def _load(path: Path) -> tuple[dict[str, Any] | None, str]:
     return (found, "") if isinstance(found, dict) else (None, "is not an object")
 
 
-def _file_check(path: Path, expected: str) -> Check:
+def _file_check(folder: Path, name: str, expected: str, *, salted: bool) -> Check:
     try:
-        found = _sha256(path.read_bytes())
+        found = hash_of(folder, name, salted=salted)
     except OSError as error:
-        return Check(path.name, False, f"cannot be read: {error.strerror}")
-    return Check(
-        path.name, found == expected, f"sha256 {found[:16]}" + ("" if found == expected else ", altered")
-    )
+        other = "" if error.filename == str(folder / name) else f": {Path(str(error.filename)).name}"
+        return Check(name, False, f"cannot be read{other}: {error.strerror}")
+    return Check(name, found == expected, f"sha256 {found[:16]}" + ("" if found == expected else ", altered"))
 
 
 def _ledger_checks(folder: Path, stated: Mapping[str, Any], given: Path | None) -> Iterator[Check]:
@@ -256,7 +265,7 @@ def _ledger_checks(folder: Path, stated: Mapping[str, Any], given: Path | None) 
     for row in stated["proven"]:
         yield _row_check(row, rounds)
     told = {(row["unit"], row["adversary"]) for row in stated["proven"]}
-    hidden = [pair for pair in named_pairs(rounds) if pair not in told] if stated["rounds"] else []
+    hidden = [pair for pair in named_pairs(rounds) if pair not in told]
     if hidden:
         rows = ", ".join(f"{unit} against {adversary}" for unit, adversary in hidden)
         yield Check("rows", False, f"the ledger has releases about {rows}, of which nothing is stated")

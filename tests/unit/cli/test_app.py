@@ -109,6 +109,20 @@ def test_a_changed_experiment_is_not_held_against_the_paper(
         assert (summary.get("paper") is not None) == kept
 
 
+def test_several_seeds_of_a_private_method_state_what_they_prove_together(
+    fedveil: Command, config: Path
+) -> None:
+    """Each run's own epsilon says nothing of whoever sees all of them."""
+    private = ["--set", "method.name=udp-fedavg", "--set", "method.noise_multiplier=4.0"]
+    more = ["--set", "run.seeds=[0,1]", "--set", "run.rounds=1"]
+    told = json.loads(fedveil("run", config, *private, *more, "--json").stdout)
+    (together,) = told["together"]
+    assert together["runs"] == 2
+    assert all(row["epsilon"] > 0 for row in together["proven"])
+    words = fedveil("run", config, *private, *more)  # finished: read from the folders
+    assert "Together the 2 private runs" in " ".join(words.stderr.split())
+
+
 def test_several_seeds_are_a_list_of_runs(fedveil: Command, config: Path) -> None:
     done = fedveil("run", config, "--set", "run.seeds=[0,1]", "--set", "run.rounds=1", "--json")
     assert len(json.loads(done.stdout)["runs"]) == 2

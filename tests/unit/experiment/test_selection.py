@@ -13,6 +13,7 @@ from fedveil.experiment import selection
 from fedveil.experiment.compare import compositions, plan_cells, run_cells
 from fedveil.experiment.selection import Selection, SelectionSettings, plan_selection, run_selection
 from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.releases import Plan
 from fedveil.privacy.selection import NegativeBinomialTrials, PoissonTrials
 from fedveil.privacy.statement import show
 from fedveil.session.results import ResultFolder
@@ -239,6 +240,44 @@ def test_all_runs_of_a_comparison_compose(tmp_path: Path) -> None:
         assert row.epsilon > alone["epsilon"]
         assert f"epsilon {show(row.epsilon)} for a {row.unit} against" in together.in_words()
     assert compositions(folders[:1]) == []
+
+
+def test_what_all_runs_prove_together_is_that_of_the_noise_that_a_target_chose(tmp_path: Path) -> None:
+    """The multiplier is not in the configuration: the default would say that two runs cost less than one."""
+    path = tmp_path / "small.toml"
+    path.write_text(CONFIG.replace("noise_multiplier = 4.0\n", ""))
+    changes = ["privacy.target_epsilon=40", 'privacy.target_adversary="observer"']
+    cells = plan_cells([path], changes=changes, grid=["method.clip=0.5,1.0"], seeds=[0])
+    assert not run_cells(cells, tmp_path / "results", jobs=1)
+    folders = [cell.folder(tmp_path / "results") for cell in cells]
+    (together,) = compositions(folders)
+    for row, alone in zip(together.proven, ResultFolder(folders[0]).read().privacy["proven"], strict=True):
+        assert row.epsilon is not None
+        assert row.epsilon > 1.5 * alone["epsilon"]
+    for folder in folders:  # without the ledgers the noise is chosen again
+        (folder / "ledger.jsonl").unlink()
+        (folder / "ledger.jsonl.head").unlink()
+    (again,) = compositions(folders)
+    assert [row.epsilon for row in again.proven] == pytest.approx([row.epsilon for row in together.proven])
+
+
+def test_what_all_runs_prove_together_counts_repeated_rounds(tmp_path: Path) -> None:
+    path = tmp_path / "small.toml"
+    path.write_text(CONFIG + 'noise = "entropy"\n')
+    cells = plan_cells([path], grid=["method.clip=0.5,1.0"], seeds=[0])
+    folders = [cell.folder(tmp_path / "results") for cell in cells]
+    assert not run_cells(cells, tmp_path / "results", jobs=1)
+    (once,) = compositions(folders)
+    ledger = Ledger(folders[0] / "ledger.jsonl")
+    plan = Plan(6, 3, "poisson", 2)
+    for _ in range(3):  # as if a round had been interrupted three times
+        releases = [entry.release for entry in ledger.entries if (entry.round, entry.attempt) == (1, 0)]
+        ledger.charge(ledger.entries[0].run, 1, releases, plan, replay_safe=False)
+    (more,) = compositions(folders)
+    for row, fewer in zip(more.proven, once.proven, strict=True):
+        assert row.epsilon is not None
+        assert fewer.epsilon is not None
+        assert row.epsilon > fewer.epsilon
 
 
 def test_who_knows_the_seed_of_a_trial_cannot_remove_its_noise(

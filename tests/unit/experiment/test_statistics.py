@@ -12,12 +12,15 @@ import torch
 
 from fedveil.errors import InputError, LedgerError, ResultError
 from fedveil.experiment import statistics
+from fedveil.experiment.compare import Cell
 from fedveil.experiment.config import Config, make_config
 from fedveil.experiment.prepare import prepare, result_folder
 from fedveil.experiment.run import run_seed
+from fedveil.experiment.selection import SelectionSettings, plan_selection
 from fedveil.privacy.accounting import account
 from fedveil.privacy.bounded_moments import BoundedMoments
 from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.releases import Plan
 from fedveil.session.results import Result
 from fedveil.session.statement_file import STATISTICS, verify
 
@@ -215,10 +218,34 @@ def test_a_budget_that_statistics_exceed_is_refused_before_they_are_computed(
     assert entries(folder) == []
 
 
+@pytest.mark.parametrize("noise", ["seeded", "entropy"])
+def test_a_run_without_a_round_states_its_statistics(table: Path, tmp_path: Path, noise: str) -> None:
+    (row, *_) = account([BoundedMoments(((-1.0, 1.0),), 4.0).release()], Plan(3, 3, "all", 0), 1e-5)
+    alone = row.epsilon
+    assert alone is not None
+    budget = {"budget": 1.01 * alone, "budget_adversary": "server"}
+    made = config(table, run={"noise": noise}, privacy=budget)
+    found = run(made, tmp_path)
+    assert found.summary["rounds"] == 0
+    assert found.folder is not None
+    assert {row["adversary"]: row["epsilon"] for row in found.privacy["proven"]}["observer"] == pytest.approx(
+        alone
+    )
+    assert all(check.passed for check in verify(found.folder))
+
+
 def test_a_target_epsilon_leaves_room_for_the_statistics(table: Path, tmp_path: Path) -> None:
     method = {key: value for key, value in METHOD.items() if key != "noise_multiplier"}
     found = run(config(table, method, privacy={"target_epsilon": 3.0}), tmp_path)
     assert {r["adversary"]: r["epsilon"] for r in found.summary["privacy"]["proven"]}["server"] <= 3.0
+
+
+def test_a_private_selection_refuses_private_statistics(table: Path, tmp_path: Path) -> None:
+    """Its trials would be scaled by the bounds, while the statement speaks of scales with noise."""
+    cells = [Cell("t", config(table, METHOD | {"clip": clip}), 0) for clip in (0.5, 1.0)]
+    with pytest.raises(InputError) as refused:
+        plan_selection(cells, SelectionSettings("public"), None)
+    assert refused.value.field == "task.data_options.statistics"
 
 
 def test_missing_cells_take_the_private_mean(table: Path, tmp_path: Path) -> None:

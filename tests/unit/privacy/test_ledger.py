@@ -285,6 +285,23 @@ def test_two_runs_side_by_side_stay_within_the_shared_budget(tmp_path: Path) -> 
     assert 3.5 < _observer(path) <= 4.0
 
 
+def test_a_half_written_round_does_not_pass_for_a_charged_one_when_the_budget_is_spent(
+    tmp_path: Path,
+) -> None:
+    """The upload is on the ledger, the mean is not: meanwhile another run spends what the mean would cost."""
+    budget = Budget(4.0, DELTA, "observer", "client")
+    path = tmp_path / "ledger.jsonl"
+    _charge(path, 1, "a")
+    first, _ = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first)
+    (tmp_path / "ledger.jsonl.head").write_text(json.dumps({"entries": 0, "hash": GENESIS}))
+    assert _run(path, "b", budget, range(1, 41)) > 1
+    while BudgetKeeper(budget, Ledger(path), "c", RELEASES, PLAN).charge(1, replay_safe=False):
+        pass
+    assert not BudgetKeeper(budget, Ledger(path), "a", RELEASES, PLAN).charge(1, replay_safe=True)
+    assert _observer(path) <= 4.0
+
+
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 1e-5), (-1.0, 1e-5), (1.0, 0.0), (1.0, 1.0)])
 def test_impossible_budgets_are_refused(epsilon: float, delta: float) -> None:
     with pytest.raises(InputError):

@@ -261,6 +261,18 @@ def test_the_public_report_holds_nothing_without_noise(tmp_path: Path) -> None:
     ).replace("traffic and seconds", "")
 
 
+def test_the_public_report_does_not_count_what_was_left_out(tmp_path: Path) -> None:
+    """A row with a missing value takes no part in training, so no epsilon covers a count that it is in."""
+    folder = write_everything(tmp_path)
+    for path in folder.rglob("summary.json"):
+        summary = json.loads(path.read_text())
+        summary["data"] = "wards.csv: 480 training rows, 12 features, 57 rows with missing values left out"
+        path.write_text(json.dumps(summary))
+    runs = read_runs([folder])
+    assert "57 rows" in render(runs)
+    assert "57 rows" not in render(runs, public=True)
+
+
 def test_an_audit_is_shown_beside_what_is_proven_for_the_same(tmp_path: Path) -> None:
     results = section_of(render(read_runs([write_everything(tmp_path)])), "results")
     assert "audit, one participation" in results

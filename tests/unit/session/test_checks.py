@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,44 @@ class Shared(torch.nn.Module):
 
 def by_labels_of_the_batch(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(scores, y, reduction="none") * y.double().mean()
+
+
+class Cumulative(torch.nn.Module):
+    """Adds up its features along the batch, so that the first record never sees the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(6, 8), torch.nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.last(self.first(x.flatten(1)).cumsum(0))
+        return scores
+
+
+def centred_behind_zeros() -> torch.nn.Module:
+    """Mixes records, but its last layer starts at zero, so that all records have the same scores at first."""
+    model = Centred()
+    torch.nn.init.zeros_(model.last.weight)
+    return model.double()
+
+
+@pytest.mark.parametrize("build", [lambda: Cumulative().double(), centred_behind_zeros])
+def test_no_way_of_mixing_records_passes_by_its_order_or_by_initial_weights(
+    build: Callable[[], torch.nn.Module],
+) -> None:
+    with refuses("model"):
+        run(Task(build), make_clients(), DPFedProx(epochs=1), rounds=1)
+
+
+def test_a_model_that_starts_at_zero_and_keeps_records_apart_is_accepted() -> None:
+    def build() -> torch.nn.Module:
+        model = torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(6, 8), torch.nn.GroupNorm(2, 8), torch.nn.Linear(8, 3)
+        )
+        torch.nn.init.zeros_(model[3].weight)
+        return model.double()
+
+    assert len(run(Task(build), make_clients(), DPFedProx(epochs=1), rounds=1).history) == 1
 
 
 def test_no_way_of_mixing_records_passes_by_the_choice_of_the_data() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,11 @@ from fedveil.methods.method import AnyMethod, At
 from fedveil.privacy import ledger as ledger_module
 from fedveil.privacy.accounting import epsilon_of
 from fedveil.privacy.ledger import Ledger, spent
-from fedveil.session.loop import RoundEnd
+from fedveil.session.loop import Callback, RoundEnd
 from fedveil.session.options import PrivacySettings
 from fedveil.session.privacy_guard import PrivacyGuard, declared, privacy_statement
 from fedveil.session.results import Result
+from fedveil.session.statement_file import verify
 from tests.contract.federation import (
     SIZES,
     StopsAfter,
@@ -179,6 +182,31 @@ def test_rounds_that_a_deployment_repeats_are_in_its_statement(tmp_path: Path) -
     assert stated["server"] == pytest.approx(after(18))
     assert stated["observer"] == end.metrics["epsilon"] == pytest.approx(after(18, "observer", deployed=True))
     assert guard.statement(0).proven == guard.statement(6).proven
+
+
+class StopsBefore(Callback):
+    """Ends a run before a round."""
+
+    def __init__(self, round: int) -> None:
+        self._round = round
+
+    def round_starts(self, at: At, cohort: Sequence[int]) -> str | None:
+        return "enough" if at.round == self._round else None
+
+
+@pytest.mark.parametrize("last", [1, 3])
+def test_a_statement_covers_rounds_of_an_earlier_attempt_that_are_not_repeated(
+    tmp_path: Path, last: int
+) -> None:
+    """Also with seeded noise: what was released before a crash stays released, however early the resumed run ends."""
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path / "run", callbacks=[StopsAfter(5)])
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    again = go(tmp_path / "run", callbacks=[StopsBefore(last)])
+    assert again.summary["rounds"] == last - 1
+    row = next(r for r in again.privacy["proven"] if r["adversary"] == "server")
+    assert row["epsilon"] == pytest.approx(after(5))
+    assert all(check.passed for check in verify(tmp_path / "run"))
 
 
 def test_sampling_does_not_amplify_where_nodes_refuse_small_cohorts() -> None:

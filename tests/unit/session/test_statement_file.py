@@ -13,7 +13,15 @@ import torch
 import fedveil
 from fedveil.privacy.ledger import Entry, Ledger
 from fedveil.session.model_file import CHECKSUM
-from fedveil.session.statement_file import SCHEMA, STATEMENT, Check, summary_bytes, verify
+from fedveil.session.statement_file import (
+    SCHEMA,
+    STATEMENT,
+    Check,
+    hash_of,
+    summary_bytes,
+    verify,
+    write_statement,
+)
 
 
 def train(
@@ -85,7 +93,8 @@ def test_other_data_fails_verification(run: Path, name: str, removed: bool) -> N
         (run / name).unlink()
     else:
         (run / name).write_text("0" * 32)
-    assert failed(verify(run)) == {"data"}
+    salted = {"rounds.jsonl", "summary.json"} if name == ".salt" else set()
+    assert failed(verify(run)) == {"data"} | salted
 
 
 def test_a_smaller_epsilon_in_the_statement_fails_verification(run: Path) -> None:
@@ -117,7 +126,7 @@ def test_consistently_rewritten_files_pass_and_only_an_external_head_differs(
     stated = json.loads((forged / STATEMENT).read_text())
     del stated["hash"]
     for name in ("model.safetensors", "summary.json"):
-        stated["files"][name] = hashlib.sha256((forged / name).read_bytes()).hexdigest()
+        stated["files"][name] = hash_of(forged, name)
     (forged / STATEMENT).write_text(json.dumps(stated | {"hash": Entry.digest(stated)}))
     assert failed(verify(forged)) == set()
     assert stated["ledger"]["head"] != kept
@@ -131,7 +140,7 @@ def test_a_guarantee_left_out_of_all_files_is_found_on_the_ledger(run: Path) -> 
     for told in (summary["privacy"], stated):
         told["proven"] = [row for row in told["proven"] if row["adversary"] != "server"]
     (run / "summary.json").write_bytes(summary_bytes(summary))
-    stated["files"]["summary.json"] = hashlib.sha256((run / "summary.json").read_bytes()).hexdigest()
+    stated["files"]["summary.json"] = hash_of(run, "summary.json")
     (run / STATEMENT).write_text(json.dumps(stated | {"hash": Entry.digest(stated)}))
     assert failed(verify(run)) == {"rows"}
 
@@ -190,3 +199,32 @@ def test_the_statement_holds_no_digest_of_the_data_and_no_seed(run: Path) -> Non
     assert (run / ".salt").read_text() not in text
     assert "seed" not in json.loads(text)
     assert json.loads(text)["schema"] == SCHEMA
+
+
+def test_the_published_statement_confirms_no_guess_of_a_private_file(run: Path) -> None:
+    """Who knows all records but one, and tries all times, knows these files but for that record: scores without noise,
+    the sizes of cohorts. A hash alone would tell which guess is right."""
+    stated = json.loads((run / STATEMENT).read_text())
+    others = {
+        name: hash_ for name, hash_ in stated["files"].items() if name in ("rounds.jsonl", "summary.json")
+    }
+    assert len(others) == 2
+    for name, told in others.items():
+        assert told != hashlib.sha256((run / name).read_bytes()).hexdigest()
+    (run / ".salt").unlink()
+    write_statement(run, stated["run"], json.loads((run / "summary.json").read_text()), run / "ledger.jsonl")
+    again = json.loads((run / STATEMENT).read_text())["files"]
+    assert {name for name in again if again[name] != stated["files"][name]} == set(others)
+
+
+def test_a_statement_of_the_earlier_schema_is_verified(run: Path) -> None:
+    stated = json.loads((run / STATEMENT).read_text())
+    del stated["hash"]
+    stated["schema"] = "fedveil-statement/1"
+    (run / STATEMENT).write_text(json.dumps(stated | {"hash": Entry.digest(stated)}))
+    assert failed(verify(run)) == {"rounds.jsonl", "summary.json"}
+    stated["files"] = {
+        name: hashlib.sha256((run / name).read_bytes()).hexdigest() for name in stated["files"]
+    }
+    (run / STATEMENT).write_text(json.dumps(stated | {"hash": Entry.digest(stated)}))
+    assert failed(verify(run)) == set()
