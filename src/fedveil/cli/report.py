@@ -212,8 +212,8 @@ def attack_all(
     """Carry out an inversion attack on each result."""
     with progress_bar(notes) as progress:
         for folder in folders:
-            told = ResultFolder(folder).read().summary
-            steps = ShowSteps(progress, f"{attack} on {told['method']} seed {told['seed']}")
+            summary = ResultFolder(folder).read().summary
+            steps = ShowSteps(progress, f"{attack} on {summary['method']} seed {summary['seed']}")
             attack_smallest(folder, attack, settings, data_dir=data, callback=steps)
 
 
@@ -242,8 +242,8 @@ def show_together(
             runs.append(
                 {"result": str(folder)} | {key: summary[key] for key in ("method", "seed", *SUMMARY_KEYS)}
             )
-        told = {"runs": runs, "together": [one.to_json() for one in together]}
-        print(json.dumps(told | ({} if written is None else {"report": str(written)})))
+        answer = {"runs": runs, "together": [one.to_json() for one in together]}
+        print(json.dumps(answer | ({} if written is None else {"report": str(written)})))
         return
     if markdown or latex:
         print(markdown_table(settings) if markdown else latex_table(settings), end="")

@@ -214,24 +214,24 @@ def _by_reason(failed: Mapping[str, str]) -> str:
 
 
 def _show(job: Job, done: Outcome) -> None:
-    told = report(job, done)
+    judged = report(job, done)
     head = job.table.content.table
     grid = Grid(title=f"{head.source}: {head.title}" + (" (reduced)" if job.reduced else ""))
     for column in ("row", "paper", "here", "verdict"):
         grid.add_column(column, justify="left" if column in ("row", "verdict") else "right")
-    for row in told["rows"]:
+    for row in judged["rows"]:
         shown = number(row["mean"], row["metric"]) or "-"
         if row["interval"] is not None:
             shown += f" ± {number(row['interval'], row['metric'])}"
         grid.add_row(row["row"], number(row["published"], row["metric"]) or "-", shown, row["verdict"] or "")
     out.print(grid)
-    order = told["order"]
+    order = judged["order"]
     if order["tau"] is not None:
         interval = "" if order["interval"] is None else " ({:.2f} to {:.2f})".format(*order["interval"])
         said = "reproduced" if order["published_order_reproduced"] else "not reproduced"
         out.print(f"order: {said}, Kendall's tau {order['tau']:.2f}{interval} over {order['pairs']} pairs")
-    out.print(f"level: {'reproduced' if told['level_reproduced'] else 'not reproduced'}")
-    for score, attacked in told["attacks"].items():
+    out.print(f"level: {'reproduced' if judged['level_reproduced'] else 'not reproduced'}")
+    for score, attacked in judged["attacks"].items():
         _show_attack(score, attacked)
     if head.note:
         out.print(head.note)

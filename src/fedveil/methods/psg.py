@@ -26,7 +26,7 @@ from pydantic.dataclasses import dataclass
 
 from fedveil.data.client_data import ClientData
 from fedveil.lazy_torch import torch
-from fedveil.methods.fields import STRICT, Clip, LearningRate
+from fedveil.methods.fields import STRICT, Clip, LearningRate, NonNegative
 from fedveil.methods.method import At, register
 from fedveil.methods.one_shot import Nothing, OneShot, Server, train_on_sets
 from fedveil.methods.synthetic import Count, PrivateMatching, SyntheticSet, random_starts
@@ -55,7 +55,7 @@ class PSG(PrivateMatching, OneShot[SyntheticSet]):
     lr: LearningRate = 0.01
     lr_schedule: Schedule = "constant"
     server_steps: Count = 1000
-    squared_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    squared_weight: NonNegative = 0.0
     radius: Annotated[float, Field(gt=0)] = math.inf
     """Largest distance of a network from its initial parameters, at which its training ends."""
     clip: Clip = 0.1

@@ -67,11 +67,11 @@ def _roc(name: str, curves: Sequence[Curve]) -> str:
 
 
 def _attack(setting: Setting, run: Run, attack: Attack) -> str:
-    told = ("labels", "known") in attack.facts  # then that they are right is no success
+    labels_known = ("labels", "known") in attack.facts  # then that they are right is no success
     scores = [
         fact
         for fact in attack.facts
-        if _SCORE.match(fact[0]) and fact[1] != "none" and not (told and fact[0] == "labels right")
+        if _SCORE.match(fact[0]) and fact[1] != "none" and not (labels_known and fact[0] == "labels right")
     ]
     scores = scores or list(attack.facts)
     rest = [fact for fact in attack.facts if fact not in scores]
