@@ -232,7 +232,7 @@ def reproduce(settings: Sequence[Setting]) -> str:
     lead = "Same configuration, same seed, same version, same kind of machine: same result."
     if any(run.noise == "entropy" for s in settings for run in s.runs):
         lead += " Privacy noise from entropy is drawn anew each time, and the result varies with it."
-    return section("reproduce", "Make it again", *parts, lead=lead)
+    return section("reproduce", "Reproduce these runs", *parts, lead=lead)
 
 
 def _file(setting: Setting) -> str:
