@@ -232,4 +232,5 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    return _redirect(page.file.src_uri, fill(markdown))
+    titled = re.sub(r"\A<!--.*?-->\s*", "", markdown, flags=re.DOTALL)  # a title is what stands first
+    return _redirect(page.file.src_uri, fill(titled))

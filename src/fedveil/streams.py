@@ -73,9 +73,8 @@ class EntropyStream:
 
     def standard_normal(self, size: int) -> npt.NDArray[np.float64]:
         pairs = (size + 1) // 2
-        radius: npt.NDArray[np.float64] = np.sqrt(
-            -2.0 * np.log1p(-self.random(pairs))
-        )  # Box-Muller; 1 - u is never 0
+        # Box-Muller; 1 - u is never 0.
+        radius: npt.NDArray[np.float64] = np.sqrt(-2.0 * np.log1p(-self.random(pairs)))
         angle = 2.0 * np.pi * self.random(pairs)
         return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
 

@@ -288,9 +288,8 @@ class Task:
         for first in range(0, len(counts), _STEPS_DRAWN_AT_ONCE):
             taken = counts[first : first + _STEPS_DRAWN_AT_ONCE]
             kept = [np.zeros((*taken.shape, width * size), dtype=np.uint8) for size in sizes]
-            alike = bool(
-                (taken == taken[:, :1]).all()
-            )  # then all clients are drawn together, each from its own stream
+            # Clients with the same numbers are drawn together, each from its own stream.
+            alike = bool((taken == taken[:, :1]).all())
             groups = [slice(None)] if alike else [slice(k, k + 1) for k in range(taken.shape[1])]
             for group in groups if sizes else ():
                 steps = taken[:, group][:, 0].tolist()

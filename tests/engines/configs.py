@@ -17,8 +17,8 @@ def quick_config(name: str, engine: str = "simulation", *, clients: int = 4, **r
     known = set(field_names(METHODS[name]))
     wanted = QUICK | {"batch_size": 32, "block": 2, "perturbation_steps": 3}
     fields = {key: value for key, value in wanted.items() if key in known}
-    for unused in METHODS[name](**fields).unused_fields():
-        fields.pop(unused, None)
+    for field in METHODS[name](**fields).unused_fields():  # a configuration with one is refused
+        fields.pop(field, None)
     section = {"rounds": 2, "cohort": min(3, clients), "engine": engine, "execution": "one-by-one"}
     return make_config(
         {

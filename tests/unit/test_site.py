@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 
@@ -33,6 +34,17 @@ def test_no_mark_and_no_tex_is_left(site: Path) -> None:
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
     text = (site / "reference" / "fedveil.html").read_text()
     assert {name for name in fedveil.__all__ if f'id="fedveil.{name}"' not in text} == set()
+
+
+def test_every_page_has_its_own_title(site: Path) -> None:
+    """Not the name of its file, which stands in where a page does not begin with a heading."""
+    for source in (ROOT / "docs").rglob("*.md"):
+        page = site / source.relative_to(ROOT / "docs").with_suffix(".html")
+        heading = re.search(r"^# (.*)$", source.read_text(), re.MULTILINE)
+        title = re.search(r"<title>(.*?) - fedveil</title>", page.read_text())
+        assert heading is not None
+        assert title is not None
+        assert html.unescape(title[1]) == heading[1].replace("`", ""), source.name
 
 
 def test_every_written_page_is_in_the_site(site: Path) -> None:

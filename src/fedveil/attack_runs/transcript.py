@@ -91,9 +91,8 @@ def open_run(path: Path, data_dir: Path | None = None) -> StoredRun:
         )
     config = load_config(folder / "config.toml")
     prepared = prepare(config, int(number[1]), data_dir, folder=folder)
-    ResultFolder(folder).require_data(
-        prepared.digest
-    )  # otherwise the attack would be scored against other data
+    # Otherwise the attack would be scored against other data.
+    ResultFolder(folder).require_data(prepared.digest)
     return StoredRun(folder, int(number[1]), config, prepared)
 
 

@@ -23,11 +23,15 @@ def advise_command(
     config: ConfigFile,
     changes: Changes = None,
     records_per_client: Annotated[
-        int | None, typer.Option(min=1, help="The declared number of records of each client.")
+        int | None,
+        typer.Option(min=1, help="Records of each client, as declared. Default: `method.records`, if given."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What this plan makes possible: noise for epsilon 1, 3 and 8, signal to noise, and what suits. Reads no data."""
+    """Show what this plan makes possible: noise for epsilon 1, 3 and 8, signal to noise, and what suits.
+
+    Reads no data.
+    """
     loaded = load_config(config, changes or [])
     records = records_per_client or loaded.method.get("records")
     answer = advice(loaded, declared_plan(loaded, records or 1), records)

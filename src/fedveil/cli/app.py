@@ -43,7 +43,7 @@ def check_folder(given: Path | None) -> Path | None:
 
 DataDir = Annotated[
     Path | None,
-    typer.Option("--data", help="Folder of data sets (else $FEDVEIL_DATA).", callback=check_folder),
+    typer.Option("--data", help="Folder of data sets. Default: $FEDVEIL_DATA.", callback=check_folder),
 ]
 Results = Annotated[Path, typer.Option(help="Where result folders go.")]
 AsJson = Annotated[bool, typer.Option("--json", help="End with one JSON object on stdout.")]
@@ -57,7 +57,10 @@ def check_seed(given: int | list[int] | None) -> int | list[int] | None:
     return given
 
 
-Seed = Annotated[int | None, typer.Option(help="Run this seed only.", callback=check_seed)]
+Seed = Annotated[
+    int | None,
+    typer.Option(help="Run this seed only. Default: all of the configuration.", callback=check_seed),
+]
 SUMMARY_KEYS = ("accuracy", "loss", "rounds", "seconds", "bytes_up", "bytes_down", "privacy")
 
 

@@ -32,37 +32,40 @@ _Result = Annotated[
 _AttackName = Annotated[
     str | None,
     typer.Option(
-        help="Its name: see `fedveil list attacks`. Without it, every attack section of the configuration."
+        help="An attack of `fedveil list attacks`. Default: the attack sections of the run's configuration, if any."
     ),
 ]
 _Round = Annotated[
     int | None,
-    typer.Option("--round", min=1, help="Attack what was sent in this round; without it the first."),
+    typer.Option(
+        "--round", min=1, help="The round whose messages are attacked. Default: the attack section's, or 1."
+    ),
 ]
-_Exchange = Annotated[int, typer.Option(min=0, help="And in this exchange of the round.")]
+_Exchange = Annotated[int, typer.Option(min=0, help="The exchange of that round.")]
 _Clients = Annotated[
     list[int] | None,
     typer.Option(
-        help="Attack this client's upload; else the first that answered. May be repeated: one stack."
+        help="The client whose upload is attacked. Default: the first that answered. May be repeated."
     ),
 ]
 _Labels = Annotated[LabelMode, typer.Option(help="Whether the server knows the labels.")]
 _Target = Annotated[
-    Target, typer.Option(help="Of a membership attack: the final model, or one client's upload.")
+    Target,
+    typer.Option(help="What a membership attack looks at: the final model, or one client's upload."),
 ]
 _Examples = Annotated[
     int | None,
     typer.Option(
-        help="Images behind an upload that does not tell, else as if the server knew; members that a membership attack "
-        "asks about."
+        help="Inversion: the number of examples behind the upload. Default: as if the server knew it. "
+        "Membership: the number of members to ask about. Default: 500."
     ),
 ]
 _Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="A setting of the attack: --set steps=400. May be repeated."),
 ]
-_Adaptive = Annotated[bool, typer.Option(help="Whether the attacker makes use of knowing the defence.")]
-_Seed = Annotated[int, typer.Option(min=0, help="Of the attacker's random starts.")]
+_Adaptive = Annotated[bool, typer.Option(help="Whether the attacker uses its knowledge of the defence.")]
+_Seed = Annotated[int, typer.Option(min=0, help="The seed of the attacker's random starts.")]
 
 
 @dataclass(frozen=True)

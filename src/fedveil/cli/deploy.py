@@ -33,7 +33,9 @@ EitherFolder = Annotated[Path, typer.Argument(help="The folder of a server or of
 
 _ServerNames = Annotated[
     list[str] | None,
-    typer.Option(help="The server's name or address; the first is what nodes dial. May be repeated."),
+    typer.Option(
+        help="The server's name or address; the first is what nodes dial. Default: 127.0.0.1. May be repeated."
+    ),
 ]
 
 
@@ -46,17 +48,21 @@ def _check_epsilon(given: float | None) -> float | None:
 _Epsilon = Annotated[
     float | None,
     typer.Option(
-        help="The policies' limit, over all runs; else what the experiment needs, or 8.",
+        help="The policies' limit, over all runs. Default: what the experiment needs, or 8.",
         callback=_check_epsilon,
     ),
 ]
 
 _Experiment = Annotated[
     Path | None,
-    typer.Option(help="An experiment: its method, unit, delta and epsilon become the policies' limits."),
+    typer.Option(
+        help="An experiment whose method, unit, delta and epsilon the policies allow. Default: the options."
+    ),
 ]
 
-_Classes = Annotated[str | None, typer.Option(help="The classes of pictures or texts, separated by commas.")]
+_Classes = Annotated[
+    str | None, typer.Option(help="For pictures and texts: their classes, separated by commas.")
+]
 
 
 def _tell(text: str) -> None:
@@ -74,19 +80,20 @@ def init_command(
     server: _ServerNames = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Where the server listens.")] = 8443,
     method: Annotated[
-        list[str] | None, typer.Option(help="A method that the nodes' policies allow. May be repeated.")
+        list[str] | None,
+        typer.Option(help="A method that the policies allow. Default: udp-fedavg. May be repeated."),
     ] = None,
     adversary: Annotated[Adversary, typer.Option(help="Against whom the policies limit epsilon.")] = "server",
     epsilon: _Epsilon = None,
     delta: Annotated[
-        float | None, typer.Option(help="The delta of that limit; else the experiment's, or 1e-5.")
+        float | None, typer.Option(help="The delta of that limit. Default: the experiment's, or 1e-5.")
     ] = None,
     no_limit: Annotated[bool, typer.Option("--no-limit", help="Write policies without a limit.")] = False,
     minimum_cohort: Annotated[int, typer.Option(min=1, help="The fewest clients in a round.")] = 2,
     reader: Annotated[
         Literal["npz", "table", "pictures", "texts"], typer.Option(help="How the nodes' data is read.")
     ] = "npz",
-    schema: Annotated[Path | None, typer.Option(help="The schema of the nodes' tables.")] = None,
+    schema: Annotated[Path | None, typer.Option(help="For tables: the schema that all nodes share.")] = None,
     config: _Experiment = None,
     classes: _Classes = None,
     insecure: Annotated[
@@ -146,16 +153,19 @@ def _asked(
     return asked_by(load_config(config), nodes, adversary, epsilon, delta)
 
 
-@deploy.command("schema")
+@deploy.command("schema", epilog="Example: fedveil deploy schema public.csv --label ill --out schema.toml")
 def schema_command(
     table: Annotated[Path, typer.Argument(help="A CSV or Parquet table of public or invented rows.")],
     label: Annotated[str, typer.Option(help="The column to predict.")],
-    output: Annotated[Path, typer.Option("--out", help="Where the schema goes.")] = Path("schema.toml"),
-    categorical: Annotated[list[str] | None, typer.Option(help="One-hot even if it is a number.")] = None,
-    numeric: Annotated[
-        list[str] | None, typer.Option(help="A measurement even if it looks like an identifier.")
+    output: Annotated[Path, typer.Option("--out", "-o", help="Where the schema goes.")] = Path("schema.toml"),
+    categorical: Annotated[
+        list[str] | None, typer.Option(help="A category even if it looks like a number. May be repeated.")
     ] = None,
-    drop: Annotated[list[str] | None, typer.Option(help="Leave this column out.")] = None,
+    numeric: Annotated[
+        list[str] | None,
+        typer.Option(help="A measurement even if it looks like an identifier. May be repeated."),
+    ] = None,
+    drop: Annotated[list[str] | None, typer.Option(help="Leave this column out. May be repeated.")] = None,
     missing: Annotated[
         Literal["refuse", "drop", "median", "category"], typer.Option(help="What missing cells become.")
     ] = "refuse",
@@ -164,10 +174,10 @@ def schema_command(
         Literal["classes", "number", "survival"], typer.Option(help="What the label column is.")
     ] = "classes",
     event: Annotated[
-        str | None, typer.Option(help="Of survival times: the column that is 1 for an event, else 0.")
+        str | None, typer.Option(help="For survival times: the column that is 1 for an event, else 0.")
     ] = None,
     interval: Annotated[
-        list[float] | None, typer.Option(help="Of survival times: where an interval ends. May be repeated.")
+        list[float] | None, typer.Option(help="For survival times: the end of an interval. May be repeated.")
     ] = None,
 ) -> None:
     """Write the schema that the nodes' tables share: columns, means, deviations, categories, classes."""
@@ -188,7 +198,9 @@ def schema_command(
     notes.print("for a server without data: give this file as task.data_options.schema")
 
 
-@deploy.command("certificate")
+@deploy.command(
+    "certificate", epilog="Example: fedveil deploy certificate federation/authority federation/server"
+)
 def certificate_command(
     authority: Annotated[Path, typer.Argument(help="The authority's folder (with ca.key).")],
     folder: ServerFolder,
@@ -206,7 +218,7 @@ def certificate_command(
     )
 
 
-@deploy.command("server")
+@deploy.command("server", epilog="Example: fedveil deploy server federation/server")
 def server_command(folder: ServerFolder) -> None:
     """Run the server in the foreground; the nodes whose keys are in keys/ may connect."""
     from fedveil.federation.processes import run_server
@@ -214,7 +226,7 @@ def server_command(folder: ServerFolder) -> None:
     raise typer.Exit(run_server(folder, _tell))
 
 
-@deploy.command("node")
+@deploy.command("node", epilog="Example: fedveil deploy node nodes/node-0")
 def node_command(folder: NodeFolder) -> None:
     """Run a node in the foreground, on its own data and under its own policy."""
     from fedveil.federation.processes import run_node
@@ -241,7 +253,9 @@ def join_command(
 def roster_command(
     folder: ServerFolder,
     add: Annotated[list[Path] | None, typer.Option(help="A node's identity.toml. May be repeated.")] = None,
-    remove: Annotated[list[str] | None, typer.Option(help="A node that leaves or is revoked.")] = None,
+    remove: Annotated[
+        list[str] | None, typer.Option(help="A node that leaves or is revoked. May be repeated.")
+    ] = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Allow another key for a registered node.")
     ] = False,
@@ -276,7 +290,7 @@ def trust_command(
     out.print(f"{len(listed.entries)} nodes, digest {listed.digest}", soft_wrap=True)
 
 
-@deploy.command("check")
+@deploy.command("check", epilog="Example: fedveil deploy check nodes/node-0")
 def check_command(folder: NodeFolder, as_json: AsJson = False) -> None:
     """Check a node's data against the declaration in node.toml, without contacting the server."""
     from fedveil.federation.node import checked_node
@@ -342,7 +356,7 @@ def cancel_command(
     )
 
 
-@deploy.command("stop")
+@deploy.command("stop", epilog="Example: fedveil deploy stop federation/server")
 def stop_command(folder: EitherFolder) -> None:
     """Stop the server or node of this folder."""
     from fedveil.federation.processes import stop
@@ -351,7 +365,7 @@ def stop_command(folder: EitherFolder) -> None:
     out.print("stopped" if stop(state) else "was not running")
 
 
-@deploy.command("status")
+@deploy.command("status", epilog="Example: fedveil deploy status nodes/node-0")
 def status_command(folder: EitherFolder, as_json: AsJson = False) -> None:
     """Show the nodes and runs of a server, or what a node has spent of its limits."""
     from fedveil.federation.config import NODE_FILE

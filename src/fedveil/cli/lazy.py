@@ -31,14 +31,14 @@ _MODULES: dict[str, tuple[str, str]] = {
         "attack",
         "Attack a finished run: reconstruct clients' data from what the server observed, or infer who was in it.",
     ),
-    "account": ("privacy", "What a run of this configuration would prove, without training."),
+    "account": ("privacy", "Show what a run of this configuration would prove, without training."),
     "audit": (
         "privacy",
         "Try to break the method's own code with canaries, and compare with what is proven.",
     ),
     "advise": (
         "advise",
-        "What this plan makes possible: noise for epsilon 1, 3 and 8, signal to noise, and what suits.",
+        "Show what this plan makes possible: noise for epsilon 1, 3 and 8, signal to noise, and what suits.",
     ),
     "compare": (
         "report",

@@ -70,11 +70,11 @@ def _print_folders(rows: Sequence[Mapping[str, Any]], none: str) -> None:
             for key, value in row.items()
             if key not in ("path", "name") and value not in ("", None)
         }
-        told = (
+        details = (
             f"{key} {value}" if key in ("accuracy", "epsilon") else str(value) for key, value in shown.items()
         )
         out.print(row["path"], soft_wrap=True)
-        out.print(f"  {', '.join(told)}", soft_wrap=True)
+        out.print(f"  {', '.join(details)}", soft_wrap=True)
     if not rows:
         out.print(none, soft_wrap=True)
 

@@ -13,7 +13,10 @@ from fedveil.experiment.config import load_config
 from fedveil.experiment.prepare import client_names, load_examples, split_clients
 
 PartitionSeed = Annotated[
-    int | None, typer.Option(help="The seed; default: the configuration's first.", callback=check_seed)
+    int | None,
+    typer.Option(
+        help="The seed of the partition. Default: the first of the configuration.", callback=check_seed
+    ),
 ]
 
 

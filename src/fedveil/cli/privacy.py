@@ -63,20 +63,25 @@ def account_command(
     config: ConfigFile,
     changes: Changes = None,
     records_per_client: Annotated[
-        int | None, typer.Option(min=1, help="Take this size for every client; then no data is needed.")
+        int | None,
+        typer.Option(min=1, help="Records of each client, as declared. Default: counted in the data."),
     ] = None,
     target_epsilon: Annotated[
-        float | None, typer.Option(help="Find the noise multiplier for this epsilon, against each adversary.")
+        float | None, typer.Option(help="Also find the noise multiplier for this epsilon.")
     ] = None,
-    adversary: Annotated[Adversary | None, typer.Option(help="Calibrate against this one only.")] = None,
+    adversary: Annotated[
+        Adversary | None, typer.Option(help="The adversary of --target-epsilon. Default: each of them.")
+    ] = None,
     what_if: Annotated[
-        str | None, typer.Option(help="Noise multipliers to compare, separated by commas.")
+        str | None, typer.Option(help="Also show epsilon for these noise multipliers, separated by commas.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write epsilon against rounds (PNG, PDF or SVG).")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Also write a figure of epsilon over rounds (PNG, PDF or SVG).")
+    ] = None,
     data: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a run of this configuration would prove, without training."""
+    """Show what a run of this configuration would prove, without training."""
     loaded = load_experiment(config, changes or [])
     for line in loaded.unused():
         notes.print(line, soft_wrap=True)
@@ -152,8 +157,10 @@ def audit_command(
     source: Annotated[Path, typer.Argument(help="A result folder (seed-N) or a configuration file.")],
     changes: Changes = None,
     samples: Annotated[int, typer.Option(min=200, help="Releases with and without the canary, each.")] = 4000,
-    confidence: Annotated[float, typer.Option(help="Of the lower bounds.")] = 0.95,
-    seed: Annotated[int, typer.Option(help="Of the audit's own randomness.", callback=check_seed)] = 0,
+    confidence: Annotated[float, typer.Option(help="The confidence of the lower bounds.")] = 0.95,
+    seed: Annotated[
+        int, typer.Option(help="The seed of the audit's own randomness.", callback=check_seed)
+    ] = 0,
     data: DataDir = None,
     as_json: AsJson = False,
 ) -> None:

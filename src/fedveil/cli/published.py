@@ -119,6 +119,6 @@ def show_attacks(published: dict[str, float], found: Sequence[dict[str, Any]]) -
     for name in found[0] if found else {}:
         for score in found[0][name]:
             here = ", ".join(f"{one[name][score]:.4g}" for one in found)
-            told = published.get(name if score == "accuracy" else score)
-            grid.add_row(name, score, "-" if told is None else f"{told:.4g}", here)
+            expected = published.get(name if score == "accuracy" else score)
+            grid.add_row(name, score, "-" if expected is None else f"{expected:.4g}", here)
     out.print(grid)

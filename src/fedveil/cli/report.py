@@ -39,9 +39,7 @@ from fedveil.session.results import ResultFolder
 if TYPE_CHECKING:
     from fedveil.report.reading import Run
 
-Methods = Annotated[
-    str | None, typer.Option(help="Methods, separated by commas; without it each file's own.")
-]
+Methods = Annotated[str | None, typer.Option(help="Methods, separated by commas. Default: each file's own.")]
 Axes = Annotated[
     list[str] | None,
     typer.Option("--grid", help="Try every value: --grid method.clip=0.5,1.0. May be repeated."),
@@ -50,13 +48,13 @@ Seeds = Annotated[
     list[int] | None,
     typer.Option("--seed", help="Run this seed only. May be repeated.", callback=check_seed),
 ]
-Jobs = Annotated[int | None, typer.Option(help="Runs at the same time; without it one per core.", min=1)]
+Jobs = Annotated[int | None, typer.Option(help="Runs at the same time. Default: one per core.", min=1)]
 AttackName = Annotated[
-    str | None, typer.Option(help="Then try this inversion attack on each run; needs run.transcript.")
+    str | None, typer.Option(help="Also try this inversion attack on each run; needs run.transcript.")
 ]
 AttackChanges = Annotated[
     list[str] | None,
-    typer.Option("--attack-set", help="A setting of the attack: --attack-set steps=400."),
+    typer.Option("--attack-set", help="A setting of the attack: --attack-set steps=400. May be repeated."),
 ]
 PrivateSelection = Annotated[
     bool, typer.Option("--private-selection", help="Run a random number of trials; show only the best.")
@@ -66,7 +64,9 @@ PdfFolder = Annotated[
 ]
 SelectionChanges = Annotated[
     list[str] | None,
-    typer.Option("--selection-set", help="Of --private-selection: score=public, trials=poisson, mean=10."),
+    typer.Option(
+        "--selection-set", help="A setting of the selection: --selection-set score=public. May be repeated."
+    ),
 ]
 
 
@@ -78,7 +78,8 @@ def compare(
     configs: Annotated[list[Path], typer.Argument(metavar="CONFIG...", help="TOML files.")],
     methods: Methods = None,
     also: Annotated[
-        list[Path] | None, typer.Option(help="Another TOML file to compare with, run with its own method.")
+        list[Path] | None,
+        typer.Option(help="Another TOML file to compare with, run with its own method. May be repeated."),
     ] = None,
     changes: Changes = None,
     grid: Axes = None,
@@ -90,7 +91,7 @@ def compare(
     attack_changes: AttackChanges = None,
     private_selection: PrivateSelection = False,
     selection_changes: SelectionChanges = None,
-    report: Annotated[Path | None, typer.Option(help="End with a report in this HTML file.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Also write a report to this HTML file.")] = None,
     pdf: PdfFolder = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print the table as LaTeX (booktabs).")] = False,
@@ -211,8 +212,8 @@ def attack_all(
     """Carry out an inversion attack on each result."""
     with progress_bar(notes) as progress:
         for folder in folders:
-            told = ResultFolder(folder).read().summary
-            steps = ShowSteps(progress, f"{attack} on {told['method']} seed {told['seed']}")
+            summary = ResultFolder(folder).read().summary
+            steps = ShowSteps(progress, f"{attack} on {summary['method']} seed {summary['seed']}")
             attack_smallest(folder, attack, settings, data_dir=data, callback=steps)
 
 
@@ -241,8 +242,8 @@ def show_together(
             runs.append(
                 {"result": str(folder)} | {key: summary[key] for key in ("method", "seed", *SUMMARY_KEYS)}
             )
-        told = {"runs": runs, "together": [one.to_json() for one in together]}
-        print(json.dumps(told | ({} if written is None else {"report": str(written)})))
+        answer = {"runs": runs, "together": [one.to_json() for one in together]}
+        print(json.dumps(answer | ({} if written is None else {"report": str(written)})))
         return
     if markdown or latex:
         print(markdown_table(settings) if markdown else latex_table(settings), end="")
@@ -274,7 +275,7 @@ def _save_figures(folders: Sequence[Path], pdf: Path | None, runs: Sequence[Run]
 @app.command("report", epilog="Example: fedveil report results/demo -o report.html --pdf figures")
 def report_command(
     results: Annotated[list[Path], typer.Argument(metavar="RESULT...", help="Result folders, at any depth.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")] = Path(
+    output: Annotated[Path, typer.Option("--out", "-o", "--output", help="Where the report goes.")] = Path(
         "report.html"
     ),
     pdf: PdfFolder = None,

@@ -39,25 +39,32 @@ _Rows = Annotated[
     list[str] | None, typer.Option("--rows", help="Rows with these words in their name. May be repeated.")
 ]
 _Seeds = Annotated[
-    int | None, typer.Option("--seeds", min=1, help="Seeds 0 to N - 1; else as many as the table says.")
+    int | None,
+    typer.Option("--seeds", min=1, help="Run seeds 0 to N - 1. Default: as many as the table says."),
 ]
 _Reduced = Annotated[
-    bool, typer.Option("--reduced", help="At the size that the table gives for small machines.")
+    bool, typer.Option("--reduced", help="Run the size that the table gives for small machines.")
 ]
-_Missing = Annotated[bool, typer.Option("--missing", help="Only runs that are not on record.")]
+_Missing = Annotated[bool, typer.Option("--missing", help="Run only what is not on record.")]
 _Attacks = Annotated[
-    bool, typer.Option(help="Whether to attack the runs of rows with published attacks, and to judge that.")
+    bool, typer.Option(help="Whether to carry out and judge the attacks that are published.")
 ]
 _Claims = Annotated[
     bool, typer.Option("--claims", help="Only account for the rows whose epsilon is claimed; nothing is run.")
 ]
 _Only = Annotated[bool, typer.Option("--estimate", help="Only say how long it takes, from measured rounds.")]
-_Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Processes at a time; else one per core.")]
-_Tables = Annotated[Path | None, typer.Option("--tables", help="The folder of tables; else `experiments`.")]
-_RecordsTo = Annotated[Path | None, typer.Option("--records", help="Where records go; else TABLES/records.")]
+_Jobs = Annotated[
+    int | None, typer.Option("--jobs", min=1, help="Runs at the same time. Default: one per core.")
+]
+_Tables = Annotated[
+    Path | None, typer.Option("--tables", help="The folder of tables. Default: `experiments`.")
+]
+_RecordsTo = Annotated[
+    Path | None, typer.Option("--records", help="Where records go. Default: TABLES/records.")
+]
 _Pages = Annotated[
     Path | None,
-    typer.Option("--pages", help="Write the reproduction pages of this docs folder from the records."),
+    typer.Option("--pages", help="Only write the reproduction pages of this docs folder from the records."),
 ]
 
 
@@ -207,24 +214,24 @@ def _by_reason(failed: Mapping[str, str]) -> str:
 
 
 def _show(job: Job, done: Outcome) -> None:
-    told = report(job, done)
+    judged = report(job, done)
     head = job.table.content.table
     grid = Grid(title=f"{head.source}: {head.title}" + (" (reduced)" if job.reduced else ""))
     for column in ("row", "paper", "here", "verdict"):
         grid.add_column(column, justify="left" if column in ("row", "verdict") else "right")
-    for row in told["rows"]:
+    for row in judged["rows"]:
         shown = number(row["mean"], row["metric"]) or "-"
         if row["interval"] is not None:
             shown += f" ± {number(row['interval'], row['metric'])}"
         grid.add_row(row["row"], number(row["published"], row["metric"]) or "-", shown, row["verdict"] or "")
     out.print(grid)
-    order = told["order"]
+    order = judged["order"]
     if order["tau"] is not None:
         interval = "" if order["interval"] is None else " ({:.2f} to {:.2f})".format(*order["interval"])
         said = "reproduced" if order["published_order_reproduced"] else "not reproduced"
         out.print(f"order: {said}, Kendall's tau {order['tau']:.2f}{interval} over {order['pairs']} pairs")
-    out.print(f"level: {'reproduced' if told['level_reproduced'] else 'not reproduced'}")
-    for score, attacked in told["attacks"].items():
+    out.print(f"level: {'reproduced' if judged['level_reproduced'] else 'not reproduced'}")
+    for score, attacked in judged["attacks"].items():
         _show_attack(score, attacked)
     if head.note:
         out.print(head.note)

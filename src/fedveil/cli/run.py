@@ -67,10 +67,10 @@ def run(
     mlflow: Annotated[str | None, typer.Option(help="Also write to this MLflow store (URI).")] = None,
     row: Annotated[
         str | None,
-        typer.Option(help="The row to run, where CONFIG is a published table: its name, or words of it."),
+        typer.Option(help="For a published table: the name of the row to run, or words of it."),
     ] = None,
     attacks: Annotated[
-        bool, typer.Option("--attacks", help="Then carry out the attacks that are published for the row.")
+        bool, typer.Option("--attacks", help="Also carry out the attacks that are published for the row.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

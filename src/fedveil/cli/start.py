@@ -17,7 +17,9 @@ from fedveil.errors import InputError
 def demo(
     report: Annotated[Path, typer.Option("--out", "-o", help="Where the report goes.")] = Path("demo.html"),
     results: Results = Path("results"),
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of every run, for a quick look.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds of every run. Default: 20 or 60, as the run needs.")
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of the attack on each run.")] = 300,
     as_json: AsJson = False,
 ) -> None:

@@ -18,7 +18,7 @@ from fedveil.errors import ResultError
 def verify_command(
     results: Annotated[list[Path], typer.Argument(metavar="RESULT...", help="Result folders, at any depth.")],
     ledger: Annotated[
-        Path | None, typer.Option(help="The shared ledger, if it is not where the configuration says.")
+        Path | None, typer.Option(help="The shared ledger. Default: where the configuration says.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -162,7 +162,7 @@ class Composition:
         return (
             "Choosing the best of these runs costs privacy: the choice depends on all of them. Together the "
             f"{self.runs} private runs on {self.dataset} prove {'; '.join(rows) or 'nothing'}{delta}. "
-            "--private-selection chooses at a smaller epsilon."
+            "fedveil compare --private-selection chooses at a smaller epsilon."
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -321,12 +321,12 @@ def _write(
         notes=data.notes,
         rows_per_person=data.rows_per_person,
     )
-    told = selection.settings.to_json() | {"candidates": len(selection.candidates)}
+    settings = selection.settings.to_json() | {"candidates": len(selection.candidates)}
     summary = result.summary | facts_of(config, selection.experiment, prepared)
     summary |= {
         "seed": selection.seed,  # the partition's seed; that of the trial is not stored
         "accuracy": score,
-        "privacy": statement.to_json() | {"selection": told},
+        "privacy": statement.to_json() | {"selection": settings},
         "privacy_in_words": f"{statement.in_words()}\n{_in_words(selection)}",
     }
     lines = [{key: value for key, value in line.items() if key != "epsilon"} for line in result.history]

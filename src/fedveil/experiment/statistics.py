@@ -98,16 +98,16 @@ def standardised(
         sums = [moments.noisy_sums(values[p], stream) for p, stream in zip(parts, streams, strict=True)]
         found = moments.moments(sums, sum(map(len, parts)))
         names = [dataset.schema.columns[k].name for k in columns]
-        told = {name: {"mean": mean, "std": std} for name, (mean, std) in zip(names, found, strict=True)}
-        write_atomically(path, (json.dumps({"noise": noise, "columns": told}, indent=2) + "\n").encode())
+        scales = {name: {"mean": mean, "std": std} for name, (mean, std) in zip(names, found, strict=True)}
+        write_atomically(path, (json.dumps({"noise": noise, "columns": scales}, indent=2) + "\n").encode())
     return rescaled(dataset, _read(dataset.schema, path))
 
 
 def _read(schema: TableSchema, path: Path) -> TableSchema:
     """The schema with the statistics in this file, whose means also replace missing numbers."""
     try:
-        told = json.loads(path.read_text())["columns"]
-        scales = {name: (float(one["mean"]), float(one["std"])) for name, one in told.items()}
+        stored = json.loads(path.read_text())["columns"]
+        scales = {name: (float(one["mean"]), float(one["std"])) for name, one in stored.items()}
         columns = tuple(
             column
             if column.bounds is None

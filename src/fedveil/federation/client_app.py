@@ -119,9 +119,8 @@ def _deployed(settings: RunSettings, folder: str) -> Node:
     classes, loss = _agreed_classes(config, home.declared), _agreed_loss(config, home)
     _require_persons(config, home.declared)
     vocabulary, text = vocabulary_on_nodes(config), config.task.text or TextSection()
-    if (
-        config.task.features == PretrainedFeatures.name
-    ):  # a server must not choose the files that a node reads
+    # A server must not choose the files that a node reads.
+    if config.task.features == PretrainedFeatures.name:
         raise RefusalError(
             "configuration", "the features are in a folder named by the server", "task.features"
         )
@@ -133,9 +132,8 @@ def _deployed(settings: RunSettings, folder: str) -> Node:
     held = _as_read(config, home, vocabulary, text)
     end = labels_end(loss, classes)
     examples = fit(held, records, end)
-    if end is not None and (
-        unfit := int((held.y >= end).sum())
-    ):  # this depends on the data, so it is only logged here
+    # This depends on the data, so it is only logged here.
+    if end is not None and (unfit := int((held.y >= end).sum())):
         log.warning("%d examples have no class among the run's %d and count as empty", unfit, classes)
     task, method = task_for(config, shape, classes, vocabulary, loss=loss), config.build_method()
 
@@ -146,9 +144,9 @@ def _deployed(settings: RunSettings, folder: str) -> Node:
         at = order.at
         require_counted(at.plan, policy)
         _require_fit(task, method, at.plan, probe, settings.seed)
-        told = {"announced": int(down.scalars().get("cohort", 0)), "seed": settings.seed}
+        announced = {"announced": int(down.scalars().get("cohort", 0)), "seed": settings.seed}
         try:
-            home.guard.admit(order.run, at.round, method, at.plan, exchange=at.exchange, **told)
+            home.guard.admit(order.run, at.round, method, at.plan, exchange=at.exchange, **announced)
         except RefusedError as error:
             raise RefusalError("policy", str(error)) from error
 
@@ -188,14 +186,14 @@ def _agreed_classes(config: Config, declared: Declared) -> int:
 
 def _agreed_loss(config: Config, home: OwnNode) -> ExampleLoss:
     """The loss that the server declares, if it matches the target of this node's schema."""
-    told = config.task.loss
+    declared = config.task.loss
     try:
-        if told != (own := loss_name(config, home.schema)):
+        if declared != (own := loss_name(config, home.schema)):
             raise RefusalError(
                 "configuration", f"the run is for classes, this node's loss is {own}", "task.loss"
             )
         scale = 1.0 if home.schema is None else home.schema.label_std
-        return make_loss(config, told, config.task.classes or 1, scale)
+        return make_loss(config, declared, config.task.classes or 1, scale)
     except InputError as error:
         raise RefusalError("configuration", str(error), error.field) from error
 

@@ -261,9 +261,8 @@ def _parents() -> dict[int, int]:
     found = {}
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            after_name = (
-                (place / "stat").read_text().rpartition(")")[2]
-            )  # the name may contain any characters
+            # The name may contain any characters.
+            after_name = (place / "stat").read_text().rpartition(")")[2]
             state, parent = after_name.split()[:2]
             if state != "Z":
                 found[int(place.name)] = int(parent)

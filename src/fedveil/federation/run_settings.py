@@ -56,9 +56,8 @@ class RunSettings:
 
     @classmethod
     def from_run_config(cls, values: Mapping[str, Any]) -> RunSettings:
-        load_plugins(
-            ()
-        )  # plugins are named by the machine's own user in the environment, never by the settings
+        # Plugins are named by the machine's own user in the environment, never by the settings.
+        load_plugins(())
         try:
             text, seed, experiment, results, data, noise = (values[f"fedveil-{key}"] for key in _KEYS)
             config = parse_config(str(text))

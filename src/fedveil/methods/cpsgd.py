@@ -33,8 +33,7 @@ from fedveil.data.client_data import ClientData
 from fedveil.lazy_torch import torch
 from fedveil.messages import Message
 from fedveil.methods.disclosure import LocalSteps, UploadReading
-from fedveil.methods.dp_fedags import PositiveFinite
-from fedveil.methods.fields import STRICT, LocalTraining
+from fedveil.methods.fields import STRICT, LocalTraining, PositiveFinite
 from fedveil.methods.method import At, register
 from fedveil.methods.shared_model import Model, Server, SharedModel
 from fedveil.privacy.clipping import clip_rows

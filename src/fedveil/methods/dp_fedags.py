@@ -38,7 +38,7 @@ from fedveil.errors import InputError
 from fedveil.lazy_torch import torch
 from fedveil.messages import Message
 from fedveil.methods.disclosure import Adaptation, LocalSteps
-from fedveil.methods.fields import STRICT, LocalTraining
+from fedveil.methods.fields import STRICT, LocalTraining, PositiveFinite
 from fedveil.methods.method import At, register, unprotected
 from fedveil.methods.shared_model import AggregatedModel, Model, Server, averaging_weights
 from fedveil.privacy.clipping import clip_rows
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 Compare = Literal["signed", "magnitude"]
 LossWeight = Literal["proportional", "inverse", "none"]
 
-PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Sensitivity = PositiveFinite | Literal["record"]
 Share = Annotated[float, Field(gt=0, lt=1)]
 UNTOUCHED = 0.02  # share of the clip: coordinates above it are likely noised, smaller ones are not
@@ -151,9 +150,8 @@ class DPFedAGS(LocalTraining, AggregatedModel[Gradient]):
 
     def unused_fields(self) -> Mapping[str, str]:
         unused = dict(super().unused_fields())
-        if (
-            not self.selection_noise and self.noise_kind == "gaussian"
-        ):  # the printed sigma is of the whole epsilon
+        # The printed sigma is of the whole epsilon.
+        if not self.selection_noise and self.noise_kind == "gaussian":
             remedy = 'Leave it out, or set selection_noise = true or noise_kind = "laplace".'
             unused |= {"selections": remedy, "selection_share": remedy}
         return unused

@@ -42,7 +42,7 @@ from fedveil.lazy_torch import torch
 from fedveil.messages import Message, Record
 from fedveil.methods.disclosure import Adaptation, BoundedUpload, LocalSteps, UploadReading
 from fedveil.methods.dp_fedags import Share, accumulated_gradient
-from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier
+from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier, NonNegative, PositiveFinite
 from fedveil.methods.method import At, ClientSum, Method, register
 from fedveil.privacy.mechanisms import SparseVector, SumMechanism, TopKGaussian, Unnoised, gaussian
 from fedveil.privacy.private_sum import CohortNoise, NoisySum, exact_total, private_sum
@@ -128,9 +128,9 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
     """Share of a public mask that is drawn at random."""
     selection_share: Share = 0.1
     """Share of the zCDP budget of "top-k" that is spent on the choice of coordinates."""
-    upload_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    upload_epsilon: PositiveFinite | None = None
     """Epsilon of one upload of "sparse-vector"; needed there."""
-    threshold: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.05
+    threshold: NonNegative = 0.05
     """Public threshold that a magnitude must pass in "sparse-vector"."""
 
     @model_validator(mode="after")

@@ -20,7 +20,16 @@ from pydantic.dataclasses import dataclass
 
 from fedveil.data.client_data import ClientData
 from fedveil.methods.disclosure import Adaptation, LocalSteps
-from fedveil.methods.fields import STRICT, BatchSize, Clip, Epochs, LearningRate, NoiseMultiplier, NonNegative
+from fedveil.methods.fields import (
+    STRICT,
+    BatchSize,
+    Clip,
+    Epochs,
+    LearningRate,
+    LearningRateSchedule,
+    NoiseMultiplier,
+    NonNegative,
+)
 from fedveil.methods.method import At, register
 from fedveil.methods.record_level import RecordLevel
 from fedveil.methods.shared_model import AggregatedModel, Model, Server
@@ -29,7 +38,7 @@ from fedveil.privacy.mechanisms import gaussian
 from fedveil.privacy.releases import ADVERSARIES, Plan, PostProcessing, Release
 from fedveil.streams import ClientStreams
 from fedveil.task import Task
-from fedveil.training.local_sgd import Schedule, scheduled_lr
+from fedveil.training.local_sgd import scheduled_lr
 from fedveil.tree import Params, State, expand, mean
 
 
@@ -43,8 +52,7 @@ from fedveil.tree import Params, State, expand, mean
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class DPFedProx(AggregatedModel[NoisyModel]):
     lr: LearningRate = 0.1
-    lr_schedule: Schedule = "cosine"
-    """How `lr` changes over the rounds."""
+    lr_schedule: LearningRateSchedule = "cosine"
     epochs: Epochs = 5
     batch_size: BatchSize = 256
     proximal: NonNegative = 0.1

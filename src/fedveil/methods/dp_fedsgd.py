@@ -32,7 +32,7 @@ from fedveil.errors import InputError
 from fedveil.lazy_torch import torch
 from fedveil.messages import Message, Record
 from fedveil.methods.disclosure import Adaptation, BoundedUpload, LocalSteps, UploadReading
-from fedveil.methods.fields import STRICT, Clip, Fraction, LearningRate, NoiseMultiplier
+from fedveil.methods.fields import STRICT, Clip, Fraction, LearningRate, LearningRateSchedule, NoiseMultiplier
 from fedveil.methods.method import At, ClientSum, Method, register
 from fedveil.methods.shared_model import Model
 from fedveil.privacy.mechanisms import SumMechanism, Unnoised, gaussian
@@ -40,7 +40,7 @@ from fedveil.privacy.private_sum import NoisySum, private_sum
 from fedveil.privacy.releases import ADVERSARIES, Plan, PostProcessing, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Batch, Task
-from fedveil.training.local_sgd import Schedule, scheduled_lr
+from fedveil.training.local_sgd import scheduled_lr
 from fedveil.training.private_sgd import (
     clipped_sum,
     dropout_streams,
@@ -72,8 +72,7 @@ class NoisyGradient(Message):
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class DPFedSGD(Method[MomentumServer, Model, NoisyGradient]):
     lr: LearningRate = 1.0
-    lr_schedule: Schedule = "constant"
-    """How `lr` changes over the rounds."""
+    lr_schedule: LearningRateSchedule = "constant"
     momentum: Fraction = 0.9
     """Momentum of the server's steps."""
     record_rate: Annotated[float, Field(gt=0, le=1)] = 0.1

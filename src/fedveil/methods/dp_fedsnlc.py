@@ -27,14 +27,13 @@ from fedveil.messages import Message
 from fedveil.methods.disclosure import Adaptation, LocalSteps
 from fedveil.methods.dp_fedags import (
     UNTOUCHED,
-    PositiveFinite,
     Sensitivity,
     Share,
     accumulated_gradient,
     printed_sigma,
     sensitivities,
 )
-from fedveil.methods.fields import STRICT, LocalTraining
+from fedveil.methods.fields import STRICT, LocalTraining, PositiveFinite
 from fedveil.methods.method import At, register, unprotected
 from fedveil.methods.shared_model import AggregatedModel, Model, Server, averaging_weights
 from fedveil.privacy.clipping import clip_rows

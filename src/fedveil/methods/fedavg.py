@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass as record
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pydantic.dataclasses import dataclass
 
 from fedveil.data.client_data import ClientData
 from fedveil.messages import Message
-from fedveil.methods.fields import STRICT, LocalTraining
+from fedveil.methods.fields import STRICT, LocalTraining, Weighting
 from fedveil.methods.method import At, ClientSum, register, unprotected
 from fedveil.methods.shared_model import (
     AggregatedModel,
@@ -45,8 +45,7 @@ class TrainedModel(Message):
 @register("fedavg", "clients train, the server averages", server=Server, down=Model, up=TrainedModel)
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class FedAvg(LocalTraining, AggregatedModel[TrainedModel]):
-    weighting: Literal["size", "uniform"] = "size"
-    """How clients are weighted in the mean: by their numbers of examples, or equally."""
+    weighting: Weighting = "size"
 
     def client_update(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams

@@ -26,9 +26,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as record
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from fedveil.data.client_data import ClientData
@@ -46,7 +46,14 @@ from fedveil.methods.disclosure import (
     UploadReading,
 )
 from fedveil.methods.fedceo_record import RecordUnit
-from fedveil.methods.fields import STRICT, Clip, LocalTraining, NoiseMultiplier, without_local_noise
+from fedveil.methods.fields import (
+    STRICT,
+    Clip,
+    LocalTraining,
+    NoiseMultiplier,
+    ServerLearningRate,
+    without_local_noise,
+)
 from fedveil.methods.method import At, ClientSum, Method, register
 from fedveil.methods.smoothing import Smoothing
 from fedveil.privacy.mechanisms import SumMechanism, gaussian
@@ -112,8 +119,7 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
     the server ("local")."""
     unit: Literal["client", "record"] = "client"
     """Who is protected: a whole client, or each record, by DP-SGD inside the client."""
-    server_lr: Annotated[float, Field(gt=0)] = 1.0
-    """Factor of the mean update at the server."""
+    server_lr: ServerLearningRate = 1.0
     restart: Literal["slot", "mean", "own"] = "slot"
     """Where clients start after smoothing: from the model of their slot, from the mean of the smoothed models, or
     from their own last upload."""
@@ -204,23 +210,22 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
         up: NoisyModel | None,
         rng: ServerStreams,
     ) -> Server:
-        smoothing = self.smooths(at)
-        if up is None and (self._restarts(at) or (smoothing and self.restart == "slot")):
-            return Server(server.params, {})
-        if smoothing and self.restart == "slot":
-            assert up is not None
+        if self.smooths(at) and self.restart == "slot":
+            if up is None:
+                return Server(server.params, {})
             smooth = self.smooth(up.params, at.round, self.noise_std(at, up.cohort))  # lines 12-14
             return Server(mean(smooth), smooth)
-        if up is not None and self._restarts(at):  # line 17; the result is charged as released
-            return Server(self._smoothed(at, mean(up.params)), {})
+        if self._restarts(at):  # line 17; the result is charged as released
+            return Server(server.params if up is None else self._smoothed(at, mean(up.params)), {})
+        asked = 0 if up is None else up.cohort
         summed = private_sum(
             None if up is None else up.params,
             server.params,
             len(clients),
             at.plan,
-            self.protection().top_up(at.plan, len(clients), 0 if up is None else up.cohort),
+            self.protection().top_up(at.plan, len(clients), asked),
             rng.noise("top-up"),
-            upload=self.protection().upload(at.plan, 0 if up is None else up.cohort),
+            upload=self.protection().upload(at.plan, asked),
             start=None if up is None else _starts(server, up.slot),
             lr=self.server_lr,
         )

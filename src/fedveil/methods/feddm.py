@@ -24,7 +24,7 @@ from pydantic.dataclasses import dataclass
 from fedveil.data.client_data import ClientData, Clients
 from fedveil.errors import InputError
 from fedveil.lazy_torch import nn, torch
-from fedveil.methods.fields import STRICT, LearningRate, NonNegative
+from fedveil.methods.fields import STRICT, LearningRate, LearningRateSchedule, NonNegative
 from fedveil.methods.method import At, register, unprotected
 from fedveil.methods.shared_model import AggregatedModel, Model, Server, averaging_weights
 from fedveil.methods.synthetic import Count, SizedSet, SyntheticImages
@@ -32,7 +32,7 @@ from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, normal
 from fedveil.task import Task
 from fedveil.training.augmentation import draw_view
-from fedveil.training.local_sgd import Schedule, scheduled_lr
+from fedveil.training.local_sgd import scheduled_lr
 from fedveil.training.surrogate import class_batch, descend
 from fedveil.tree import Params, State, add, norms
 
@@ -100,8 +100,7 @@ class FedDM(SyntheticImages, AggregatedModel[SizedSet]):
     spread: NonNegative = 1.0
     """Standard deviation of the noise that draws those models."""
     lr: LearningRate = 0.01
-    lr_schedule: Schedule = "cosine"
-    """How `lr` changes over the rounds."""
+    lr_schedule: LearningRateSchedule = "cosine"
     server_steps: Count = 500
     """Steps of the server on the synthetic images per round, at most."""
 

@@ -33,7 +33,14 @@ from fedveil.errors import InputError
 from fedveil.lazy_torch import torch
 from fedveil.methods.disclosure import LocalSteps
 from fedveil.methods.fedsgd import Gradient, batch_in_step, batches_per_round
-from fedveil.methods.fields import STRICT, BatchSize, LearningRate, NonNegative
+from fedveil.methods.fields import (
+    STRICT,
+    BatchSize,
+    LearningRate,
+    LearningRateSchedule,
+    NonNegative,
+    Weighting,
+)
 from fedveil.methods.method import At, Demand, register, unprotected
 from fedveil.methods.shared_model import AggregatedModel, Model, Server, averaging_weights
 from fedveil.numerics import NUMERICS
@@ -41,7 +48,7 @@ from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, normal
 from fedveil.task import Batch, Task
 from fedveil.training.batching import LastBatch, largest_batch
-from fedveil.training.local_sgd import Schedule, scheduled_lr
+from fedveil.training.local_sgd import scheduled_lr
 from fedveil.training.small_batches import differentiator, is_known
 from fedveil.tree import Params, State, add, expand, weighted_sum
 
@@ -99,15 +106,13 @@ class FedEM(AggregatedModel[Gradient]):
     numerics = NUMERICS + 1  # 1: small batches of images are differentiated for all clients at once
     lr: LearningRate = 0.1
     batch_size: BatchSize = 8
-    lr_schedule: Schedule = "constant"
-    """How `lr` changes over the rounds."""
-    weighting: Literal["size", "uniform"] = "size"
-    """How clients are weighted in the mean: by their numbers of examples, or equally."""
+    lr_schedule: LearningRateSchedule = "constant"
+    weighting: Weighting = "size"
     perturbation_steps: Annotated[int, Field(ge=0, description="perturbation steps per batch")] = 15
     perturbation_lr: Annotated[float, Field(gt=0, description="step size of the perturbation")] = 0.1
     rho_min: NonNegative = 0.0
     """Smallest norm of an example's perturbation."""
-    rho_max: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 8 / 255
+    rho_max: NonNegative = 8 / 255
     """Largest norm of an example's perturbation."""
     norm: Norm = "l2"
     """The norm of both bounds."""

@@ -37,7 +37,7 @@ from pydantic.dataclasses import dataclass
 from fedveil.data.client_data import ClientData
 from fedveil.lazy_torch import torch
 from fedveil.messages import Message, Record
-from fedveil.methods.fields import STRICT, LearningRate
+from fedveil.methods.fields import STRICT, LearningRate, Weighting
 from fedveil.methods.method import At, Method, Up, register, unprotected
 from fedveil.methods.shared_model import averaging_weights
 from fedveil.methods.synthetic import Count, Matching, PrivateMatching, SyntheticSet
@@ -144,8 +144,7 @@ class FedLAP(LocalApproximation[MeasuredSet]):
     or the radius it sent ("constant")."""
     radius_examples: Count | None = None
     """Examples on which a client measures its radius; all if not given."""
-    weighting: Literal["size", "uniform"] = "size"
-    """How clients are weighted in the mean: by their numbers of examples, or equally."""
+    weighting: Weighting = "size"
 
     def unused_fields(self) -> Mapping[str, str]:
         unused = dict(super().unused_fields())

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
 from fedveil.data.client_data import ClientData
 from fedveil.methods.disclosure import LocalSteps
 from fedveil.methods.fedavg import TrainedModel
-from fedveil.methods.fields import STRICT, LocalTraining, NonNegative
+from fedveil.methods.fields import STRICT, LocalTraining, NonNegative, Weighting
 from fedveil.methods.method import At, ClientSum, register, unprotected
 from fedveil.methods.shared_model import (
     AggregatedModel,
@@ -41,8 +40,7 @@ from fedveil.tree import Params, State, weighted_sum
 class FedProx(LocalTraining, AggregatedModel[TrainedModel]):
     proximal: NonNegative = 0.1
     """Weight of the proximal term, the squared distance to the model that was sent."""
-    weighting: Literal["size", "uniform"] = "size"
-    """How clients are weighted in the mean: by their numbers of examples, or equally."""
+    weighting: Weighting = "size"
 
     def client_update(
         self, task: Task, at: At, down: Model, data: ClientData, state: State, rng: ClientStreams

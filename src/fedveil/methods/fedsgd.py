@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as record
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -21,7 +21,7 @@ from fedveil.data.client_data import ClientData
 from fedveil.lazy_torch import torch
 from fedveil.messages import Message
 from fedveil.methods.disclosure import LocalSteps
-from fedveil.methods.fields import STRICT, LearningRate
+from fedveil.methods.fields import STRICT, LearningRate, LearningRateSchedule, Weighting
 from fedveil.methods.method import At, register, unprotected
 from fedveil.methods.shared_model import AggregatedModel, Model, Server, averaging_weights
 from fedveil.numerics import NUMERICS
@@ -29,7 +29,7 @@ from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams
 from fedveil.task import Batch, Task
 from fedveil.training.batching import LastBatch, batch_of_epoch, batch_sizes, largest_batch
-from fedveil.training.local_sgd import Schedule, scheduled_lr
+from fedveil.training.local_sgd import scheduled_lr
 from fedveil.training.small_batches import differentiator, is_known
 from fedveil.tree import Params, State, add, expand, weighted_sum
 
@@ -108,10 +108,8 @@ class FedSGD(AggregatedModel[Gradient]):
     lr: LearningRate = 0.1
     batch_size: Annotated[int, Field(ge=1)] | None = None
     """Examples per exchange; default: all at once."""
-    lr_schedule: Schedule = "constant"
-    """How `lr` changes over the rounds."""
-    weighting: Literal["size", "uniform"] = "size"
-    """How clients are weighted in the mean: by their numbers of examples, or equally."""
+    lr_schedule: LearningRateSchedule = "constant"
+    weighting: Weighting = "size"
     last_batch: LastBatch = "merge"
     """The remainder of a round that is smaller than a batch: "keep" makes it an exchange of its own, "drop" leaves it
     out, "merge" adds it to the previous batch if it is less than half of one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
@@ -28,6 +28,13 @@ LocalStepCount = Annotated[int, Field(ge=1, description="local steps per round, 
 BatchSize = Annotated[int, Field(ge=1, description="examples per local step")]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+LearningRateSchedule = Annotated[Schedule, Field(description="how `lr` changes over the rounds")]
+ServerLearningRate = Annotated[PositiveFinite, Field(description="factor of the mean update at the server")]
+Weighting = Annotated[
+    Literal["size", "uniform"],
+    Field(description="how clients are weighted in the mean: by their numbers of examples, or equally"),
+]
 Clip = Annotated[
     float, Field(gt=0, description="largest L2 norm of what a unit contributes; inf turns it off")
 ]
@@ -77,8 +84,7 @@ class LocalTraining:
     """Momentum of local SGD."""
     weight_decay: NonNegative = 0.0
     """L2 penalty of local SGD."""
-    lr_schedule: Schedule = "constant"
-    """How `lr` changes over the rounds."""
+    lr_schedule: LearningRateSchedule = "constant"
     local_steps: LocalStepCount | None = None
     last_batch: LastBatch = "merge"
     """The remainder of an epoch that is smaller than a batch: "keep" trains on it as a batch, "drop" leaves it out,

@@ -26,13 +26,12 @@ from pydantic.dataclasses import dataclass
 
 from fedveil.data.client_data import ClientData
 from fedveil.lazy_torch import torch
-from fedveil.methods.fields import STRICT, Clip, LearningRate
+from fedveil.methods.fields import STRICT, Clip, LearningRate, LearningRateSchedule, NonNegative
 from fedveil.methods.method import At, register
 from fedveil.methods.one_shot import Nothing, OneShot, Server, train_on_sets
 from fedveil.methods.synthetic import Count, PrivateMatching, SyntheticSet, random_starts
 from fedveil.streams import ClientStreams
 from fedveil.task import Task
-from fedveil.training.local_sgd import Schedule
 from fedveil.training.surrogate import approximate
 from fedveil.tree import Params, State
 
@@ -53,9 +52,9 @@ class PSG(PrivateMatching, OneShot[SyntheticSet]):
     model_updates: Annotated[int, Field(ge=0)] = 10
     image_lr: LearningRate = 0.1
     lr: LearningRate = 0.01
-    lr_schedule: Schedule = "constant"
+    lr_schedule: LearningRateSchedule = "constant"
     server_steps: Count = 1000
-    squared_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    squared_weight: NonNegative = 0.0
     radius: Annotated[float, Field(gt=0)] = math.inf
     """Largest distance of a network from its initial parameters, at which its training ends."""
     clip: Clip = 0.1

@@ -12,22 +12,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as record
-from typing import Annotated
 
-from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from fedveil.data.client_data import ClientData
 from fedveil.lazy_torch import torch
 from fedveil.messages import Message, Record
 from fedveil.methods.disclosure import Earlier, LocalSteps, TrainingStart, UploadReading
-from fedveil.methods.fields import STRICT, BatchSize, Epochs, LearningRate, LocalStepCount, unused_epochs
+from fedveil.methods.fields import (
+    STRICT,
+    BatchSize,
+    Epochs,
+    LearningRate,
+    LearningRateSchedule,
+    LocalStepCount,
+    ServerLearningRate,
+    unused_epochs,
+)
 from fedveil.methods.method import At, Method, register, unprotected
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams, ServerStreams
 from fedveil.task import Task
 from fedveil.training.batching import LastBatch
-from fedveil.training.local_sgd import Schedule, local_sgd, scheduled_lr
+from fedveil.training.local_sgd import local_sgd, scheduled_lr
 from fedveil.tree import Params, State, add, concatenate, mean, per_row, sub, total, with_axis, zeros_like
 
 
@@ -57,14 +64,12 @@ class Scaffold(Method[Server, ModelAndControl, Changes]):
     lr: LearningRate = 0.1
     epochs: Epochs = 1
     batch_size: BatchSize = 64
-    lr_schedule: Schedule = "constant"
-    """How `lr` changes over the rounds."""
+    lr_schedule: LearningRateSchedule = "constant"
     local_steps: LocalStepCount | None = None
     last_batch: LastBatch = "merge"
     """The remainder of an epoch that is smaller than a batch: "keep" trains on it as a batch, "drop" leaves it out,
     "merge" adds it to the previous batch if it is less than half of one."""
-    server_lr: Annotated[float, Field(gt=0)] = 1.0
-    """Factor of the mean update at the server."""
+    server_lr: ServerLearningRate = 1.0
 
     def unused_fields(self) -> Mapping[str, str]:
         return unused_epochs(self.local_steps)

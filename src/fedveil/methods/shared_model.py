@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass as record
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from fedveil.data.client_data import ClientData
 from fedveil.lazy_torch import torch
 from fedveil.messages import Message, Record
+from fedveil.methods.fields import Weighting
 from fedveil.methods.method import At, ClientSum, Method, Up
 from fedveil.privacy.mechanisms import Unnoised
 from fedveil.privacy.private_sum import NoisySum
@@ -44,7 +45,7 @@ class Model(Message):
     params: Params
 
 
-def averaging_weights(sizes: Tensor, weighting: Literal["size", "uniform"]) -> Tensor:
+def averaging_weights(sizes: Tensor, weighting: Weighting) -> Tensor:
     """The weight of each client in the average.
 
     Args:
@@ -89,7 +90,7 @@ _WEIGHT = "weight of the client"  # cannot be a parameter's name, which has no s
 Train = Callable[[Task, At, Params, ClientData, ClientStreams], Params]
 
 
-def averaged_securely(weighting: Literal["size", "uniform"], train: Train) -> ClientSum[Server, Model]:
+def averaged_securely(weighting: Weighting, train: Train) -> ClientSum[Server, Model]:
     """Averaging by sums without noise: of weights n_k / (size of the largest client), and of weighted updates.
 
     With uniform weights the sum is divided by the number of clients in it.

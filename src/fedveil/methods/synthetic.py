@@ -22,6 +22,7 @@ from fedveil.methods.fields import (
     Clip,
     Fraction,
     LearningRate,
+    LearningRateSchedule,
     NoiseMultiplier,
     NonNegative,
 )
@@ -33,7 +34,7 @@ from fedveil.streams import ClientStreams
 from fedveil.task import Task
 from fedveil.training.augmentation import Change, check_images
 from fedveil.training.gradient_matching import Distance
-from fedveil.training.local_sgd import Schedule, scheduled_lr
+from fedveil.training.local_sgd import scheduled_lr
 from fedveil.training.surrogate import (
     Loops,
     RealGradients,
@@ -243,15 +244,14 @@ class Matching(SyntheticImages):
     model_updates: Annotated[int, Field(ge=0)] = 0
     """Steps of the model on the synthetic images from one place to the next."""
     radius: Annotated[float, Field(gt=0, description="largest distance from the start of a round")] = 10.0
-    squared_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
+    squared_weight: NonNegative = 0.1
     """Weight of the squared distance of gradients beside the cosine distance."""
     reduce: Literal["sum", "mean"] = "sum"
     """Whether the cosine distances of a layer's rows are summed or averaged."""
     include_vectors: bool = False
     """Whether vectors such as biases join the cosine distance."""
     lr: LearningRate = 0.1
-    lr_schedule: Schedule = "cosine"
-    """How `lr` changes over the rounds."""
+    lr_schedule: LearningRateSchedule = "cosine"
     lr_floor: NonNegative = 0.0
     """The least step size of a schedule."""
     server_steps: Count = 100

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass as record
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from fedveil.messages import Message
@@ -23,6 +23,7 @@ from fedveil.methods.fields import (
     LocalTraining,
     NoiseMultiplier,
     Normalise,
+    ServerLearningRate,
     bounded,
     refuse_endless_norm,
 )
@@ -81,8 +82,7 @@ class UserLevelAveraging(LocalTraining, Method[Server, CohortModel, NoisyModel])
     noise_scope: NoiseScope = "shared"
     """Whether each client adds a share of the noise of the sum ("shared"), or all of it, which also protects against
     the server ("local")."""
-    server_lr: Annotated[float, Field(gt=0)] = 1.0
-    """Factor of the mean update at the server."""
+    server_lr: ServerLearningRate = 1.0
     normalise: Normalise = False
 
     @model_validator(mode="after")

@@ -216,7 +216,7 @@ def _load(folder: Path, kind: str, dropout: float) -> tuple[Any, str]:
     """The library's model in float32, and the name of its token embedding table."""
     library = transformers()
     try:
-        model, told = getattr(library, kind).from_pretrained(
+        model, report = getattr(library, kind).from_pretrained(
             str(folder),
             local_files_only=True,
             use_safetensors=True,
@@ -232,7 +232,7 @@ def _load(folder: Path, kind: str, dropout: float) -> tuple[Any, str]:
             f"cannot be loaded ({_reason(error)})",
             "Save the model again with save_pretrained.",
         ) from error
-    other = sorted(entry for entry in told["mismatched_keys"] if "pooler." not in entry[0])
+    other = sorted(entry for entry in report["mismatched_keys"] if "pooler." not in entry[0])
     if other:
         name, held, wanted = other[0]
         raise InputError(
@@ -242,7 +242,7 @@ def _load(folder: Path, kind: str, dropout: float) -> tuple[Any, str]:
             "configuration",
             "Save the model again with save_pretrained, which writes both.",
         )
-    missing = sorted(name for name in told["missing_keys"] if "pooler." not in name)
+    missing = sorted(name for name in report["missing_keys"] if "pooler." not in name)
     if missing:  # the library would initialise them at random
         raise InputError(
             "path",

@@ -23,9 +23,8 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.query_key_value = nn.Linear(
-            width, 3 * width, bias=False
-        )  # a bias of the keys cancels in the softmax
+        # A bias of the keys cancels in the softmax.
+        self.query_key_value = nn.Linear(width, 3 * width, bias=False)
         self.output = nn.Linear(width, width)
 
     def forward(self, h: Tensor, hidden: Tensor) -> Tensor:

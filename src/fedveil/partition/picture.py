@@ -52,9 +52,8 @@ def counts_table(
     table.add_column(
         "client", justify="right", min_width=6, max_width=first, overflow="ellipsis", no_wrap=True
     )
-    room = (
-        (_TERMINAL - first - 4 - total_width) // len(heads) - 1 - gap
-    )  # long names are shortened, numbers never
+    # Long names are shortened, numbers never.
+    room = (_TERMINAL - first - 4 - total_width) // len(heads) - 1 - gap
     for head in heads:
         table.add_column(
             head,

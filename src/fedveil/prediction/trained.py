@@ -50,9 +50,8 @@ class ImageFeatures(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(torch.float32).clamp(0, 1)
-        if (
-            torch._C._get_tracing_state() or torch.compiler.is_compiling()
-        ):  # during export: for any number of images
+        # During export: for any number of images.
+        if torch._C._get_tracing_state() or torch.compiler.is_compiling():
             return self._of_block(x)
         return self._made.compute(x)
 

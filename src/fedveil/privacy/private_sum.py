@@ -148,9 +148,8 @@ def protection_in_cohorts(
     if len(weights) == 1:
         return GaussianNoise(min(weights))
     rows = list(weights.items())
-    group = math.ceil(
-        len(rows) / _MOST_DRAWS
-    )  # neighbouring sizes are grouped, with the least noise among them
+    # Neighbouring sizes are grouped, with the least noise among them.
+    group = math.ceil(len(rows) / _MOST_DRAWS)
     groups = [rows[i : i + group] for i in range(0, len(rows), group)]
     return RandomGaussianNoise(
         tuple(min(value for value, _ in part) for part in groups),

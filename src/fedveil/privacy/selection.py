@@ -78,9 +78,8 @@ class NegativeBinomialTrials:
     def curve(self, trial: RenyiCurve) -> Floats:
         orders, values = np.asarray(trial.orders), np.asarray(trial.values)
         tail = -math.log(self.gamma)
-        extra = min(
-            tail, float(((1 - 1 / orders) * values + tail / orders).min())
-        )  # order 1, or the best one
+        # Order 1, or the best one.
+        extra = min(tail, float(((1 - 1 / orders) * values + tail / orders).min()))
         total: Floats = values + (1 + self.eta) * extra + math.log(self.mean) / (orders - 1)
         return total
 

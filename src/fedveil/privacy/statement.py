@@ -137,7 +137,9 @@ def _against(
         times = f", {release.accesses} times in a participation" if release.accesses > 1 else ""
         how = f" with {release.protection.in_words()}{times}"
         if adversary == "client" and release.insider is not None:
-            how += f" ({release.insider.in_words()} where it participated and knows its own share)"
+            how += (
+                f" (in its own rounds, where it knows its share of the noise: {release.insider.in_words()})"
+            )
         rounds = f" in every {release.every}th round" if release.every > 1 else ""
         sees = f"{who} sees {release.what}"
         if adversary != "server" and isinstance(release.protection, Unprotected):

@@ -67,11 +67,11 @@ def _roc(name: str, curves: Sequence[Curve]) -> str:
 
 
 def _attack(setting: Setting, run: Run, attack: Attack) -> str:
-    told = ("labels", "known") in attack.facts  # then that they are right is no success
+    labels_known = ("labels", "known") in attack.facts  # then that they are right is no success
     scores = [
         fact
         for fact in attack.facts
-        if _SCORE.match(fact[0]) and fact[1] != "none" and not (told and fact[0] == "labels right")
+        if _SCORE.match(fact[0]) and fact[1] != "none" and not (labels_known and fact[0] == "labels right")
     ]
     scores = scores or list(attack.facts)
     rest = [fact for fact in attack.facts if fact not in scores]
@@ -232,7 +232,7 @@ def reproduce(settings: Sequence[Setting]) -> str:
     lead = "Same configuration, same seed, same version, same kind of machine: same result."
     if any(run.noise == "entropy" for s in settings for run in s.runs):
         lead += " Privacy noise from entropy is drawn anew each time, and the result varies with it."
-    return section("reproduce", "Make it again", *parts, lead=lead)
+    return section("reproduce", "Reproduce these runs", *parts, lead=lead)
 
 
 def _file(setting: Setting) -> str:

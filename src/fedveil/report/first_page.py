@@ -108,8 +108,8 @@ def _dropouts(runs: Sequence[Run]) -> str:
     if not missing:
         return f"none in {len(rounds)} rounds" if rounds else ""
     empty = sum(answered == 0 < invited for invited, answered in rounds)
-    told = f"{missing} of {asked} uploads in {len(rounds)} rounds: federation.log says who and why"
-    return told + (f"; {empty} of the rounds had too few and changed nothing" if empty else "")
+    missed = f"{missing} of {asked} uploads in {len(rounds)} rounds: federation.log says who and why"
+    return missed + (f"; {empty} of the rounds had too few and changed nothing" if empty else "")
 
 
 def _noise(setting: Setting) -> str:
@@ -140,21 +140,21 @@ def _coalition(run: Run) -> str:
     if not _secure(run) or not isinstance(section, Mapping):
         return ""
     threshold, colluders = section.get("threshold"), section.get("colluders")
-    told = f"; nothing if fewer than {threshold} answer" if threshold is not None else ""
-    return told + (f"; at most {colluders} may collude with it" if colluders is not None else "")
+    limits = f"; nothing if fewer than {threshold} answer" if threshold is not None else ""
+    return limits + (f"; at most {colluders} may collude with it" if colluders is not None else "")
 
 
 def _whose(run: Run, *, public: bool) -> str:
     """The data and its clients, by name if they have names."""
     count = run.plan.get("clients", "?")
     if run.deployed:
-        told = f"the own data of {count} nodes"
+        holder = f"the own data of {count} nodes"
     else:
-        told = f"{run.dataset or 'data that the caller gave'}, held by {count} clients"
+        holder = f"{run.dataset or 'data that the caller gave'}, held by {count} clients"
     if run.clients and not public:
         shown = ", ".join(run.clients[:8])
-        told += f" ({shown}{', ...' if len(run.clients) > 8 else ''})"
-    return told
+        holder += f" ({shown}{', ...' if len(run.clients) > 8 else ''})"
+    return holder
 
 
 def _proven(setting: Setting) -> str:
@@ -164,7 +164,7 @@ def _proven(setting: Setting) -> str:
     rows += _unproven([proof for proof in proofs if proof.epsilon is None])
     if not rows:
         return "<p>Nothing is stated about privacy.</p>"
-    told = table(
+    guarantees = table(
         "What is proven",
         ["against", "protects", "ε", "δ", "grade", "in words"],
         rows,
@@ -178,7 +178,7 @@ def _proven(setting: Setting) -> str:
         "probability, and the odds held otherwise. "
         '<a href="#odds">Formula of the odds</a>; assumptions: <a href="#privacy">privacy statement</a>.'
     )
-    return f'<div class="wordy">{told}</div><p class="note">{note}</p>'
+    return f'<div class="wordy">{guarantees}</div><p class="note">{note}</p>'
 
 
 def odds(settings: Sequence[Setting], *, public: bool) -> str:
@@ -186,8 +186,8 @@ def odds(settings: Sequence[Setting], *, public: bool) -> str:
     if not first_page(settings, public=public):
         return ""
     limits = [f"{rounded_up(guess_accuracy(step.limit, 0))} at epsilon {step.limit:g}" for step in SCALE[:-1]]
-    told = [*_ODDS, f"At the limits of the grades (with delta 0) these are {', '.join(limits)}."]
-    return section("odds", "How the odds are computed", *(f"<p>{escape(text)}</p>" for text in told))
+    explained = [*_ODDS, f"At the limits of the grades (with delta 0) these are {', '.join(limits)}."]
+    return section("odds", "How the odds are computed", *(f"<p>{escape(text)}</p>" for text in explained))
 
 
 def _step(place: int) -> str:
@@ -237,24 +237,24 @@ def _row(proof: Proof, *, seeded: bool) -> list[Cell]:
 def _not_covered(setting: Setting) -> list[str]:
     run = setting.first
     units = {row.unit for row in setting.proofs() if row.epsilon is not None}
-    told = []
+    items = []
     if units == {"record"}:
-        told.append("A person with several records: the statement is about one record.")
-        told += _whole_persons(run.persons)
+        items.append("A person with several records: the statement is about one record.")
+        items += _whole_persons(run.persons)
     prepared = "" if run.prepared else " and how data is prepared"
-    told += [
+    items += [
         *run.prepared,
         "Conclusions about people who did not take part, drawn from what the model learnt about everybody.",
         f"The number of clients and records, the plan, the shape of the model{prepared}: public.",
         "Other files of the run, and other runs on the same data: their epsilons add up.",
     ]
     if setting.score is not None:
-        told.append("The examples of the test set: scores are measured on them without noise.")
+        items.append("The examples of the test set: scores are measured on them without noise.")
     if setting.audited():
-        told.append("Audits: a low bound does not prove privacy.")
+        items.append("Audits: a low bound does not prove privacy.")
     else:
-        told.append("No audit has tested this run.")
-    return told
+        items.append("No audit has tested this run.")
+    return items
 
 
 def _whole_persons(persons: Sequence[Person]) -> list[str]:

@@ -164,11 +164,11 @@ def _outline(settings: Sequence[Setting]) -> str:
         "clients in a round": [_cohort(run) for run in firsts],
         "rounds": [run.plan.get("rounds", "") for run in firsts],
     }
-    told = {
+    outline = {
         name: " or ".join(dict.fromkeys(value for value in values if value)) for name, values in facts.items()
     }
     cells = "".join(
-        f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in told.items() if value
+        f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in outline.items() if value
     )
     return f'<dl class="outline">{cells}</dl>' if cells else ""
 

@@ -37,14 +37,14 @@ class Measure:
     def axis(self) -> str:
         return "test accuracy, %" if self.percent else f"{self.name} on the test set"
 
-    def told(self, value: float, deviation: float | None = None) -> str:
+    def formatted(self, value: float, deviation: float | None = None) -> str:
         """The number as tables show it: "84.96 ± 0.40 %", "0.944 ± 0.003"."""
         spread = "" if deviation is None else f" ± {self._number(deviation)}"
         return f"{self._number(value)}{spread}{' %' if self.percent else ''}"
 
     def in_words(self, value: float, deviation: float | None = None) -> str:
         """With its name: "84.96 % accuracy", "R² of 0.944"."""
-        number = self.told(value, deviation)
+        number = self.formatted(value, deviation)
         return f"{number} accuracy" if self.percent else f"{self.name} of {number}"
 
     def limits(self, interval: tuple[float, float]) -> str:

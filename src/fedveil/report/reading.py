@@ -305,68 +305,68 @@ def _build(
     problems: Problems,
     **others: Any,
 ) -> Run:
-    told = Fields(found or {}, problems if found is not None else [])
-    privacy = Fields(told.mapping("privacy"), told.problems, "privacy.")
+    summary = Fields(found or {}, problems if found is not None else [])
+    privacy = Fields(summary.mapping("privacy"), summary.problems, "privacy.")
     audit = privacy.mapping("audit", required=False)
-    plan = told.mapping("plan", required=False)
+    plan = summary.mapping("plan", required=False)
     task, run = _section(config, "task"), _section(config, "run")
-    seed = told.number("seed", required=False)
+    seed = summary.number("seed", required=False)
     match = re.search(r"seed-(\d+)$", name)
     # <experiment>/<config>/seed-N, or a folder of the caller's own choice (fedveil.run)
     place = "" if "/" not in name else name.split("/")[0 if match else -1]
     return Run(
         name=name,
         finished=found is not None,
-        experiment=told.text("experiment", required=False) or place,
-        method=told.text("method") or str(_section(config, "method").get("name", "unknown method")),
+        experiment=summary.text("experiment", required=False) or place,
+        method=summary.text("method") or str(_section(config, "method").get("name", "unknown method")),
         seed=int(seed) if seed is not None else int(match[1]) if match else None,
-        dataset=told.text("dataset", required=False) or str(task.get("dataset", "")),
-        data=told.text("data", required=False),
-        model=told.text("model", required=False) or str(task.get("model", "")),
-        rounds=int(told.number("rounds") or (history[-1].round if history else 0)),
+        dataset=summary.text("dataset", required=False) or str(task.get("dataset", "")),
+        data=summary.text("data", required=False),
+        model=summary.text("model", required=False) or str(task.get("model", "")),
+        rounds=int(summary.number("rounds") or (history[-1].round if history else 0)),
         planned=_whole(plan.get("rounds")) or _whole(run.get("rounds")),
-        stopped=told.text("stopped", required=False),
+        stopped=summary.text("stopped", required=False),
         claim=_claim(privacy.values.get("paper_claim")),
         proven=_proofs(privacy, plan),
         audits=(*(_audit_rows(audit) if audit else []), *audits),
-        words=told.text("privacy_in_words"),
+        words=summary.text("privacy_in_words"),
         removable=privacy.values.get("removable") is True,
         noise=str(privacy.values.get("noise") or ""),
-        deployed=told.values.get("deployed") is True,
+        deployed=summary.values.get("deployed") is True,
         prepared=tuple(str(item) for item in privacy.items("data", required=False)),
         persons=_persons(privacy.items("persons", required=False)),
         plan={str(key): str(value) for key, value in plan.items()},
         environment={
-            str(key): str(value) for key, value in told.mapping("environment", required=False).items()
+            str(key): str(value) for key, value in summary.mapping("environment", required=False).items()
         },
-        paper=_paper(told.mapping("paper", required=False) or _section(config, "paper")),
+        paper=_paper(summary.mapping("paper", required=False) or _section(config, "paper")),
         history=history,
         config=config,
         config_text=config_text,
-        **_measured(told),
+        **_measured(summary),
         **others,
         problems=tuple(dict.fromkeys(problem for problem in problems if problem)),
         notes=tuple(problems.notes),
     )
 
 
-def _measured(told: Fields) -> dict[str, Any]:
+def _measured(summary: Fields) -> dict[str, Any]:
     """The numbers of a finished run; none of them is required."""
     names = ["accuracy", "loss", "r2", "concordance", "mcc", "perplexity"]
     names += ["seconds", "bytes_up", "bytes_down"]
-    metrics = Fields(told.mapping("metrics", required=False), told.problems, "metrics.")
-    return {name: told.number(name, required=False) for name in names} | {
+    metrics = Fields(summary.mapping("metrics", required=False), summary.problems, "metrics.")
+    return {name: summary.number(name, required=False) for name in names} | {
         "metrics": metrics.mapping("all", required=False),
         "client_metrics": metrics.mapping("clients", required=False),
-        "personal": number(told.mapping("personal", required=False).get("test_accuracy")),
-        "classes": tuple(str(item) for item in told.items("classes", required=False)),
-        "per_class": tuple(number(item) for item in told.items("per_class", required=False)),
-        "per_client": tuple(number(item) for item in told.items("per_client", required=False)),
-        "per_client_on": told.text("per_client_on", required=False),
-        "partition": _counts(told),
-        "parameters": _whole(told.values.get("parameters")),
-        "majority": _majority(told.mapping("majority", required=False)),
-        "clients": tuple(str(item) for item in told.items("client_names", required=False)),
+        "personal": number(summary.mapping("personal", required=False).get("test_accuracy")),
+        "classes": tuple(str(item) for item in summary.items("classes", required=False)),
+        "per_class": tuple(number(item) for item in summary.items("per_class", required=False)),
+        "per_client": tuple(number(item) for item in summary.items("per_client", required=False)),
+        "per_client_on": summary.text("per_client_on", required=False),
+        "partition": _counts(summary),
+        "parameters": _whole(summary.values.get("parameters")),
+        "majority": _majority(summary.mapping("majority", required=False)),
+        "clients": tuple(str(item) for item in summary.items("client_names", required=False)),
     }
 
 
@@ -398,10 +398,10 @@ def _proofs(privacy: Fields, plan: Mapping[str, Any]) -> tuple[Proof, ...]:
 def _persons(rows: Sequence[Any]) -> tuple[Person, ...]:
     found = []
     for row in rows:
-        told = row if isinstance(row, Mapping) else {}
-        epsilon, delta = number(told.get("epsilon")), number(told.get("delta"))
+        person = row if isinstance(row, Mapping) else {}
+        epsilon, delta = number(person.get("epsilon")), number(person.get("delta"))
         if epsilon is not None and delta is not None:
-            found.append(Person(str(told.get("adversary", "")), epsilon, delta))
+            found.append(Person(str(person.get("adversary", "")), epsilon, delta))
     return tuple(found)
 
 
@@ -410,11 +410,11 @@ def _majority(found: Mapping[str, Any]) -> Majority | None:
     return None if rate is None or not labels else Majority(rate, labels)
 
 
-def _counts(told: Fields) -> tuple[tuple[int, ...], ...]:
-    rows = told.items("partition", required=False)
+def _counts(summary: Fields) -> tuple[tuple[int, ...], ...]:
+    rows = summary.items("partition", required=False)
     counts = [[_whole(item) for item in row] if isinstance(row, list) else [None] for row in rows]
     if any(len(row) != len(counts[0]) or None in row for row in counts):
-        told.problems.append("summary.json: partition is not a table of counts")
+        summary.problems.append("summary.json: partition is not a table of counts")
         return ()
     return tuple(tuple(item or 0 for item in row) for row in counts)
 

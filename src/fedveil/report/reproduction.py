@@ -257,9 +257,9 @@ def _index(board: str) -> str:
 Every number is a record under `experiments/records/`, made by one command per table:
 
 ```sh
-fedveil reproduce fedceo                                                    # its tables, rows and times
-fedveil reproduce fedceo table-1-emnist --rows "sigma 2.0" --seeds 1        # run, judge, record
-fedveil reproduce --pages docs                                              # write these pages
+fedveil reproduce fedceo                                                # its tables
+fedveil reproduce fedceo table-1-emnist --rows "sigma 2.0" --seeds 1    # run, judge, record
+fedveil reproduce --pages docs                                          # write these pages
 ```
 """
 

@@ -63,12 +63,12 @@ def _value(run: Run, key: str) -> float | None:
 
 
 def _cell(spread: Spread, interval: tuple[float, float] | None) -> Cell:
-    told = _shown(spread.mean)
+    shown = _shown(spread.mean)
     if spread.deviation is not None:
-        told += f" ± {spread.deviation:.2g}"
+        shown += f" ± {spread.deviation:.2g}"
     if interval is not None:
-        told += f" <small>({_shown(interval[0])} to {_shown(interval[1])})</small>"
-    return told, spread.mean
+        shown += f" <small>({_shown(interval[0])} to {_shown(interval[1])})</small>"
+    return shown, spread.mean
 
 
 def _shown(value: float) -> str:
@@ -78,26 +78,28 @@ def _shown(value: float) -> str:
 def _per_client(setting: Setting) -> str:
     """Each client's own held-out examples: how many, and the scores."""
     found = {
-        str(name): told for name, told in setting.first.client_metrics.items() if isinstance(told, Mapping)
+        str(name): metrics
+        for name, metrics in setting.first.client_metrics.items()
+        if isinstance(metrics, Mapping)
     }
-    names = [key for key in _SCORES if any(_known(told, key) for told in found.values())]
+    names = [key for key in _SCORES if any(_known(metrics, key) for metrics in found.values())]
     if not names:
         return ""
     rows = [
-        [escape(name), _count(told), *(_known(told, key) or NOTHING for key in names)]
-        for name, told in found.items()
+        [escape(name), _count(metrics), *(_known(metrics, key) or NOTHING for key in names)]
+        for name, metrics in found.items()
     ]
     heads = ["client", "examples", *(_SCORES[key].partition(",")[0].partition(" (")[0] for key in names)]
     caption = f"On each client's held-out examples: {setting.name}"
     return f"<details><summary>{escape(caption)}</summary>{table(caption, heads, rows)}</details>"
 
 
-def _known(told: Mapping[str, Any], key: str) -> Cell | None:
-    metric = told.get(key)
+def _known(metrics: Mapping[str, Any], key: str) -> Cell | None:
+    metric = metrics.get(key)
     value = number(metric.get("value")) if isinstance(metric, Mapping) else None
     return None if value is None else _cell(Spread(value, None, 1), limits_of(metric))
 
 
-def _count(told: Mapping[str, Any]) -> Cell:
-    count = number(told.get("examples"))
+def _count(metrics: Mapping[str, Any]) -> Cell:
+    count = number(metrics.get("examples"))
     return NOTHING if count is None else (f"{count:g}", count)

@@ -32,10 +32,10 @@ def verdict(settings: Sequence[Setting]) -> str:
     said = headline(settings)
     items = []
     for setting in settings:
-        told = lines(setting)
+        shown = lines(setting)
         if len(settings) == 1 and setting.first.finished:
-            told = told[1:]  # the first is what the headline and the statement below say
-        inner = "".join(f'<p class="{line.level}">{escape(line.text)}</p>' for line in told)
+            shown = shown[1:]  # the first is what the headline and the statement below say
+        inner = "".join(f'<p class="{line.level}">{escape(line.text)}</p>' for line in shown)
         if inner:
             items.append(f"<li><h3>{named(setting)}</h3>{inner}</li>")
     listed = f'<ul class="verdicts">{"".join(items)}</ul>' if items else ""
@@ -123,8 +123,8 @@ def _score(setting: Setting, best: bool) -> Cell:
     spread = setting.score
     if spread is None:
         return "no result", None
-    told = setting.measure.told(spread.mean, spread.deviation)
-    return f"<strong>{told}</strong>" if best else told, spread.mean
+    score = setting.measure.formatted(spread.mean, spread.deviation)
+    return f"<strong>{score}</strong>" if best else score, spread.mean
 
 
 def _epsilon(setting: Setting, adversary: str) -> Cell:
@@ -147,7 +147,7 @@ def learning(settings: Sequence[Setting]) -> str:
     drawn = [curve for curve in curves if curve.x]
     if not drawn:
         return ""
-    ends = ". ".join(f"{curve.name} ends at {measure.told(curve.y[-1])}" for curve in drawn)
+    ends = ". ".join(f"{curve.name} ends at {measure.formatted(curve.y[-1])}" for curve in drawn)
     title = f"{measure.title} over rounds"
     chart = charts.line_chart(
         drawn,
@@ -179,7 +179,7 @@ def _values(curves: Sequence[Curve], measure: Measure) -> str:
             cells: list[Cell] = [f"{at:g}"]
             for curve in some:
                 known = dict(zip(curve.x, curve.y, strict=True)).get(at)
-                cells.append(NOTHING if known is None else measure.told(known).removesuffix(" %"))
+                cells.append(NOTHING if known is None else measure.formatted(known).removesuffix(" %"))
             rows.append(cells)
         body += table(name, ["round", *(curve.name for curve in some)], rows, sortable=False)
     return f"<details><summary>The values as a table</summary>{body}</details>"

@@ -48,7 +48,9 @@ def compared(settings: Sequence[Setting]) -> list[Compared]:
             Compared(
                 s.name,
                 str(len(s.runs)),
-                "-" if spread is None else measure.told(spread.mean, spread.deviation).removesuffix(" %"),
+                "-"
+                if spread is None
+                else measure.formatted(spread.mean, spread.deviation).removesuffix(" %"),
                 s is best,
                 observer,
                 server,

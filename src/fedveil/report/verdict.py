@@ -26,7 +26,7 @@ class Verdict:
 
 def percent(spread: Spread) -> str:
     """Accuracy with its deviation over seeds: "84.96 ± 0.40 %"."""
-    return ACCURACY.told(spread.mean, spread.deviation)
+    return ACCURACY.formatted(spread.mean, spread.deviation)
 
 
 def result(setting: Setting) -> str:
@@ -132,7 +132,7 @@ def _protected(pick: Setting, best: Setting) -> Verdict:
 
 
 def _untested(settings: Sequence[Setting]) -> Verdict:
-    """Of runs without test data only the privacy can be told."""
+    """Runs without test data are compared by their privacy alone."""
     proven = [setting for setting in settings if setting.proof("observer") is not None]
     if not proven:
         return Verdict("bad", f"No score was measured, and nothing is proven against {_AGAINST['observer']}.")
@@ -166,8 +166,8 @@ def _line(setting: Setting) -> str:
     text = "No score was measured. "
     if spread is not None:
         seeds = f" over {spread.count} seeds" if spread.count > 1 else ""
-        told = result(setting)
-        text = f"{told[0].upper()}{told[1:]}{seeds}. "
+        score = result(setting)
+        text = f"{score[0].upper()}{score[1:]}{seeds}. "
     rows = [row for row in (setting.proof(adversary) for adversary in ("observer", "server")) if row]
     if not rows:
         return text + "Nothing is proven against anybody."
@@ -229,9 +229,8 @@ def contradictions(setting: Setting) -> list[str]:
     found = []
     for audit in setting.audited():
         bound = number(audit.get("lower_bound"))
-        if isinstance(
-            audit.get("broken"), bool
-        ):  # the audit has compared with what is proven for its own scope
+        # The audit has compared with what is proven for its own scope.
+        if isinstance(audit.get("broken"), bool):
             if audit["broken"]:
                 against = WHO.get(str(audit.get("adversary")), "somebody")
                 found.append(f"BROKEN: an audit refutes what is proven against {against}.")
@@ -265,9 +264,9 @@ def _useless(setting: Setting) -> str:
     if guess is None or interval is None or interval[0] > guess[0]:
         return ""
     value, how = guess
-    told = f"{100 * value:.1f} %" if measure.percent else f"{value:g}"
+    shown = f"{100 * value:.1f} %" if measure.percent else f"{value:g}"
     return (
-        f" But its {measure.name} is no better than {how} ({told}; 95 % interval of the {measure.name}: "
+        f" But its {measure.name} is no better than {how} ({shown}; 95 % interval of the {measure.name}: "
         f"{measure.limits(interval)})."
     )
 

@@ -91,10 +91,10 @@ def _described(summary: Mapping[str, Any]) -> dict[str, Any]:
     records = fewest_records(plan["clients"], plan["smallest_client"], plan["largest_client"])
     units = {"client": plan["clients"], "record": records}
     rows = []
-    for told in privacy["proven"]:
-        row = {key: told[key] for key in _ROW if key in told}
-        epsilon, delta = told["epsilon"], told["delta"]
-        row["grade"] = grade(epsilon, delta, units[told["unit"]]).word
+    for proof in privacy["proven"]:
+        row = {key: proof[key] for key in _ROW if key in proof}
+        epsilon, delta = proof["epsilon"], proof["delta"]
+        row["grade"] = grade(epsilon, delta, units[proof["unit"]]).word
         row["guess_accuracy"] = None if epsilon is None else guess_accuracy(epsilon, delta)
         rows.append(row)
     return {
@@ -264,8 +264,8 @@ def _ledger_checks(folder: Path, stated: Mapping[str, Any], given: Path | None) 
     rounds = ledger.rounds(run)
     for row in stated["proven"]:
         yield _row_check(row, rounds)
-    told = {(row["unit"], row["adversary"]) for row in stated["proven"]}
-    hidden = [pair for pair in named_pairs(rounds) if pair not in told]
+    stated_pairs = {(row["unit"], row["adversary"]) for row in stated["proven"]}
+    hidden = [pair for pair in named_pairs(rounds) if pair not in stated_pairs]
     if hidden:
         rows = ", ".join(f"{unit} against {adversary}" for unit, adversary in hidden)
         yield Check("rows", False, f"the ledger has releases about {rows}, of which nothing is stated")
@@ -274,11 +274,11 @@ def _ledger_checks(folder: Path, stated: Mapping[str, Any], given: Path | None) 
 def _row_check(row: Mapping[str, Any], rounds: Rounds) -> Check:
     """Recompute one row of the guarantees."""
     (again,) = account_rounds(rounds, row["delta"], pairs=[(row["unit"], row["adversary"])])
-    told = again.to_json()
-    other = [key for key in ("adjacency", "sampler") if told[key] != row[key]]
-    if not row["theorem"].startswith(told["theorem"]):  # a selection of the best run adds its own
+    recomputed = again.to_json()
+    other = [key for key in ("adjacency", "sampler") if recomputed[key] != row[key]]
+    if not row["theorem"].startswith(recomputed["theorem"]):  # a selection of the best run adds its own
         other.append("theorem")
-    if not set(told["assumptions"]) <= set(row["assumptions"]):
+    if not set(recomputed["assumptions"]) <= set(row["assumptions"]):
         other.append("assumptions")
     right = _same(again.epsilon, row["epsilon"])
     said = f"recomputed {_shown(again.epsilon)}" + ("" if right else f", stated {_shown(row['epsilon'])}")

@@ -75,10 +75,10 @@ def text_notes(facts: Mapping[str, Any] | None) -> list[str]:
     """How texts became tokens, and how many were cut or left out, one line each; nothing for other data."""
     if facts is None:
         return []
-    told = [f"vocabulary: {facts['vocabulary']}"]
+    lines = [f"vocabulary: {facts['vocabulary']}"]
     for key, what in (("truncated", "cut to the length"), ("dropped", "left out as empty")):
-        told += [f"{count} {split} texts were {what}" for split, count in facts[key].items() if count]
-    return told
+        lines += [f"{count} {split} texts were {what}" for split, count in facts[key].items() if count]
+    return lines
 
 
 def guarantees_table(rows: Sequence[Mapping[str, Any]], title: str = "Proven") -> Table:

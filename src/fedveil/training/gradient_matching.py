@@ -124,9 +124,8 @@ def _matching_gradient_of_stack(
     task: Task, w: Params, real: Params, x: Tensor, y: Tensor, weights: Tensor, distance: Distance
 ) -> Tensor:
     images = x.detach().requires_grad_()
-    synthetic = _stacked_gradient(
-        task, w, images, y, weights
-    )  # in closed form: differentiated once, not twice
+    # In closed form: differentiated once, not twice.
+    synthetic = _stacked_gradient(task, w, images, y, weights)
     return _through(synthetic, images, distance.gradient(real, _detached(synthetic)))
 
 

@@ -149,9 +149,8 @@ class LinearSteps:
                 todo.append(partial(torch.mul, h, views.masks[step.index], out=out))
             elif isinstance(step, Activation):
                 todo.append(partial(_ACTIVATIONS[step.kind], h, out=out))
-            elif (
-                step.bias is None and w[step.weight].stride(0) == 0
-            ):  # all clients share the weights: one large product
+            elif step.bias is None and w[step.weight].stride(0) == 0:
+                # All clients share the weights: one large product.
                 todo.append(partial(torch.mm, _merged(h), w[step.weight][0].T, out=_merged(out)))
             elif step.bias is None:
                 todo.append(partial(torch.bmm, h, w[step.weight].transpose(1, 2), out=out))

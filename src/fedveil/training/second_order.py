@@ -106,8 +106,7 @@ class _Convolution(_Affine):
         super().__init__(rows, weight, bias)
         padding = layer.padding
         assert isinstance(padding, tuple)
-        self._kernel, self._stride, self._dilation = layer.kernel_size, layer.stride, layer.dilation
-        self._padding = padding
+        self._kernel = layer.kernel_size
         self._how = {"stride": layer.stride, "padding": padding, "dilation": layer.dilation}
         self._layer = layer
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from typer.testing import CliRunner
 
@@ -138,6 +140,35 @@ def test_every_command_has_the_short_help_option() -> None:
             done = runner.invoke(app, [*words, "-h"])
             assert done.exit_code == 0, words
             assert "Usage:" in done.output
+
+
+def _leaf_commands() -> dict[str, click.Command]:
+    """Every command and every command of a group, by what is typed."""
+    leaves: dict[str, click.Command] = {}
+    for name, command in all_commands().items():
+        inner = getattr(command, "commands", None)
+        leaves |= {name: command} if inner is None else {f"{name} {one}": inner[one] for one in inner}
+    return leaves
+
+
+@pytest.mark.parametrize("words", _leaf_commands())
+def test_every_option_says_what_holds_without_it(words: str) -> None:
+    """A flag is off, a shown default is taken, a repeatable option has no value; all others say it in words."""
+    for option in _leaf_commands()[words].params:
+        help_text = getattr(option, "help", None)
+        assert help_text, option.name
+        assert help_text.endswith("."), option.name
+        if not isinstance(option, click.Option) or option.is_flag or option.required:
+            continue
+        if option.multiple:
+            assert "May be repeated." in help_text, option.name
+        elif option.default is None:
+            assert re.search(r"Default: |^(Also|Only|For) ", help_text), option.name
+
+
+@pytest.mark.parametrize("words", _leaf_commands())
+def test_every_command_has_an_example(words: str) -> None:
+    assert f"fedveil {words} " in (_leaf_commands()[words].epilog or ""), words
 
 
 def test_a_method_is_listed_with_meaning_values_and_default_of_each_field() -> None:

@@ -211,10 +211,8 @@ def layer_cosine_distance(observed: Params, adaptation: Adaptation) -> Distance:
     change, weights = _adapted(observed, adaptation)
     if adaptation.kind == "sign":
         observed = {name: leaf.sign() for name, leaf in observed.items()}
-    picks = adaptation.kind in (
-        "mask",
-        "small",
-    )  # else a layer's weights are all alike and cancel in its cosine
+    # Otherwise a layer's weights are all alike and cancel in its cosine.
+    picks = adaptation.kind in ("mask", "small")
     wanted = {name: leaf * weights[name] if picks else leaf for name, leaf in observed.items()}
     lengths = {name: _norm([leaf]) for name, leaf in wanted.items()}
     shares = {

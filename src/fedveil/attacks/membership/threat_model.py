@@ -142,9 +142,8 @@ def train_shadows(
         w = {name: torch.stack([one[name] for one in fresh]) for name in fresh[0]}
     data = ArrayClients(pool.x, pool.y, parts).load(range(len(parts)))
     batch = recipe.batch_size
-    if (
-        recipe.examples is not None and data.largest < recipe.examples
-    ):  # the same number of steps on fewer examples
+    # The same number of steps on fewer examples.
+    if recipe.examples is not None and data.largest < recipe.examples:
         batch = max(1, round(batch * data.largest / recipe.examples))
     return local_sgd(
         task,

@@ -243,9 +243,8 @@ class Search:
         distance = self._row_distances(row, candidates, None if tokens is None else written)
         distance = distance.nan_to_num(nan=torch.inf)
         near = distance.argsort()[:shortlist]
-        near = torch.cat(
-            [torch.zeros(1, dtype=torch.long), near[near != 0]]
-        )  # a change must improve on the unchanged row
+        # A change must improve on the unchanged row.
+        near = torch.cat([torch.zeros(1, dtype=torch.long), near[near != 0]])
         weight = self.prior_weight * distance[0]
         total = distance[near] + weight * self.surprise(written[near]).to(distance)
         best = near[total.argmin()]

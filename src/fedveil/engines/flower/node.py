@@ -125,8 +125,7 @@ def refused_by(error: Exception, name: str) -> RecordDict:
     """The refusal of a node that cannot start; the text of the error stays in the node's log."""
     trace = None if isinstance(error, FedveilError) else error
     log.warning("node %s cannot participate: %s", name, error, exc_info=trace)
-    if isinstance(
-        error, InputError
-    ):  # raised before any example is read, so it depends on the configuration only
+    # Raised before any example is read, so it depends on the configuration only.
+    if isinstance(error, InputError):
         error = RefusalError("configuration", str(error), error.field)
     return refuse(error if isinstance(error, RefusalError) else RefusalError("error", "failed"), name)

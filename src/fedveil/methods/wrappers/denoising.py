@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from fedveil.lazy_torch import torch
-from fedveil.methods.fields import STRICT
+from fedveil.methods.fields import STRICT, PositiveFinite
 from fedveil.methods.wrappers.wrapper import Memory, Rule, Step, wrapper
 from fedveil.tree import Params
 
@@ -32,7 +31,7 @@ class DisplacementDenoise(Rule):
     value. `resume` lets training continue from the denoised model; otherwise only the released model is denoised.
     """
 
-    noise: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["estimate"] = "estimate"
+    noise: PositiveFinite | Literal["estimate"] = "estimate"
     """Standard deviation of the noise after one round, or "estimate" from the singular values."""
     shrinkage: Literal["soft", "optimal"] = "soft"
     """How singular values shrink: "soft" by the edge of the noise, "optimal" by its expected contribution."""

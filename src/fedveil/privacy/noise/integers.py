@@ -185,9 +185,8 @@ def _binomial_table(trials: int) -> tuple[Words, Words]:
     and an upload has as many coordinates as the model.
     """
     half = trials // 2
-    reach = math.ceil(
-        6 * math.sqrt(trials)
-    )  # twelve standard deviations: the tails have a probability below 1e-30
+    # Twelve standard deviations: the tails have a probability below 1e-30.
+    reach = math.ceil(6 * math.sqrt(trials))
     whole = 2 * sum(_binomial_masses(half, reach)) - _MIDDLE
     digits = np.empty((2, 2 * reach), dtype=np.uint64)
     twice = whole - _MIDDLE
