@@ -10,6 +10,10 @@ from types import ModuleType
 
 import pytest
 
+from fedveil.experiment.config import build_method
+from fedveil.privacy.accounting import epsilon_of
+from fedveil.privacy.releases import Plan
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -28,6 +32,25 @@ def best() -> ModuleType:
 def test_the_page_agrees_with_the_records(best: ModuleType) -> None:
     tuned, attacks = best.read_baseline_records(), best.read_attack_records()
     assert best.PAGE.read_text() == best.page(best.read_rows(), best.read_records(), tuned, attacks)
+
+
+def test_the_readmes_sentence_follows_from_the_records(best: ModuleType) -> None:
+    compared = best.comparison(best.read_records(), best.read_baseline_records())
+    text = best.README.read_text()
+    assert text == best.readme(text, compared)
+    assert best.lead(compared) in " ".join(text.split())
+
+
+def test_the_page_says_what_the_server_would_know_without_secure_sums(best: ModuleType) -> None:
+    """The epsilon of the note is that of a hundredth of the sum's noise on every upload."""
+    row = next(row for group in best.read_rows() for row in group.rows if row.id == "server-mnist-3")
+    sigma, config = best.read_records()[row.id]["noise_multiplier"], row.config()
+    plain = build_method(config.method | {"noise_multiplier": sigma})
+    plan = Plan(100, 100, "all", config.run.rounds)
+    against = epsilon_of(plain.releases(plan), plan, config.privacy.delta, "server", "client")
+    note = next(group.note for group in best.read_rows() if group.key == "server")
+    assert against is not None
+    assert f"epsilon would be {against:.1f}" in note
 
 
 def test_every_record_is_of_a_row_and_of_its_present_configuration(best: ModuleType) -> None:
