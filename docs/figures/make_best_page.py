@@ -1,8 +1,8 @@
-"""Writes docs/best.md, its figure and a sentence of README from the records of experiments/best, and these from results.
+"""Writes docs/best.md, its figure and README's lead from the records of experiments/best, and these from results.
 
     fedveil run experiments/best/record-mnist.toml --results results
     python docs/figures/make_best_page.py collect results     # results -> experiments/best/records/*.json
-    python docs/figures/make_best_page.py page                # records -> docs/best.md, docs/figures/best.svg, README.md
+    python docs/figures/make_best_page.py page                # records -> docs/best.md, best.svg, README.md
 
 `best_rows.toml` says which rows there are and what each is compared with.
 """
@@ -262,7 +262,7 @@ class Compared:
 
 
 def comparison(records: Records, tuned: Records) -> list[Compared]:
-    """A line for every federation, data set and epsilon of baselines.toml."""
+    """A line for every federation, data set and epsilon of best_baselines.toml."""
     found: dict[tuple[str, str, float], Compared] = {}
     for baseline in baselines.read_baselines():
         tests = {test["asked"]: test for test in tuned.get(baseline.key, {}).get("tests", ())}
@@ -360,7 +360,9 @@ def _wrapped(text: str, width: int = 100) -> list[str]:
 
 
 def _table(group: Group, records: Records) -> list[str]:
-    compared = [name for name in ("published", "target", "stretch") if any(getattr(row, name) for row in group.rows)]
+    compared = [
+        name for name in ("published", "target", "stretch") if any(getattr(row, name) for row in group.rows)
+    ]
     heads = ["data", "setting", "epsilon", "accuracy", "seeds", *compared, *["reached"] * bool(compared)]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in group.rows:
