@@ -53,6 +53,8 @@ class Baseline:
     task: Mapping[str, Any]
     fields: Mapping[str, Any]
     start: Mapping[str, Any]
+    minutes: float
+    """About how long all trials and tests take on one core."""
     stages: Sequence[Mapping[str, Sequence[Any]]]
     """One value is tuned after the other; what a stage found best is kept in the next."""
 
@@ -99,6 +101,7 @@ def read_baselines(path: Path = GRIDS) -> list[Baseline]:
             {"dataset": data} | content["task"],
             method["fields"],
             method["start"],
+            federation["minutes"][data],
             method["stages"],
         )
         for federation in content["federation"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +72,26 @@ def test_every_row_is_a_configuration_that_can_run(best: ModuleType) -> None:
         for row in group.rows:
             row.config().build_method()
             assert row.config().privacy.target_epsilon is not None
+
+
+def test_commands_survive_a_shell(best: ModuleType) -> None:
+    for group in best.read_rows():
+        for row in group.rows:
+            words = shlex.split(row.command())
+            assert [words[i + 1] for i, word in enumerate(words) if word == "--set"] == list(row.changes)
+
+
+def test_seeds_and_tuned_methods_without_a_record_are_listed(best: ModuleType) -> None:
+    row = best.read_rows()[0].rows[0]
+    record = {"epsilon": 1.0, "runs": [{"seed": 0, "accuracy": 0.96}, {"seed": 2, "accuracy": 0.97}]}
+    groups, command = [best.Group("g", "G", "n", (row,))], f"`{row.command()}`"
+    assert f"| 1 | {command} | {row.minutes:g} |" in best.page(groups, {row.id: record}, {})
+    record["runs"].append({"seed": 1, "accuracy": 0.96})
+    assert command not in best.page(groups, {row.id: record}, {})
+    one, *others = best.baselines.read_baselines()
+    text = best.page(groups, {row.id: record}, {one.key: {"trials": [], "chosen": {}, "tests": []}})
+    assert f"`{one.command}`" not in text
+    assert all(f"`{other.command}`" in text for other in others)
 
 
 def test_a_missed_target_is_reported_as_missed(best: ModuleType) -> None:
