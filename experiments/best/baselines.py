@@ -3,10 +3,10 @@
     python experiments/best/baselines.py list
     python experiments/best/baselines.py run user/mnist/udp-fedavg --results results
 
-`baselines.toml` has the federations, the methods and what is tuned. A trial trains on clients' data without a held-out
-part, and the trial that is most accurate on the held-out images is then run on all of the training images and tested.
-`run` writes one record to experiments/best/records/baselines; it resumes: what is in the results folder is not run
-again. Data stay in memory between trials.
+`docs/figures/best_baselines.toml` has the federations, the methods and what is tuned. A trial trains on clients' data
+without a held-out part, and the trial that is most accurate on the held-out images is then run on all of the training
+images and tested. `run` writes one record to experiments/best/records/baselines; it resumes: what is in the results
+folder is not run again. Data stay in memory between trials.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import argparse
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from fedveil.session.results import Result
 
 FOLDER = Path(__file__).resolve().parent
 RECORDS = FOLDER / "records" / "baselines"
-GRIDS = FOLDER / "baselines.toml"
+GRIDS = FOLDER.parents[1] / "docs" / "figures" / "best_baselines.toml"
 HELD_OUT = 5000
 IMAGES = {"mnist": 60000, "cifar10": 50000}
 ROUNDS = "rounds"
@@ -53,7 +53,9 @@ class Baseline:
     task: Mapping[str, Any]
     fields: Mapping[str, Any]
     start: Mapping[str, Any]
-    stages: Sequence[Mapping[str, Sequence[Any]]] = field(default=())
+    minutes: float
+    """About how long all trials and tests take on one core."""
+    stages: Sequence[Mapping[str, Sequence[Any]]]
     """One value is tuned after the other; what a stage found best is kept in the next."""
 
     @property
@@ -75,7 +77,7 @@ class Baseline:
     def config(self, values: Mapping[str, Any], epsilon: float, *, held_out: bool) -> Config:
         """The recommended method's federation with this method and these values."""
         raw = tomllib.loads((FOLDER / self.file).read_text())
-        raw["task"] = dict(self.task) or raw["task"]
+        raw["task"] = dict(self.task)
         raw["method"] = dict(self.fields) | {k: v for k, v in values.items() if k != ROUNDS}
         raw["run"] |= {"rounds": values[ROUNDS], "evaluate_every": values[ROUNDS]}
         raw["privacy"]["target_epsilon"] = epsilon
@@ -96,15 +98,15 @@ def read_baselines(path: Path = GRIDS) -> list[Baseline]:
             method["key"],
             tuple(federation["epsilons"]),
             tuple(federation["recommended"][data]),
-            {"dataset": data} | content["published_task"] if method.get("pixels", True) else {},
+            {"dataset": data} | content["task"],
             method["fields"],
             method["start"],
+            federation["minutes"][data],
             method["stages"],
         )
         for federation in content["federation"]
         for method in federation["method"]
         for data, file in federation["files"].items()
-        if data in method.get("data", federation["files"])
     ]
 
 

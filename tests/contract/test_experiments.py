@@ -28,7 +28,7 @@ from fedveil.privacy.releases import Plan
 
 ROOT = Path(__file__).parents[2] / "experiments"
 TABLES = [table for paper in PAPERS for table in list_tables(ROOT, paper)]
-NO_EXPERIMENTS = ("table-", "figure-", "baselines.toml")  # many rows or settings in one file
+NO_EXPERIMENTS = ("table-", "figure-")  # many rows in one file
 FILES = sorted(path for path in ROOT.rglob("*.toml") if not path.name.startswith(NO_EXPERIMENTS))
 SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     "cifar10": ((3, 32, 32), 10),

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from fedveil.experiment.config import build_method
+from fedveil.privacy.accounting import epsilon_of
+from fedveil.privacy.releases import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,6 +35,25 @@ def test_the_page_agrees_with_the_records(best: ModuleType) -> None:
     assert best.PAGE.read_text() == best.page(best.read_rows(), best.read_records(), tuned, attacks)
 
 
+def test_the_readmes_sentence_follows_from_the_records(best: ModuleType) -> None:
+    compared = best.comparison(best.read_records(), best.read_baseline_records())
+    text = best.README.read_text()
+    assert text == best.readme(text, compared)
+    assert best.lead(compared) in " ".join(text.split())
+
+
+def test_the_page_says_what_the_server_would_know_without_secure_sums(best: ModuleType) -> None:
+    """The epsilon of the note is that of a hundredth of the sum's noise on every upload."""
+    row = next(row for group in best.read_rows() for row in group.rows if row.id == "server-mnist-3")
+    sigma, config = best.read_records()[row.id]["noise_multiplier"], row.config()
+    plain = build_method(config.method | {"noise_multiplier": sigma})
+    plan = Plan(100, 100, "all", config.run.rounds)
+    against = epsilon_of(plain.releases(plan), plan, config.privacy.delta, "server", "client")
+    note = next(group.note for group in best.read_rows() if group.key == "server")
+    assert against is not None
+    assert f"epsilon would be {against:.1f}" in note
+
+
 def test_every_record_is_of_a_row_and_of_its_present_configuration(best: ModuleType) -> None:
     rows = {row.id: row for group in best.read_rows() for row in group.rows}
     records = best.read_records()
@@ -48,6 +72,26 @@ def test_every_row_is_a_configuration_that_can_run(best: ModuleType) -> None:
         for row in group.rows:
             row.config().build_method()
             assert row.config().privacy.target_epsilon is not None
+
+
+def test_commands_survive_a_shell(best: ModuleType) -> None:
+    for group in best.read_rows():
+        for row in group.rows:
+            words = shlex.split(row.command())
+            assert [words[i + 1] for i, word in enumerate(words) if word == "--set"] == list(row.changes)
+
+
+def test_seeds_and_tuned_methods_without_a_record_are_listed(best: ModuleType) -> None:
+    row = best.read_rows()[0].rows[0]
+    record = {"epsilon": 1.0, "runs": [{"seed": 0, "accuracy": 0.96}, {"seed": 2, "accuracy": 0.97}]}
+    groups, command = [best.Group("g", "G", "n", (row,))], f"`{row.command()}`"
+    assert f"| 1 | {command} | {row.minutes:g} |" in best.page(groups, {row.id: record}, {})
+    record["runs"].append({"seed": 1, "accuracy": 0.96})
+    assert command not in best.page(groups, {row.id: record}, {})
+    one, *others = best.baselines.read_baselines()
+    text = best.page(groups, {row.id: record}, {one.key: {"trials": [], "chosen": {}, "tests": []}})
+    assert f"`{one.command}`" not in text
+    assert all(f"`{other.command}`" in text for other in others)
 
 
 def test_a_missed_target_is_reported_as_missed(best: ModuleType) -> None:

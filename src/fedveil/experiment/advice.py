@@ -26,6 +26,7 @@ from fedveil.session.privacy_guard import unit_of
 
 EPSILONS = (1.0, 3.0, 8.0)
 _SILOS = 50  # up to so many clients are assumed to be silos, whose records are to be protected
+_FEWEST = 3  # clients of a secure sum that hides anything
 _FLOAT = torch.finfo(torch.float32).bits // 8
 
 
@@ -60,23 +61,37 @@ def advice(config: Config, plan: Plan, records: int | None) -> dict[str, Any]:
         "parameters": size,
         "delta": config.privacy.delta,
         "noise": rows,
-        "suggested": [found.to_json() for found in suggestions(plan, size, records)],
+        "suggested": [
+            found.to_json() for found in suggestions(plan, size, records, images=_reads_images(config))
+        ],
     }
 
 
 def parameter_count(config: Config) -> int | None:
     """The number of parameters of the model, from the published shape of its data; None if unknown."""
-    task = config.task
-    shape, classes = task.input_shape, task.classes
-    if shape is None or classes is None:
-        facts = next((known.summary for known in list_datasets() if known.name == task.dataset), "")
-        found = re.search(r"(\d+)x(\d+)x(\d+), (\d+) classes", facts)
-        if found is None:
-            return None
-        *shape, classes = (int(number) for number in found.groups())
-    if model_entry(task.model).reads != "numbers":
+    known = _published_shape(config)
+    if known is None or model_entry(config.task.model).reads != "numbers":
         return None
+    shape, classes = known
     return model_bytes(config, model_shape(config, shape), classes) // _FLOAT
+
+
+def _published_shape(config: Config) -> tuple[list[int], int] | None:
+    """The shape of an example and the number of classes, as declared or as the data set is described."""
+    task = config.task
+    if task.input_shape is not None and task.classes is not None:
+        return list(task.input_shape), task.classes
+    facts = next((known.summary for known in list_datasets() if known.name == task.dataset), "")
+    found = re.search(r"(\d+)x(\d+)x(\d+), (\d+) classes", facts)
+    if found is None:
+        return None
+    *shape, classes = (int(number) for number in found.groups())
+    return shape, classes
+
+
+def _reads_images(config: Config) -> bool:
+    known = _published_shape(config)
+    return config.task.features is not None or (known is not None and len(known[0]) == 3)
 
 
 def _row(
@@ -117,21 +132,14 @@ def _signal_to_noise(
     return signal / (sigma * math.sqrt(size * (plan.cohort if own else 1)))
 
 
-def suggestions(plan: Plan, size: int | None, records: int | None) -> list[Suggestion]:
+def suggestions(
+    plan: Plan, size: int | None, records: int | None, *, images: bool = True
+) -> list[Suggestion]:
     """Methods for a federation of this size, against the server and against observers."""
-    small = "a linear model on features without data: fewer parameters, less noise"
+    on = " on features without data" if images else ""
+    small = f"a linear model{on}: fewer parameters, less noise"
     if plan.clients <= _SILOS:
-        batch = "" if records is None else f", about {0.1 * records:.0f} records of each silo"
-        return [
-            Suggestion(
-                "dp-fedsgd",
-                "each silo's own noise",
-                f"{plan.clients} clients are silos: each protects its records itself, against the server too. One "
-                f"large batch per round{batch} and all silos in every round; {small}.",
-                {"clip": 0.3, "lr": 30.0, "momentum": 0.9, "record_rate": 0.1, "rounds": 100,
-                 "cohort": plan.clients, "sampler": "all"},
-            )
-        ]  # fmt: skip
+        return _for_silos(plan, records, small)
     cohort = max(10, plan.clients // 10)
     start = {"clip": 1.0, "normalise": True, "lr": 20.0, "local_steps": 20, "batch_size": 100_000}
     needed = (
@@ -156,3 +164,28 @@ def suggestions(plan: Plan, size: int | None, records: int | None) -> list[Sugge
             start | {"server_lr": 3.0, "rounds": 20, "cohort": plan.clients, "sampler": "all"},
         ),
     ]
+
+
+def _for_silos(plan: Plan, records: int | None, small: str) -> list[Suggestion]:
+    """DP-FedSGD with the noise of each silo or with one noise of all."""
+    rate = 0.1 if records is None or records >= 1 / 0.1 else 1.0  # a batch has at least one record on average
+    batch = "" if records is None else f", about {rate * records:.0f} records of each silo"
+    start = {"clip": 0.3, "lr": 30.0, "momentum": 0.9, "record_rate": rate, "rounds": 100}
+    start |= {"cohort": plan.clients, "sampler": "all"}
+    own = Suggestion(
+        "dp-fedsgd",
+        "each silo's own noise",
+        f"{plan.clients} clients are silos: each protects its records itself, against the server too. One large batch "
+        f"per round{batch}, and all silos in every round; {small}.",
+        start,
+    )
+    if plan.clients < _FEWEST:
+        return [own]
+    shared = Suggestion(
+        "dp-fedsgd",
+        'secure aggregation of all silos (aggregation.kind = "secure")',
+        f"Where the silos can be online together they share one noise: its variance in the sum is 1/{plan.clients} of "
+        "that of separate noises. The guarantee then needs a bound on the silos that collude with the server.",
+        start,
+    )
+    return [own, shared]

@@ -16,6 +16,8 @@ from fedveil.figures.style import LOOKS, matplotlib_style
 LINES = ("-", "--", ":", "-.")
 INKS = tuple(item.light for item in LOOKS)
 P = ParamSpec("P")
+# The same figure is the same file, whenever it is written.
+_UNDATED: dict[str, dict[str, None]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
 def in_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
@@ -39,7 +41,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with matplotlib.rc_context(matplotlib_style()):
-            figure.savefig(path, dpi=150)
+            figure.savefig(path, dpi=150, metadata=_UNDATED.get(path.suffix.lower()))
     except OSError as error:
         raise InputError(
             "path", str(path), f"cannot be written: {error.strerror}", "Choose another or make room."

@@ -11,12 +11,13 @@ from typer.testing import CliRunner
 
 from fedveil.cli import app
 from fedveil.errors import InputError
+from fedveil.experiment.advice import suggestions
 from fedveil.experiment.config import Config, make_config
 from fedveil.experiment.prepare import prepare
 from fedveil.experiment.run import run_seed
 from fedveil.experiment.target import method_of, with_noise, with_target_noise
 from fedveil.privacy.accounting import epsilon_of
-from fedveil.privacy.releases import Plan
+from fedveil.privacy.releases import Adversary, Plan, Unit
 
 PLAN = Plan(20, 5, "poisson", 30, 50, 50)
 
@@ -142,6 +143,37 @@ def test_advice_names_what_is_not_protected(tmp_path: Path) -> None:
     assert rows["server", 3.0]["why"]
     assert rows["observer", 3.0]["noise_multiplier"] > 0
     assert {found["method"] for found in answer["suggested"]} == {"udp-fedavg"}
+
+
+@pytest.mark.parametrize(
+    ("clients", "records"), [(1, 20), (5, None), (5, 3), (5, 12000), (100, 600), (1000, None)]
+)
+def test_what_advice_suggests_can_be_configured(clients: int, records: int | None) -> None:
+    found = suggestions(Plan(clients, clients, "all", 10), None, records)
+    assert found
+    for one in found:
+        start = dict(one.start)
+        run = {key: start.pop(key) for key in ("rounds", "cohort", "sampler")}
+        if run["sampler"] == "all":
+            assert run.pop("cohort") == clients
+        secure = {"aggregation": {"kind": "secure"}} if one.aggregation.startswith("secure") else {}
+        method = {"name": one.method} | start
+        sized = method | ({"records": records} if one.method == "dp-fedsgd" and records else {})
+        raw = {"method": sized, "partition": {"clients": clients}, "run": run} | secure
+        made = make_config({"task": {"dataset": "digits", "model": "logistic"}} | raw)
+        plan = Plan(
+            clients, made.run.cohort or clients, made.run.sampler, made.run.rounds, records or 1, records or 1
+        )
+        unit: Unit = "record" if one.method == "dp-fedsgd" else "client"
+        adversary: Adversary = "server" if secure or unit == "record" else "observer"
+        assert epsilon_of(made.build_method().releases(plan), plan, 1e-5, adversary, unit) is not None
+
+
+def test_advice_names_features_for_images_only(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    for dataset, named in (("mnist", True), ("heart-disease", False)):
+        path.write_text(f'task.dataset = "{dataset}"\npartition.clients = 4\nmethod.name = "dp-fedsgd"\n')
+        assert all(("features" in one["why"]) == named for one in advise(path)["suggested"][:1])
 
 
 def test_advice_is_readable(tmp_path: Path) -> None:

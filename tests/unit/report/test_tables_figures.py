@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from fedveil.figures.figure import save_figure
+from fedveil.figures.figure import new_figure, save_figure
 from fedveil.figures.style import DARK, LIGHT, LOOKS, look
 from fedveil.report.figures import accuracy_figure, save_figures, tradeoff_figure
 from fedveil.report.groups import group
@@ -163,6 +164,15 @@ def test_figures_name_units_and_seeds(tmp_path: Path) -> None:
     axes = tradeoff_figure(settings, "observer").axes[0]
     assert axes.get_xlabel() == "proven ε against published results"
     assert axes.get_xlim() == (1.0, 10.0)
+
+
+@pytest.mark.parametrize("suffix", ["svg", "pdf", "png"])
+def test_the_same_figure_is_the_same_file(suffix: str, tmp_path: Path) -> None:
+    first, second = (tmp_path / f"{name}.{suffix}" for name in ("first", "second"))
+    for path in (first, second):
+        save_figure(new_figure(), path)
+        time.sleep(1.1 if suffix == "pdf" else 0)  # its date has whole seconds
+    assert first.read_bytes() == second.read_bytes()
 
 
 def test_another_ending_is_refused(tmp_path: Path) -> None:
