@@ -20,10 +20,11 @@ from textwrap import fill
 from fedveil.errors import InputError
 from fedveil.experiment.estimates import Cost, cost, together
 from fedveil.experiment.records import Entry, Records
-from fedveil.experiment.reproduce import number
-from fedveil.experiment.tables import PAPERS, PublishedTable, Row, list_tables
+from fedveil.experiment.reproduce import counted, number
+from fedveil.experiment.tables import PAPERS, PublishedTable, Row, list_tables, readings
 from fedveil.experiment.verdicts import (
     ATTACK_TOLERANCES,
+    RULE,
     Measured,
     Order,
     Proven,
@@ -38,21 +39,9 @@ _PLACE = re.compile(r"\{\{([^|{}]+)\|([^|{}]+)(?:\|([^|{}]+))?\}\}")
 _COLUMNS = {"last": "accuracy", "best": "best", "before last": "before_last", "own models": "personal"}
 _MARKS = ("<!-- scoreboard -->", "<!-- end of scoreboard -->")
 _GENERATED = "<!-- Written by `fedveil reproduce --pages docs` from experiments/. Do not edit. -->"
-_RULE = """\
-A row has the published **level** if its mean is within the larger of the table's tolerance and the
-mean's 95 % interval over seeds. A table has the level if four fifths of its rows that were run have
-it. Where a text can be read in several ways, each reading is judged by itself.
-
-A row that misses the level has the **order** if it stands in the published order to every other row
-of its group. The order of a table is reproduced if Kendall's tau over all pairs in one group is at
-least 0.6 and, with several seeds, its 95 % interval lies above 0.
-
-Scores of **attacks** are judged in the same way, with these tolerances: MSE 0.25, PSNR 1 dB, SSIM
-and LPIPS 0.05, ROUGE 5 points, accuracy of membership inference 3 points. KL is not judged: its
-classifier is another one here. An **epsilon** that a paper claims is proven if the ledger of the
-run, for the claimed unit and against the server, is at most 5 % above it."""
+_JUDGED = "How levels, orders, attacks and epsilons are judged: [the rule](index.md#how-it-is-judged)."
 _COSTS = """\
-**Not run would take**: one seed on one core, without attacks, from the processor time of measured rounds of each
+Times are those of one seed on one core, without attacks, from the processor time of measured rounds of each
 method (`experiments/records/estimates/`, made by `--estimate`). Where not one round ended within the measurement, or a
 table was not measured, it takes more than that. Rounds that smooth, every I-th one of FedCEO, were not among them."""
 
@@ -158,7 +147,7 @@ def _judged(folder: Path, records: Path, paper: str) -> list[_Judged]:
     found = []
     for table in list_tables(folder, paper):
         kept = Records(table, records)
-        for reading, rows in table.readings().items():
+        for reading, rows in readings(table.rows).items():
             measured = tuple(kept.measured(row) for row in rows)
             found.append(_Judged(table, reading, tuple(rows), kept, measured))
     return found
@@ -250,9 +239,15 @@ def _index(board: str) -> str:
 # Reproduction
 
 {board}
-{_wrapped(_RULE)}
+## How it is judged
+
+{_wrapped(RULE)}
+
+## What the rest would take
 
 {_wrapped(_COSTS)}
+
+## How to repeat it
 
 Every number is a record under `experiments/records/`, made by one command per table:
 
@@ -269,7 +264,7 @@ def _page(paper: str, tables: Sequence[_Judged], folder: Path, records: Path) ->
     parts = [_GENERATED, f"# {TITLES[paper]}", _verdict(tables), words, "## Tables", _overview(tables)]
     parts += [_section(one) for one in tables if one.run]
     parts += [_measured(path) for path in sorted(records.glob(f"{paper}-*.json"))]
-    parts += ["## How it is judged", _RULE]
+    parts.append(_JUDGED)
     return "\n\n".join(_wrapped(part) for part in parts if part) + "\n"
 
 
@@ -339,8 +334,8 @@ def _tau(order: Order) -> str:
     if order.tau is None:
         return ""
     interval = "" if order.low is None else f" ({order.low:.2f} to {order.high:.2f})"
-    pairs = f"{order.pairs} pair{'s' * (order.pairs > 1)}"
-    return f"{'reproduced' if order.reproduced else 'not reproduced'}, {order.tau:.2f}{interval} over {pairs}"
+    said = "reproduced" if order.reproduced else "not reproduced"
+    return f"{said}, {order.tau:.2f}{interval} over {counted(order.pairs, 'pair')}"
 
 
 def _section(one: _Judged) -> str:
