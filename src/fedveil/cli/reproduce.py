@@ -251,6 +251,9 @@ def _show(job: Job, done: Outcome) -> None:
         _show_attack(score, attacked)
     if head.note:
         out.print(head.note)
+    if job.reduced and job.table.content.reduced is not None:
+        scale = job.table.content.reduced.scale
+        out.print(f"Reduced: {scale}. Such runs do not say whether the paper's numbers are reproduced.")
 
 
 def _show_judged(reading: str, judged: dict[str, Any]) -> None:

@@ -107,7 +107,7 @@ class _Judged:
         """What one seed of the rows that were not run takes."""
         run = {row.row for row in self.run}
         rest = [row for row in self.published if row.name not in run]
-        return cost(self.table, rest, self.records.folder, like=self.published)
+        return cost(self.table, rest, self.records.folder, like=self.table.rows)
 
     def verdict(self, row: Row) -> str:
         return self._verdicts().get(row.name, "")
@@ -159,8 +159,13 @@ def _findings(folder: Path, paper: str, tables: Sequence[_Judged]) -> str:
     said = _PLACE.sub(
         lambda found: _told(path, tables, *(" ".join(part.split()) for part in found.groups(""))), text
     )
-    paragraphs = (" ".join(paragraph.split()) for paragraph in said.split("\n\n"))
-    return "\n\n".join(map(_wrapped, paragraphs))
+    return "\n\n".join(map(_paragraph_or_list, said.split("\n\n")))
+
+
+def _paragraph_or_list(text: str) -> str:
+    if not text.startswith("- "):
+        return _wrapped(" ".join(text.split()))
+    return "\n".join(_item(" ".join(item.split())) for item in text.removeprefix("- ").split("\n- "))
 
 
 def _told(path: Path, tables: Sequence[_Judged], table: str, name: str, column: str) -> str:
