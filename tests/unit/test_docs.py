@@ -241,7 +241,7 @@ def test_prose_has_at_most_100_columns(page: Path) -> None:
     assert [line for line in bare if len(line) > 100] == []
 
 
-WRITTEN = [page for page in PROSE if page.parent.name != "reproduction" and page.name not in ("best.md",)]
+WRITTEN = [page for page in PROSE if page.name not in ("best.md",)]
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)

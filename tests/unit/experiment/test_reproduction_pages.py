@@ -70,10 +70,3 @@ def test_the_documentations_pages_are_those_of_the_records() -> None:
     root = Path(__file__).parents[3]
     for path, text in pages(root / "experiments", root / "experiments" / "records", root / "docs").items():
         assert path.read_text() == text, f"run `fedveil reproduce --pages docs`: {path.name} differs"
-
-
-def test_no_paragraph_of_the_documentations_pages_is_long() -> None:
-    for path in (Path(__file__).parents[3] / "docs" / "reproduction").glob("*.md"):
-        for paragraph in path.read_text().split("\n\n"):
-            if not paragraph.startswith(("|", "#", "- ", "```", "<!--")):
-                assert len(paragraph.splitlines()) <= 5, f"{path.name}: {paragraph}"
