@@ -41,9 +41,10 @@ _MARKS = ("<!-- scoreboard -->", "<!-- end of scoreboard -->")
 _GENERATED = "<!-- Written by `fedveil reproduce --pages docs` from experiments/. Do not edit. -->"
 _JUDGED = "How levels, orders, attacks and epsilons are judged: [the rule](index.md#how-it-is-judged)."
 _COSTS = """\
-Times are those of one seed on one core, without attacks, from the processor time of measured rounds of each
-method (`experiments/records/estimates/`, made by `--estimate`). Where not one round ended within the measurement, or a
-table was not measured, it takes more than that. Rounds that smooth, every I-th one of FedCEO, were not among them."""
+The columns "not run would take" are for one seed on one core, without attacks, from the processor time of measured
+rounds of each method (`experiments/records/estimates/`, made by `--estimate`). Where not one round ended within the
+measurement, or a table was not measured, it takes more than that. Rounds that smooth, every I-th one of FedCEO, were
+not among them."""
 
 
 @dataclass(frozen=True)
@@ -285,9 +286,10 @@ def _verdict(tables: Sequence[_Judged]) -> str:
     judged = sum(len(one.judged) for one in tables)
     ordered = [one for one in tables if one.order().pairs]
     levels, right = sum(one.levels for one in tables), sum(one.order().reproduced for one in ordered)
+    order = f"the order is reproduced in {right} of {counted(len(ordered), 'table')}"
     return (
-        f"**Verdict.** {run} of {rows} rows were run at full scale{_readings(tables)}. {levels} of {judged} have the "
-        f"published level; the order is reproduced in {right} of {len(ordered)} tables. {left}"
+        f"**Verdict.** Run at full scale: {run} of {rows} rows{_readings(tables)}. The published level is reached by "
+        f"{levels} of {judged}; {order if ordered else 'no two of them have a published order'}. {left}"
     )
 
 
