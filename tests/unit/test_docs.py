@@ -251,7 +251,7 @@ def test_code_has_at_most_92_columns(page: Path) -> None:
     assert [line for line in lines if len(line) > 92] == []
 
 
-WRITTEN = [page for page in PROSE if page.parent.name != "reproduction" and page.name not in ("best.md",)]
+WRITTEN = [page for page in PROSE if page.name not in ("best.md",)]
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)

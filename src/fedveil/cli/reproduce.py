@@ -14,12 +14,24 @@ from rich.table import Table as Grid
 from fedveil.cli.app import AsJson, DataDir, Results, app, notes, out
 from fedveil.engines.simulation import cores
 from fedveil.errors import FedveilError, InputError, ResultError
-from fedveil.experiment.estimates import Estimate, Estimates, cost, duration, estimate, wall_time
+from fedveil.experiment.compare import Cell
+from fedveil.experiment.estimates import (
+    LIMIT,
+    LIMIT_BEFORE_RUNS,
+    Estimate,
+    Estimates,
+    cost,
+    duration,
+    estimate,
+    times_on_record,
+    wall_time,
+)
 from fedveil.experiment.records import Records
 from fedveil.experiment.reproduce import (
     Job,
     Outcome,
     choose,
+    counted,
     number,
     only_missing,
     open_cells,
@@ -104,7 +116,7 @@ def reproduce(
     if claims:
         _account(job, kept, data, as_json=as_json)
         return
-    lengths = _estimate(job, results, data, jobs, needed=estimate_only)
+    lengths = _estimate(job, results, kept, data, jobs, needed=estimate_only)
     if estimate_only:
         if not job.reduced:
             _keep_estimates(job, lengths, kept)
@@ -145,29 +157,44 @@ def _account(job: Job, records: Path, data: Path | None, *, as_json: bool) -> No
 
 
 def _estimate(
-    job: Job, results: Path, data: Path | None, jobs: int | None, *, needed: bool
+    job: Job, results: Path, records: Path, data: Path | None, jobs: int | None, *, needed: bool
 ) -> dict[str, Estimate]:
-    """Say how long the unfinished runs take; where no round can be measured, the runs themselves say why."""
+    """Say how long the unfinished runs take: if not `needed`, by the times on record where every row has one.
+
+    Where no round can be measured, the runs themselves say why.
+    """
     cells = open_cells(job, results)
     if not cells:
         known = len(job.on_record)
-        finished = f"all {len(job.cells())} runs are finished"
-        notes.print(f"{finished}, {known} more are on record" if known else finished)
+        finished = f"finished: {counted(len(job.cells()), 'run')}"
+        notes.print(f"{finished}; on record: {known} more" if known else finished)
         return {}
-    try:
-        with notes.status("measuring a round of each kind of row"):
-            lengths = estimate(cells, data)
-    except FedveilError:
-        if needed:
-            raise
-        return {}
+    lengths = {} if needed else _on_record(job, cells, records)
+    source = "the times on record" if lengths else "a measured round"
+    if not lengths:
+        try:
+            with notes.status("measuring a round of each kind of row"):
+                lengths = estimate(cells, data, limit=LIMIT if needed else LIMIT_BEFORE_RUNS)
+        except FedveilError:
+            if needed:
+                raise
+            return {}
     bound = any(one.lower_bound for one in lengths.values())
     time = duration(wall_time(list(lengths.values()), jobs))
     notes.print(
-        f"{len(cells)} runs of {len(job.rows)} rows: {'more than' if bound else 'about'} {time} on "
-        f"{min(jobs or cores(), max(1, len(cells)))} cores (from a measured round)"
+        f"{counted(len(cells), 'run')} of {counted(len(job.rows), 'row')}: {'more than' if bound else 'about'} {time} "
+        f"on {counted(min(jobs or cores(), len(cells)), 'core')} (from {source})"
     )
     return lengths
+
+
+def _on_record(job: Job, cells: Sequence[Cell], records: Path) -> dict[str, Estimate]:
+    """How long these runs take by their titles, if the records know it of every one."""
+    known = {} if job.reduced else times_on_record(job.table, job.rows, records)
+    rows = {cell.title: name for (name, _), cell in job.cells().items()}
+    if not all(rows[cell.title] in known for cell in cells):
+        return {}
+    return {cell.title: known[rows[cell.title]] for cell in cells}
 
 
 def _run(
@@ -214,27 +241,39 @@ def _by_reason(failed: Mapping[str, str]) -> str:
 
 
 def _show(job: Job, done: Outcome) -> None:
-    judged = report(job, done)
+    found = report(job, done)
     head = job.table.content.table
     grid = Grid(title=f"{head.source}: {head.title}" + (" (reduced)" if job.reduced else ""))
     for column in ("row", "paper", "here", "verdict"):
         grid.add_column(column, justify="left" if column in ("row", "verdict") else "right")
-    for row in judged["rows"]:
+    for row in found["rows"]:
         shown = number(row["mean"], row["metric"]) or "-"
         if row["interval"] is not None:
             shown += f" ± {number(row['interval'], row['metric'])}"
         grid.add_row(row["row"], number(row["published"], row["metric"]) or "-", shown, row["verdict"] or "")
     out.print(grid)
+    for reading, judged in found["readings"].items():
+        _show_judged(f"{reading}: " if reading else "", judged)
+    for score, attacked in found["attacks"].items():
+        _show_attack(score, attacked)
+    if head.note:
+        out.print(head.note)
+    if job.reduced and job.table.content.reduced is not None:
+        scale = job.table.content.reduced.scale
+        out.print(f"Reduced: {scale}. Such runs do not say whether the paper's numbers are reproduced.")
+
+
+def _show_judged(reading: str, judged: dict[str, Any]) -> None:
     order = judged["order"]
     if order["tau"] is not None:
         interval = "" if order["interval"] is None else " ({:.2f} to {:.2f})".format(*order["interval"])
         said = "reproduced" if order["published_order_reproduced"] else "not reproduced"
-        out.print(f"order: {said}, Kendall's tau {order['tau']:.2f}{interval} over {order['pairs']} pairs")
-    out.print(f"level: {'reproduced' if judged['level_reproduced'] else 'not reproduced'}")
-    for score, attacked in judged["attacks"].items():
-        _show_attack(score, attacked)
-    if head.note:
-        out.print(head.note)
+        tau = f"Kendall's tau {order['tau']:.2f}{interval} over {counted(order['pairs'], 'pair')}"
+        out.print(f"{reading}order: {said}, {tau}")
+    if judged["rows_run"]:
+        said = "reproduced" if judged["level_reproduced"] else "not reproduced"
+        rows = counted(judged["rows_run"], "row")
+        out.print(f"{reading}level: {said}, {judged['rows_at_level']} of {rows}")
 
 
 def _show_attack(score: str, attacked: dict[str, Any]) -> None:

@@ -32,6 +32,7 @@ from fedveil.session.loop import Callback, RoundEnd
 
 _ROUNDS = 3  # measured at most; the first one also warms up
 LIMIT = 60.0  # seconds of processor time that the rounds of a measurement may take
+LIMIT_BEFORE_RUNS = 15.0  # the same, where the runs themselves follow
 _LOOK_EVERY = 0.2
 
 
@@ -123,22 +124,30 @@ def cost(
     A round of a row of which neither is known is taken to cost what one of the known rows does on average, or of those
     of `like`.
     """
-    kept, estimates = Records(table, records), Estimates(table, records)
-
-    def time_of(row: Row) -> Estimate | None:
-        measured = kept.measured(row)
-        run = Estimate(measured.seconds / len(measured.values)) if measured.values else None
-        return estimates.of(row) or run
+    times = times_on_record(table, rows, records)
+    others = () if times else like or ()
+    usual_times = times or times_on_record(table, others, records)
+    usual = [(row, usual_times[row.name]) for row in (*rows, *others) if row.name in usual_times]
 
     def rounds_of(row: Row) -> int:
         return table.config(row).run.rounds
 
-    times = {row.name: found for row in rows if (found := time_of(row)) is not None}
-    others = () if times else like or ()
-    usual = [(row, found) for row in (*rows, *others) if (found := times.get(row.name) or time_of(row))]
     a_round = fmean(found.seconds / rounds_of(row) for row, found in usual) if usual else 0.0
     seconds = sum(times[row.name].seconds if row.name in times else a_round * rounds_of(row) for row in rows)
     return Cost(seconds, len(rows), len(usual), any(found.lower_bound for _, found in usual))
+
+
+def times_on_record(table: PublishedTable, rows: Sequence[Row], records: Path) -> dict[str, Estimate]:
+    """What one seed of each of these rows takes, by name: by its estimate, else by its runs; none if unknown."""
+    kept, estimates = Records(table, records), Estimates(table, records)
+    found = {}
+    for row in rows:
+        measured, estimated = kept.measured(row), estimates.of(row)
+        if estimated is not None:
+            found[row.name] = estimated
+        elif measured.values:
+            found[row.name] = Estimate(measured.seconds / len(measured.values))
+    return found
 
 
 def estimate(

@@ -11,10 +11,11 @@ from fedveil.errors import InputError
 from fedveil.experiment.compare import Cell, run_cells
 from fedveil.experiment.config import Config
 from fedveil.experiment.records import Records
-from fedveil.experiment.tables import PublishedTable, Row
+from fedveil.experiment.tables import PublishedTable, Row, readings
 from fedveil.experiment.verdicts import (
     ATTACK_TOLERANCES,
     Measured,
+    Verdict,
     level_reproduced,
     order_of,
     verdicts,
@@ -151,7 +152,7 @@ def open_cells(job: Job, results: Path) -> list[Cell]:
 
 
 def report(job: Job, done: Outcome) -> dict[str, Any]:
-    """The outcome as one JSON object."""
+    """The outcome as one JSON object: its rows, and order and level of all of them and of each reading."""
     measured = done.measured
     found = verdicts(measured, job.table.content.table.tolerance)
     rows = [
@@ -173,9 +174,25 @@ def report(job: Job, done: Outcome) -> dict[str, Any]:
         "table": job.table.name,
         "scale": "reduced" if job.reduced else "full",
         "rows": rows,
-        "order": order_of(measured).to_json(),
-        "level_reproduced": level_reproduced(list(found.values())),
+        **_judged(measured, found),
+        "readings": {
+            reading: _judged(
+                [row for named, row in zip(job.rows, measured, strict=True) if named in of], found
+            )
+            for reading, of in readings(job.rows).items()
+        },
         "attacks": {score: _attack_report(score, rows) for score, rows in done.attacked.items()},
+    }
+
+
+def _judged(measured: Sequence[Measured], found: Mapping[str, Verdict]) -> dict[str, Any]:
+    """Whether these rows together have the published order and level."""
+    run = [found[row.row] for row in measured if found.get(row.row, "not run") != "not run"]
+    return {
+        "order": order_of(measured).to_json(),
+        "level_reproduced": level_reproduced(run),
+        "rows_run": len(run),
+        "rows_at_level": run.count("level"),
     }
 
 
@@ -193,6 +210,11 @@ def _attack_report(score: str, measured: Sequence[Measured]) -> dict[str, Any]:
         if row.published is not None
     ]
     return {"rows": rows, "order": order_of(measured).to_json()}
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things in words."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def number(value: float | None, metric: str) -> str:

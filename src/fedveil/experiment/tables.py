@@ -102,6 +102,14 @@ class Table(_Part):
         return self
 
 
+def readings(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each reading of the paper's text, in the order in which readings first occur."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.reading, []).append(row)
+    return found
+
+
 @dataclass(frozen=True)
 class PublishedTable:
     """A table with its names: `fedceo` and `table-1-emnist`."""
@@ -118,13 +126,6 @@ class PublishedTable:
     @property
     def rows(self) -> list[Row]:
         return self.content.row
-
-    def readings(self) -> dict[str, list[Row]]:
-        """The rows of each reading of the paper's text, in the order in which readings first occur."""
-        found: dict[str, list[Row]] = {}
-        for row in self.rows:
-            found.setdefault(row.reading, []).append(row)
-        return found
 
     def metric(self, row: Row) -> Metric:
         return row.metric or self.content.table.metric

@@ -15,10 +15,12 @@ Deviations and readings:
 - Eq. 35 sorts in ascending order, so the threshold is lowest in early rounds; the text says highest. The
   equation is followed. Signed values are compared, as printed; `compare = "magnitude"` compares |g'|.
 - Eq. 37 gives more weight to a higher loss, the text argues the opposite: `loss_weight = "inverse"`.
-- Not specified by the paper and chosen here: q = 1, eps1 + eps2 = eps / 10, alpha and beta per coordinate; and dS,
-  which has two interpretations. A number, dS = C = 1 by default, is a client's sensitivity. `sensitivity = "record"` is
-  2C / n_k, the change that one of n_k records makes in a mean. It is not a proven sensitivity: the update is clipped as
-  a whole, not the gradient of each record.
+- Lines 17 to 20 print one gradient per local epoch; an epoch here is a pass of mini-batches, as B is an input.
+- Not specified by the paper and chosen here: q = 1, with which line 23's scales are those of Section IV; E = 1;
+  eps1 + eps2 = eps / 10; alpha and beta per coordinate; and dS, which can be read in several ways. A number is taken as
+  it is: dS = C = 1, the default, is a client's sensitivity, and 2C / B is what one record moves in the mean gradient of
+  a batch. `sensitivity = "record"` is 2C / n_k, what one of n_k records moves in a mean over all. Neither of the
+  last two is a proven sensitivity: the update is clipped as a whole, not the gradient of each record.
 - If no client has a loss, the weights are n_k / n.
 """
 

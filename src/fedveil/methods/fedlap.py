@@ -4,12 +4,13 @@ Wang, Chen, Kerkouche, Fritz: FedLAP-DP: Federated Learning by Sharing Different
 Algorithms 1 and 2.
 
 Symbols: w `params`, r `radius`, r_k the radius a client measures, S_k `images` and `labels`, R_i `trajectories`,
-R_b `image_updates`, R_l `model_updates`, eta `lr`, tau `image_lr`, lambda `squared_weight`, B `batch_size`,
+R_l `model_updates`, eta `lr`, tau `image_lr`, lambda `squared_weight`, B `batch_size`,
 C `clip`, sigma `noise_multiplier`, N_k `size`.
 
 Deviations:
-- The paper prints one real batch per while-step; its epsilon is that of `real_batches` = 10 fresh ones
-  (4 x 5 x 10 = 200 a round), which is the default. Without DP 40.
+- Algorithms 1 and 2 print one real batch per while-step, and R_b (10, without DP 5) image updates on it. The epsilons
+  that the paper states are those of 10 fresh batches per step (4 x 5 x 10 = 200 a round), so R_b is read as
+  `real_batches`; each has `image_updates` = 5, as in the authors' code, which reads 40 batches per step without DP.
 - Real batches are Poisson samples of rate min(1, B / n_k), summed and divided by their expected size min(B, n_k),
   with and without DP, since accounting requires Poisson sampling. n_k counts as public, as do label sets.
 - Noise is added once to the clipped sum; Algorithm 2 prints it inside the sum.

@@ -20,10 +20,11 @@ from textwrap import fill
 from fedveil.errors import InputError
 from fedveil.experiment.estimates import Cost, cost, together
 from fedveil.experiment.records import Entry, Records
-from fedveil.experiment.reproduce import number
-from fedveil.experiment.tables import PAPERS, PublishedTable, Row, list_tables
+from fedveil.experiment.reproduce import counted, number
+from fedveil.experiment.tables import PAPERS, PublishedTable, Row, list_tables, readings
 from fedveil.experiment.verdicts import (
     ATTACK_TOLERANCES,
+    RULE,
     Measured,
     Order,
     Proven,
@@ -38,23 +39,12 @@ _PLACE = re.compile(r"\{\{([^|{}]+)\|([^|{}]+)(?:\|([^|{}]+))?\}\}")
 _COLUMNS = {"last": "accuracy", "best": "best", "before last": "before_last", "own models": "personal"}
 _MARKS = ("<!-- scoreboard -->", "<!-- end of scoreboard -->")
 _GENERATED = "<!-- Written by `fedveil reproduce --pages docs` from experiments/. Do not edit. -->"
-_RULE = """\
-A row has the published **level** if its mean is within the larger of the table's tolerance and the
-mean's 95 % interval over seeds. A table has the level if four fifths of its rows that were run have
-it. Where a text can be read in several ways, each reading is judged by itself.
-
-A row that misses the level has the **order** if it stands in the published order to every other row
-of its group. The order of a table is reproduced if Kendall's tau over all pairs in one group is at
-least 0.6 and, with several seeds, its 95 % interval lies above 0.
-
-Scores of **attacks** are judged in the same way, with these tolerances: MSE 0.25, PSNR 1 dB, SSIM
-and LPIPS 0.05, ROUGE 5 points, accuracy of membership inference 3 points. KL is not judged: its
-classifier is another one here. An **epsilon** that a paper claims is proven if the ledger of the
-run, for the claimed unit and against the server, is at most 5 % above it."""
+_JUDGED = "How levels, orders, attacks and epsilons are judged: [the rule](index.md#how-it-is-judged)."
 _COSTS = """\
-**Not run would take**: one seed on one core, without attacks, from the processor time of measured rounds of each
-method (`experiments/records/estimates/`, made by `--estimate`). Where not one round ended within the measurement, or a
-table was not measured, it takes more than that. Rounds that smooth, every I-th one of FedCEO, were not among them."""
+The columns "not run would take" are for one seed on one core, without attacks, from the processor time of measured
+rounds of each method (`experiments/records/estimates/`, made by `--estimate`). Where not one round ended within the
+measurement, or a table was not measured, it takes more than that. Rounds that smooth, every I-th one of FedCEO, were
+not among them."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +108,7 @@ class _Judged:
         """What one seed of the rows that were not run takes."""
         run = {row.row for row in self.run}
         rest = [row for row in self.published if row.name not in run]
-        return cost(self.table, rest, self.records.folder, like=self.published)
+        return cost(self.table, rest, self.records.folder, like=self.table.rows)
 
     def verdict(self, row: Row) -> str:
         return self._verdicts().get(row.name, "")
@@ -158,7 +148,7 @@ def _judged(folder: Path, records: Path, paper: str) -> list[_Judged]:
     found = []
     for table in list_tables(folder, paper):
         kept = Records(table, records)
-        for reading, rows in table.readings().items():
+        for reading, rows in readings(table.rows).items():
             measured = tuple(kept.measured(row) for row in rows)
             found.append(_Judged(table, reading, tuple(rows), kept, measured))
     return found
@@ -170,8 +160,13 @@ def _findings(folder: Path, paper: str, tables: Sequence[_Judged]) -> str:
     said = _PLACE.sub(
         lambda found: _told(path, tables, *(" ".join(part.split()) for part in found.groups(""))), text
     )
-    paragraphs = (" ".join(paragraph.split()) for paragraph in said.split("\n\n"))
-    return "\n\n".join(map(_wrapped, paragraphs))
+    return "\n\n".join(map(_paragraph_or_list, said.split("\n\n")))
+
+
+def _paragraph_or_list(text: str) -> str:
+    if not text.startswith("- "):
+        return _wrapped(" ".join(text.split()))
+    return "\n".join(_item(" ".join(item.split())) for item in text.removeprefix("- ").split("\n- "))
 
 
 def _told(path: Path, tables: Sequence[_Judged], table: str, name: str, column: str) -> str:
@@ -250,9 +245,15 @@ def _index(board: str) -> str:
 # Reproduction
 
 {board}
-{_wrapped(_RULE)}
+## How it is judged
+
+{_wrapped(RULE)}
+
+## What the rest would take
 
 {_wrapped(_COSTS)}
+
+## How to repeat it
 
 Every number is a record under `experiments/records/`, made by one command per table:
 
@@ -269,7 +270,7 @@ def _page(paper: str, tables: Sequence[_Judged], folder: Path, records: Path) ->
     parts = [_GENERATED, f"# {TITLES[paper]}", _verdict(tables), words, "## Tables", _overview(tables)]
     parts += [_section(one) for one in tables if one.run]
     parts += [_measured(path) for path in sorted(records.glob(f"{paper}-*.json"))]
-    parts += ["## How it is judged", _RULE]
+    parts.append(_JUDGED)
     return "\n\n".join(_wrapped(part) for part in parts if part) + "\n"
 
 
@@ -285,9 +286,10 @@ def _verdict(tables: Sequence[_Judged]) -> str:
     judged = sum(len(one.judged) for one in tables)
     ordered = [one for one in tables if one.order().pairs]
     levels, right = sum(one.levels for one in tables), sum(one.order().reproduced for one in ordered)
+    order = f"the order is reproduced in {right} of {counted(len(ordered), 'table')}"
     return (
-        f"**Verdict.** {run} of {rows} rows were run at full scale{_readings(tables)}. {levels} of {judged} have the "
-        f"published level; the order is reproduced in {right} of {len(ordered)} tables. {left}"
+        f"**Verdict.** Run at full scale: {run} of {rows} rows{_readings(tables)}. The published level is reached by "
+        f"{levels} of {judged}; {order if ordered else 'no two of them have a published order'}. {left}"
     )
 
 
@@ -339,8 +341,8 @@ def _tau(order: Order) -> str:
     if order.tau is None:
         return ""
     interval = "" if order.low is None else f" ({order.low:.2f} to {order.high:.2f})"
-    pairs = f"{order.pairs} pair{'s' * (order.pairs > 1)}"
-    return f"{'reproduced' if order.reproduced else 'not reproduced'}, {order.tau:.2f}{interval} over {pairs}"
+    said = "reproduced" if order.reproduced else "not reproduced"
+    return f"{said}, {order.tau:.2f}{interval} over {counted(order.pairs, 'pair')}"
 
 
 def _section(one: _Judged) -> str:

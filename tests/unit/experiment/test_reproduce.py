@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from fedveil.attack_runs.published import attack_as_published
 from fedveil.cli import app
 from fedveil.errors import InputError, ResultError
-from fedveil.experiment.estimates import Estimate, Estimates, cost, estimate, wall_time
+from fedveil.experiment.estimates import Estimates
 from fedveil.experiment.records import Records
 from fedveil.experiment.reproduce import choose, only_missing, open_cells, report, run_job
 from fedveil.experiment.tables import (
@@ -23,66 +23,8 @@ from fedveil.experiment.tables import (
     tables_folder,
 )
 from fedveil.methods.fedavg import FedAvg
-from fedveil.report.reproduction import pages
 from tests.refusals import refuses
-
-TABLE = """
-[table]
-source = "Somebody"
-title = "Table 1, digits"
-tolerance = 0.9
-seeds = 1
-
-[base.task]
-dataset = "digits"
-model = "mlp-2"
-data_options = { max_train = 200 }
-
-[base.partition]
-clients = 4
-
-[base.method]
-lr = 0.1
-clip = 2.0
-
-[base.run]
-rounds = 3
-sampler = "all"
-
-[[row]]
-name = "FedAvg"
-group = "digits"
-published = 0.5
-method = { name = "fedavg" }
-
-[[row]]
-name = "UDP-FedAvg, sigma 1"
-group = "digits"
-published = 0.4
-method = { name = "udp-fedavg", noise_multiplier = 1.0 }
-
-[[row]]
-name = "UDP-FedAvg, sigma 2"
-group = "digits"
-published = 0.3
-method = { name = "udp-fedavg", noise_multiplier = 2.0 }
-
-[reduced]
-scale = "two rounds"
-run = { rounds = 2 }
-"""
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "fedceo").mkdir()
-    (tmp_path / "fedceo" / "table-1-digits.toml").write_text(TABLE)
-    return tmp_path
-
-
-@pytest.fixture
-def table(folder: Path) -> PublishedTable:
-    return find_table(folder, "fedceo", "table-1-digits")
+from tests.unit.experiment.published import TABLE
 
 
 def test_a_row_is_the_base_with_its_own_values(table: PublishedTable) -> None:
@@ -214,64 +156,6 @@ def test_damaged_records_are_refused(table: PublishedTable, tmp_path: Path) -> N
     path.write_text('{"full": []}')
     with refuses("records", ResultError):
         Records(table, tmp_path / "records")
-
-
-def test_the_time_is_estimated_from_a_measured_round(table: PublishedTable, tmp_path: Path) -> None:
-    cells = open_cells(choose(table, ["udp"], 1, reduced=False), tmp_path)
-    found = estimate(cells)
-    assert set(found) == {"UDP-FedAvg, sigma 1, seed 0", "UDP-FedAvg, sigma 2, seed 0"}
-    assert len(set(found.values())) == 1  # they differ in a real number only: one measurement
-    assert 0 < wall_time(list(found.values()), 1) < 60
-    assert estimate(cells, limit=0.0)["UDP-FedAvg, sigma 1, seed 0"] == Estimate(0.0, lower_bound=True)
-
-
-def test_a_stored_estimate_is_used_only_for_the_unchanged_row(
-    folder: Path, table: PublishedTable, tmp_path: Path
-) -> None:
-    plain, private, other = table.rows
-    kept = Estimates(table, tmp_path / "records")
-    kept.add(plain, Estimate(100.0))
-    kept.add(private, Estimate(50.0, lower_bound=True))
-    kept.write()
-    kept = Estimates(table, tmp_path / "records")
-    assert (kept.of(plain), kept.of(other)) == (Estimate(100.0), None)
-    assert kept.stale() == []
-    known = cost(table, [plain, other], tmp_path / "records")
-    assert (known.seconds, known.lower_bound) == (200.0, False)  # the unknown one costs as much as the known
-    assert cost(table, table.rows, tmp_path / "records").in_words() == "more than 4 minutes"
-    assert cost(table, [other], tmp_path / "records").in_words() == "not measured"
-    assert cost(table, [other], tmp_path / "records", like=[plain]).in_words() == "about 2 minutes"
-    kept.add(private, Estimate(40.0, lower_bound=True))  # knows less
-    assert kept.of(private) == Estimate(50.0, lower_bound=True)
-    kept.add(private, Estimate(70.0))
-    kept.add(private, Estimate(90.0, lower_bound=True))
-    assert kept.of(private) == Estimate(70.0)
-    path = folder / "fedceo" / "table-1-digits.toml"
-    path.write_text(TABLE.replace("lr = 0.1", "lr = 0.2"))
-    assert Estimates(load_table(path), tmp_path / "records").stale() == ["FedAvg", "UDP-FedAvg, sigma 1"]
-
-
-def test_an_unknown_row_of_twice_the_rounds_is_taken_to_cost_twice_as_much(
-    folder: Path, tmp_path: Path
-) -> None:
-    path = folder / "fedceo" / "table-1-digits.toml"
-    longer = "noise_multiplier = 2.0 }\nrun = { rounds = 6 }"  # of 3
-    path.write_text(TABLE.replace("noise_multiplier = 2.0 }", longer))
-    changed = load_table(path)
-    kept = Estimates(changed, tmp_path / "records")
-    kept.add(changed.rows[0], Estimate(100.0))
-    kept.write()
-    assert cost(changed, changed.rows[2:], tmp_path / "records", like=changed.rows).seconds == 200.0
-    assert cost(changed, changed.rows, tmp_path / "records").seconds == 400.0
-
-
-def test_damaged_estimates_are_refused(table: PublishedTable, tmp_path: Path) -> None:
-    path = tmp_path / "records" / "estimates" / "fedceo" / "table-1-digits.json"
-    path.parent.mkdir(parents=True)
-    for damaged in ("{", '{"rows": {"FedAvg": {"seconds": 1}}}', '{"rows": []}'):
-        path.write_text(damaged)
-        with refuses("estimates", ResultError):
-            Estimates(table, tmp_path / "records")
 
 
 def test_the_command_ends_with_one_json_object(folder: Path, tmp_path: Path) -> None:
@@ -444,53 +328,3 @@ def test_claims_are_accounted_for_without_running(folder: Path, tmp_path: Path) 
     assert kept.stale() == []
     path.write_text(text.replace("noise_multiplier = 1.0", "noise_multiplier = 1.5"))
     assert "UDP-FedAvg, sigma 1" in Records(load_table(path), folder / "records").stale()
-
-
-def test_each_reading_is_judged_by_itself(folder: Path, tmp_path: Path) -> None:
-    path = folder / "fedceo" / "table-1-digits.toml"
-    path.write_text(TABLE.replace('sigma 2"\n', 'sigma 2"\nreading = "other"\n'))
-    table = load_table(path)
-    assert {reading: len(rows) for reading, rows in table.readings().items()} == {"": 2, "other": 1}
-    run_job(choose(table, [], 1, reduced=False), tmp_path / "results", tmp_path / "records", jobs=1)
-    for paper in ("fedlap-dp", "dp-fedags", "fedem"):
-        (folder / paper).mkdir()
-        (folder / paper / "table-1-digits.toml").write_text(TABLE)
-    text = pages(folder, tmp_path / "records", tmp_path / "docs")[tmp_path / "docs/reproduction/fedceo.md"]
-    assert "### Table 1, digits\n" in text
-    assert "### Table 1, digits, other\n" in text
-
-
-def test_findings_quote_the_records_and_nothing_else(
-    folder: Path, table: PublishedTable, tmp_path: Path
-) -> None:
-    for paper in ("fedlap-dp", "dp-fedags", "fedem"):
-        (folder / paper).mkdir()
-        (folder / paper / "table-1-digits.toml").write_text(TABLE)
-    words = folder / "fedceo" / "findings.md"
-    words.write_text("It reaches {{table-1-digits | FedAvg}} %.")
-    with pytest.raises(InputError) as refused:
-        pages(folder, tmp_path / "records", tmp_path / "docs")
-    assert refused.value.field == str(words)
-    done = run_job(
-        choose(table, ["FedAvg"], 1, reduced=False), tmp_path / "results", tmp_path / "records", jobs=1
-    )
-    text = pages(folder, tmp_path / "records", tmp_path / "docs")[tmp_path / "docs/reproduction/fedceo.md"]
-    assert f"It reaches {100 * done.measured[0].values[0]:.2f} %." in text
-    entry = Records(table, tmp_path / "records").entry(table.rows[0])
-    assert entry is not None
-    words.write_text(
-        "Best {{table-1-digits | FedAvg | best}} %, then {{table-1-digits | FedAvg | before last}} %."
-    )
-    text = pages(folder, tmp_path / "records", tmp_path / "docs")[tmp_path / "docs/reproduction/fedceo.md"]
-    best, before = (100 * entry["seeds"]["0"][key] for key in ("best", "before_last"))
-    assert f"Best {best:.2f} %, then {before:.2f} %." in text
-    words.write_text("{{table-1-digits | FedAvg | own models}}")  # it has none
-    with pytest.raises(InputError) as refused:
-        pages(folder, tmp_path / "records", tmp_path / "docs")
-    assert refused.value.field == str(words)
-
-
-def test_the_documentations_pages_are_those_of_the_records() -> None:
-    root = Path(__file__).parents[3]
-    for path, text in pages(root / "experiments", root / "experiments" / "records", root / "docs").items():
-        assert path.read_text() == text, f"run `fedveil reproduce --pages docs`: {path.name} differs"

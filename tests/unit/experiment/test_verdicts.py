@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from fedveil.experiment.verdicts import (
     Measured,
@@ -50,6 +52,39 @@ def test_tau_counts_pairs_within_groups_only() -> None:
     assert (order.tau, order.pairs) == (0.0, 2)
     assert not order.reproduced
     assert order_of(rows[:2]).reproduced
+
+
+def test_tau_of_one_group_is_scipys() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        published, here = rng.permutation(8) / 10, rng.random(8)
+        rows = [row(str(k), *pair) for k, pair in enumerate(zip(published, here, strict=True))]
+        tau = order_of(rows).tau
+        assert tau == pytest.approx(stats.kendalltau(published, here).statistic)
+
+
+def test_tau_with_ties_is_scipys_somers_d() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        published, here = rng.integers(0, 4, 8) / 10, rng.integers(0, 4, 8) / 10
+        rows = [row(str(k), *pair) for k, pair in enumerate(zip(published, here, strict=True))]
+        order = order_of(rows)
+        assert order.tau == pytest.approx(stats.somersd(published, here).statistic)
+        assert order.pairs == sum(a != b for k, a in enumerate(published) for b in published[:k])
+
+
+def test_the_interval_of_a_mean_is_scipys() -> None:
+    values = np.random.default_rng(2).normal(0.5, 0.1, 5)
+    low, high = stats.t.interval(0.95, 4, values.mean(), stats.sem(values))
+    assert half_width(values.tolist()) == pytest.approx((high - low) / 2)
+
+
+@pytest.mark.parametrize("needed", [2, 3, 4, 5])
+def test_taus_interval_follows_the_share_of_resamples_that_reverse_a_pair(needed: int) -> None:
+    between = 0.4 + 0.4 * (needed - 0.5) / 6  # exceeded by a mean of six with so many high seeds
+    rows = [row("a", 0.9, *[between] * 6), row("b", 0.8, *[0.4] * 5, 0.8)]
+    reversed_share = stats.binom.sf(needed - 1, 6, 1 / 6)
+    assert order_of(rows).low == (-1.0 if reversed_share > 0.025 else 1.0)
 
 
 def test_several_seeds_give_tau_an_interval_that_must_lie_above_zero() -> None:
