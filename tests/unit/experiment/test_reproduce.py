@@ -85,6 +85,17 @@ def test_unknown_papers_and_tables_are_refused(folder: Path) -> None:
     assert refused.value.field == "--tables"
 
 
+@pytest.mark.parametrize("paper", PAPERS)
+def test_only_rows_on_the_same_data_are_ordered(paper: str) -> None:
+    for table in list_tables(tables_folder(), paper):
+        tasks: dict[str, set[str]] = {}
+        for row in table.rows:
+            if row.published is not None:
+                config = table.config(row)
+                tasks.setdefault(row.group, set()).add(f"{config.task.dataset} {config.partition}")
+        assert [group for group, found in tasks.items() if len(found) > 1] == [], table.name
+
+
 def test_runs_are_recorded_and_resumed(table: PublishedTable, tmp_path: Path) -> None:
     job = choose(table, ["udp"], 2, reduced=False)
     assert len(open_cells(job, tmp_path / "results")) == 4
