@@ -285,6 +285,20 @@ def test_published_attacks_are_carried_out_judged_and_recorded_once(folder: Path
     assert (records / "fedem" / "table-2-digits.json").read_text() == written
 
 
+def test_runs_are_on_record_before_their_attacks_end(folder: Path, tmp_path: Path) -> None:
+    (folder / "fedem").mkdir()
+    (folder / "fedem" / "table-2-digits.toml").write_text(ATTACKED)
+    table = find_table(folder, "fedem", "table-2-digits")
+    job, records = choose(table, ["FedSGD"], 1, reduced=False), tmp_path / "records"
+
+    def interrupted(*_: object) -> dict[str, dict[str, float]]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_job(job, tmp_path / "results", records, jobs=1, attack=interrupted)
+    assert len(Records(table, records).measured(table.rows[0]).values) == 1
+
+
 def test_a_claimed_epsilon_without_a_proof_is_not_proven(folder: Path, tmp_path: Path) -> None:
     (folder / "fedem").mkdir()
     (folder / "fedem" / "table-2-digits.toml").write_text(ATTACKED)
