@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -144,39 +144,64 @@ def _settled(cell: Cell, results: Path) -> bool:
     return folder.finished and same and "path" not in cell.config.task.data_options
 
 
+_SAME_NOISE = (
+    "runs of one seed draw the same noise, which cancels in their difference, whoever knows the seed or not"
+)
+
+
 @dataclass(frozen=True)
 class Composition:
-    """The guarantee of several private runs on the same data together, which bounds a choice between them."""
+    """The guarantee of several private runs on the same data together, which bounds a choice between them.
+
+    Attributes:
+        dataset: The data.
+        runs: The number of runs.
+        composed: The guarantee of runs with noise of their own.
+        same_noise: Whether two runs have seeded noise of the same seed; then nothing is proven.
+    """
 
     dataset: str
     runs: int
-    proven: tuple[Guarantee, ...]
+    composed: tuple[Guarantee, ...]
+    same_noise: bool = False
+
+    @property
+    def proven(self) -> tuple[Guarantee, ...]:
+        if not self.same_noise:
+            return self.composed
+        return tuple(replace(r, epsilon=None, theorem="none", reason=_SAME_NOISE) for r in self.composed)
 
     def in_words(self) -> str:
         rows = [
             f"epsilon {show(row.epsilon)} for a {row.unit} against {_AGAINST[row.adversary]}"
-            for row in self.proven
+            for row in self.composed
             if row.epsilon is not None
         ]
-        delta = f" (delta {self.proven[0].delta:g})" if rows else ""
+        delta = f" (delta {self.composed[0].delta:g})" if rows else ""
+        found = f"{'; '.join(rows) or 'nothing'}{delta}"
+        if self.same_noise:
+            found = f'nothing: {_SAME_NOISE}. With run.noise = "entropy" they would prove {found}'
         return (
             "Choosing the best of these runs costs privacy: the choice depends on all of them. Together the "
-            f"{self.runs} private runs on {self.dataset} prove {'; '.join(rows) or 'nothing'}{delta}. "
+            f"{self.runs} private runs on {self.dataset} prove {found}. "
             "fedveil compare --private-selection chooses at a smaller epsilon."
         )
 
     def to_json(self) -> dict[str, Any]:
-        proven = [row.to_json() for row in self.proven]
-        return {"dataset": self.dataset, "runs": self.runs, "proven": proven, "note": self.in_words()}
+        proven, own = ([row.to_json() for row in rows] for rows in (self.proven, self.composed))
+        told = {"dataset": self.dataset, "runs": self.runs, "proven": proven, "note": self.in_words()}
+        return told | ({"with_noise_of_their_own": own} if self.same_noise else {})
 
 
 def compositions(folders: Sequence[Path]) -> list[Composition]:
     """The joint guarantee for each data set with several private runs among these finished ones.
 
-    Guarantees: it covers the noise that a target chose and rounds that were repeated, as the ledgers have them
-    (`test_what_all_runs_prove_together_counts_repeated_rounds`).
+    Guarantees: runs that draw the same noise prove nothing together
+    (`test_runs_of_one_seed_prove_nothing_together_since_their_noise_cancels`). The noise that a target chose and rounds
+    that were repeated count as on the ledgers (`test_what_all_runs_prove_together_counts_repeated_rounds`).
     """
     found: dict[tuple[str, float], list[Rounds]] = {}
+    seeds: dict[tuple[str, float], list[int]] = {}
     for folder in folders:
         config = load_config(folder / "config.toml")
         summary = ResultFolder(folder).read().summary
@@ -185,11 +210,17 @@ def compositions(folders: Sequence[Path]) -> list[Composition]:
             continue
         key = str(summary.get("dataset", "the data")), config.privacy.delta
         found.setdefault(key, []).append(_charged(folder, config, summary))
+        if summary["privacy"]["removable"]:
+            seeds.setdefault(key, []).append(summary["seed"])
     return [
-        Composition(dataset, len(runs), composed(runs, delta))
-        for (dataset, delta), runs in found.items()
+        Composition(key[0], len(runs), composed(runs, key[1]), _repeats(seeds.get(key, [])))
+        for key, runs in found.items()
         if len(runs) > 1
     ]
+
+
+def _repeats(seeds: Sequence[int]) -> bool:
+    return len(set(seeds)) < len(seeds)
 
 
 def _charged(folder: Path, config: Config, summary: Mapping[str, Any]) -> Rounds:

@@ -112,13 +112,10 @@ def run_job(
     rows = {row.name: row for row in job.rows}
     done = [key for key, cell in cells.items() if cell.title not in failed]
     folders = {key: cells[key].folder(results) for key in done}
-    attacked = {} if attack is None or job.reduced else _attacked(rows, folders, attack, data_dir)
-    kept = Records(job.table, records)  # read after the runs: another process may have written meanwhile
-    for name, seed in done:
-        result = ResultFolder(folders[name, seed]).read()
-        kept.add(rows[name], seed, result, reduced=job.reduced, attacks=attacked.get((name, seed)))
-    if done:
-        kept.write()
+    _record(job, folders, records)  # before attacks, which may take longer than the runs
+    if attack is not None and not job.reduced:
+        _record(job, folders, records, _attacked(rows, folders, attack, data_dir))
+    kept = Records(job.table, records)
     finished = {name: [seed for row, seed in {*done, *job.on_record} if row == name] for name in rows}
     measured = [kept.measured(row, reduced=job.reduced, seeds=finished[row.name]) for row in job.rows]
     scores = tuple(
@@ -131,6 +128,22 @@ def run_job(
         for score in scores
     }
     return Outcome(tuple(measured), failed, against)
+
+
+def _record(
+    job: Job,
+    folders: Mapping[tuple[str, int], Path],
+    records: Path,
+    attacked: Mapping[tuple[str, int], AttackScores] | None = None,
+) -> None:
+    """Keep what finished runs measured, and what attacks on them found."""
+    rows = {row.name: row for row in job.rows}
+    kept = Records(job.table, records)  # read after the runs: another process may have written meanwhile
+    for (name, seed), folder in folders.items():
+        found = (attacked or {}).get((name, seed))
+        kept.add(rows[name], seed, ResultFolder(folder).read(), reduced=job.reduced, attacks=found)
+    if folders:
+        kept.write()
 
 
 def _attacked(

@@ -85,6 +85,17 @@ def test_unknown_papers_and_tables_are_refused(folder: Path) -> None:
     assert refused.value.field == "--tables"
 
 
+@pytest.mark.parametrize("paper", PAPERS)
+def test_only_rows_on_the_same_data_are_ordered(paper: str) -> None:
+    for table in list_tables(tables_folder(), paper):
+        tasks: dict[str, set[str]] = {}
+        for row in table.rows:
+            if row.published is not None:
+                config = table.config(row)
+                tasks.setdefault(row.group, set()).add(f"{config.task.dataset} {config.partition}")
+        assert [group for group, found in tasks.items() if len(found) > 1] == [], table.name
+
+
 def test_runs_are_recorded_and_resumed(table: PublishedTable, tmp_path: Path) -> None:
     job = choose(table, ["udp"], 2, reduced=False)
     assert len(open_cells(job, tmp_path / "results")) == 4
@@ -272,6 +283,20 @@ def test_published_attacks_are_carried_out_judged_and_recorded_once(folder: Path
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("finding.json")} == times
     run_job(job, tmp_path / "results", records, jobs=1)  # without attacks: what they found stays
     assert (records / "fedem" / "table-2-digits.json").read_text() == written
+
+
+def test_runs_are_on_record_before_their_attacks_end(folder: Path, tmp_path: Path) -> None:
+    (folder / "fedem").mkdir()
+    (folder / "fedem" / "table-2-digits.toml").write_text(ATTACKED)
+    table = find_table(folder, "fedem", "table-2-digits")
+    job, records = choose(table, ["FedSGD"], 1, reduced=False), tmp_path / "records"
+
+    def interrupted(*_: object) -> dict[str, dict[str, float]]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_job(job, tmp_path / "results", records, jobs=1, attack=interrupted)
+    assert len(Records(table, records).measured(table.rows[0]).values) == 1
 
 
 def test_a_claimed_epsilon_without_a_proof_is_not_proven(folder: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedveil.errors import DivergedError, InputError
 from fedveil.experiment import selection
@@ -31,6 +32,7 @@ rounds = 2
 cohort = 3
 sampler = "poisson"
 """
+ENTROPY = 'noise = "entropy"\n'
 PUBLIC = SelectionSettings("public")
 
 
@@ -227,7 +229,7 @@ def test_candidates_on_other_data_are_refused(tmp_path: Path) -> None:
 
 def test_all_runs_of_a_comparison_compose(tmp_path: Path) -> None:
     path = tmp_path / "small.toml"
-    path.write_text(CONFIG)
+    path.write_text(CONFIG + ENTROPY)
     cells = plan_cells([path], methods=["udp-fedavg", "fedavg"], grid=["method.clip=0.5,1.0"], seeds=[0])
     assert not run_cells(cells, tmp_path / "results", jobs=1)
     folders = [cell.folder(tmp_path / "results") for cell in cells]
@@ -245,7 +247,7 @@ def test_all_runs_of_a_comparison_compose(tmp_path: Path) -> None:
 def test_what_all_runs_prove_together_is_that_of_the_noise_that_a_target_chose(tmp_path: Path) -> None:
     """The multiplier is not in the configuration: the default would say that two runs cost less than one."""
     path = tmp_path / "small.toml"
-    path.write_text(CONFIG.replace("noise_multiplier = 4.0\n", ""))
+    path.write_text(CONFIG.replace("noise_multiplier = 4.0\n", "") + ENTROPY)
     changes = ["privacy.target_epsilon=40", 'privacy.target_adversary="observer"']
     cells = plan_cells([path], changes=changes, grid=["method.clip=0.5,1.0"], seeds=[0])
     assert not run_cells(cells, tmp_path / "results", jobs=1)
@@ -261,9 +263,34 @@ def test_what_all_runs_prove_together_is_that_of_the_noise_that_a_target_chose(t
     assert [row.epsilon for row in again.proven] == pytest.approx([row.epsilon for row in together.proven])
 
 
+def test_runs_of_one_seed_prove_nothing_together_since_their_noise_cancels(tmp_path: Path) -> None:
+    """Two clips with noise of one standard deviation: the difference of both models has no noise at all."""
+    path = tmp_path / "small.toml"
+    path.write_text(CONFIG.replace("rounds = 2", "rounds = 1").replace("poisson", "fixed"))
+    models = []
+    for noise in (4.0, 0.0):
+        found = []
+        for clip in (1.0, 2.0):
+            changes = [f"method.clip={clip}", f"method.noise_multiplier={noise / clip}"]
+            (cell,) = plan_cells([path], changes=changes, seeds=[0])
+            assert not run_cells([cell], tmp_path / "results", jobs=1)
+            found.append(cell.folder(tmp_path / "results"))
+        first, second = (ResultFolder(folder).read().model for folder in found)
+        models.append({name: second[name] - leaf for name, leaf in first.items()})
+        if noise:
+            (together,) = compositions(found)
+            assert all(row.epsilon is None for row in together.proven)
+            assert all(row["epsilon"] is None for row in together.to_json()["proven"])
+    noisy, exact = models
+    error = torch.cat([(noisy[name] - leaf).flatten() for name, leaf in exact.items()])
+    assert (
+        float(error.abs().max()) < 0.1
+    )  # two steps of the grid; noise of their own would have 4 / 3 * sqrt(2)
+
+
 def test_what_all_runs_prove_together_counts_repeated_rounds(tmp_path: Path) -> None:
     path = tmp_path / "small.toml"
-    path.write_text(CONFIG + 'noise = "entropy"\n')
+    path.write_text(CONFIG + ENTROPY)
     cells = plan_cells([path], grid=["method.clip=0.5,1.0"], seeds=[0])
     folders = [cell.folder(tmp_path / "results") for cell in cells]
     assert not run_cells(cells, tmp_path / "results", jobs=1)

@@ -240,7 +240,7 @@ def test_a_target_epsilon_leaves_room_for_the_statistics(table: Path, tmp_path: 
     assert {r["adversary"]: r["epsilon"] for r in found.summary["privacy"]["proven"]}["server"] <= 3.0
 
 
-def test_a_private_selection_refuses_private_statistics(table: Path, tmp_path: Path) -> None:
+def test_a_private_selection_refuses_private_statistics(table: Path) -> None:
     """Its trials would be scaled by the bounds, while the statement speaks of scales with noise."""
     cells = [Cell("t", config(table, METHOD | {"clip": clip}), 0) for clip in (0.5, 1.0)]
     with pytest.raises(InputError) as refused:
