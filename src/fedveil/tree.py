@@ -207,7 +207,3 @@ def total(parts: Sequence[Params], like: Params) -> Params:
     for part in parts:
         found = add(found, part)
     return found
-
-
-def nbytes(a: Params) -> int:
-    return sum(leaf.numel() * leaf.element_size() for leaf in a.values())

@@ -155,10 +155,10 @@ def _best_threshold(
     return float(thresholds[int((backward if flipped else forward).argmax())]), flipped
 
 
-def dirac_canary(dimension: int, size: float, coordinate: int = 0) -> Tensor:
-    """An update `[dimension]` with all its weight on one coordinate."""
+def dirac_canary(dimension: int, size: float) -> Tensor:
+    """An update `[dimension]` with all its weight on the first coordinate, which `_observe` reads."""
     canary = torch.zeros(dimension)
-    canary[coordinate] = size
+    canary[0] = size
     return canary
 
 

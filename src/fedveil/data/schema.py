@@ -23,7 +23,6 @@ from fedveil.validation import Section, parse_content, read_toml
 Missing = Literal["refuse", "drop", "median", "category"]
 Decimal = Literal[".", ","]
 MISSING_CATEGORY = "(missing)"
-_INDICATOR = -2.0
 UNKNOWN = -1.0
 """The index of a category that the schema does not contain."""
 

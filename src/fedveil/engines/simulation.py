@@ -126,11 +126,6 @@ class Simulation:
         back = sorted(range(len(order)), key=order.__getitem__)
         return Computed(up.rows(back), rows_of(after, back))
 
-    @property
-    def in_process(self) -> bool:
-        """Whether clients are computed in this process."""
-        return self._workers is None
-
     def leave_out(self, client: int, at: At, problem: str) -> bool:
         return False
 

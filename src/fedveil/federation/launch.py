@@ -186,12 +186,12 @@ def surroundings(home: Path) -> dict[str, str]:
     return environment(home, PYTHONPATH=os.pathsep.join(paths))
 
 
-def program(name: str) -> str:
-    """The path of this Flower command, beside the Python interpreter or on PATH."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
+def _flwr_program() -> str:
+    """The path of Flower's command, beside the Python interpreter or on PATH."""
+    beside = Path(sys.executable).parent / "flwr"
+    found = str(beside) if beside.exists() else shutil.which("flwr")
     if found is None:
-        raise FedveilError(f"{name} is not installed. {install('flower')}", field="program", value=name)
+        raise FedveilError(f"flwr is not installed. {install('flower')}", field="program", value="flwr")
     return found
 
 
@@ -354,7 +354,7 @@ def _status(home: Path, number: str) -> str:
 
 
 def _flwr(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [program("flwr"), *arguments]
+    command = [_flwr_program(), *arguments]
     try:
         return subprocess.run(
             command,

@@ -26,7 +26,7 @@ def alexnet(input_shape: Sequence[int], classes: int, *, hidden: int = 1024, dro
     """AlexNet for small images (at least 15x15)."""
     shape = check_image("alexnet", input_shape)
     check_count("hidden", hidden)
-    check_rate("dropout", dropout)
+    check_rate(dropout)
     layers = OrderedDict[str, nn.Module](
         conv1=nn.Conv2d(shape[0], 64, 3, stride=2, padding=1),
         pool1=nn.MaxPool2d(2),

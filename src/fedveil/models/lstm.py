@@ -117,9 +117,7 @@ def lstm(
         raise InputError("pooling", pooling, "is not a pooling", 'Use "last" or "mean".')
     table = None if embedding_path is None else token_embeddings(embedding_path, vocabulary)
     width = embedding if table is None else int(table.shape[1])
-    model = LSTMClassifier(
-        vocabulary, pad, classes, width, hidden, layers, check_rate("dropout", dropout), pooling
-    )
+    model = LSTMClassifier(vocabulary, pad, classes, width, hidden, layers, check_rate(dropout), pooling)
     if table is not None:
         with torch.no_grad():
             model.embedding.weight.copy_(table / table.square().mean().sqrt())

@@ -23,7 +23,7 @@ def mlp_2(
         OrderedDict[str, nn.Module](
             flatten=nn.Flatten(),
             hidden=nn.Linear(inputs, hidden, bias=bias),
-            dropout=nn.Dropout(check_rate("dropout", dropout)),
+            dropout=nn.Dropout(check_rate(dropout)),
             relu=nn.ReLU(),
             output=nn.Linear(hidden, classes, bias=bias),
         )

@@ -105,7 +105,7 @@ def bert(
     `frozen_embedding` keeps the token embeddings constant.
     """
     length = check_text("bert", input_shape, vocabulary, pad)
-    check_rate("dropout", dropout)
+    check_rate(dropout)
     if pooling not in ("mean", "first"):
         raise InputError("pooling", pooling, "is not a pooling", 'Use "mean" or "first".')
     folder = find_folder(path, "weights")
@@ -135,7 +135,7 @@ def gpt(
     """The causal language model in the folder `path`; options as for `bert`."""
     length = check_text("gpt", input_shape, vocabulary, pad)
     check_next_tokens(classes, vocabulary)
-    check_rate("dropout", dropout)
+    check_rate(dropout)
     folder = find_folder(path, "weights")
     _check_limits(folder, path, length, vocabulary)
     library_model, table = _load(folder, "AutoModelForCausalLM", dropout)

@@ -42,11 +42,11 @@ def check_count(field: str, value: int) -> int:
     return value
 
 
-def check_rate(field: str, value: float) -> float:
+def check_rate(value: float) -> float:
     """A dropout rate: at least 0 and below 1."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
         raise InputError(
-            field, value, "is not a dropout rate", "Use a number from 0 (no dropout) to below 1."
+            "dropout", value, "is not a dropout rate", "Use a number from 0 (no dropout) to below 1."
         )
     return float(value)
 

@@ -87,7 +87,7 @@ class Sizes:
             raise InputError(
                 "heads", heads, f"does not divide width = {width}", "Choose a divisor of the width."
             )
-        return cls(vocabulary, pad, length, width, heads, layers, check_rate("dropout", dropout))
+        return cls(vocabulary, pad, length, width, heads, layers, check_rate(dropout))
 
 
 class Transformer(TextModel):

@@ -28,7 +28,6 @@ from typing import Any
 from fedveil.errors import InputError, LedgerError, whole_number
 from fedveil.privacy.accounting import (
     Cohort,
-    Guarantee,
     Round,
     Rounds,
     account_rounds,
@@ -345,11 +344,6 @@ class Ledger:
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(target)
-
-
-def spent(ledger: Ledger, delta: float) -> tuple[Guarantee, ...]:
-    """The guarantees of all entries of all runs on the ledger together."""
-    return account_rounds(ledger.rounds(), delta)
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ def test_impossible_numbers_of_guesses_are_refused(guesses: int) -> None:
 def test_canaries_have_their_length() -> None:
     canaries = random_canaries(5, 100, 3.0, named_stream(2))
     torch.testing.assert_close(torch.linalg.vector_norm(canaries, dim=1), torch.full((5,), 3.0))
-    assert dirac_canary(4, 2.0, 1).tolist() == [0.0, 2.0, 0.0, 0.0]
+    assert dirac_canary(4, 2.0).tolist() == [2.0, 0.0, 0.0, 0.0]
 
 
 # --- canary clients -----------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ import pytest
 
 from fedveil.errors import InputError, LedgerError
 from fedveil.privacy import ledger as ledger_module
-from fedveil.privacy.accounting import account
-from fedveil.privacy.ledger import GENESIS, Budget, BudgetKeeper, Ledger, spent
+from fedveil.privacy.accounting import account, account_rounds
+from fedveil.privacy.ledger import GENESIS, Budget, BudgetKeeper, Ledger
 from fedveil.privacy.releases import Plan
 from tests.refusals import refuses
 from tests.unit.privacy.declarations import fedceo, udp_fedavg
@@ -50,8 +50,8 @@ def test_only_what_a_round_releases_is_charged(tmp_path: Path) -> None:
 
 def test_the_spent_budget_is_that_of_the_plan(tmp_path: Path) -> None:
     ledger = _charge(tmp_path / "ledger.jsonl", 40)
-    assert spent(ledger, DELTA) == account(RELEASES, PLAN, DELTA)
-    assert spent(Ledger(tmp_path / "ledger.jsonl"), DELTA) == account(RELEASES, PLAN, DELTA)
+    assert account_rounds(ledger.rounds(), DELTA) == account(RELEASES, PLAN, DELTA)
+    assert account_rounds(Ledger(tmp_path / "ledger.jsonl").rounds(), DELTA) == account(RELEASES, PLAN, DELTA)
 
 
 def test_a_resumed_simulation_is_charged_once_and_a_deployment_again(tmp_path: Path) -> None:
@@ -59,11 +59,11 @@ def test_a_resumed_simulation_is_charged_once_and_a_deployment_again(tmp_path: P
     _charge(path, 5)
     resumed = Ledger(path)
     assert resumed.charge("run", 5, RELEASES, PLAN, replay_safe=True) == 0
-    once = spent(resumed, DELTA)
+    once = account_rounds(resumed.rounds(), DELTA)
     assert resumed.charge("run", 5, RELEASES, PLAN, replay_safe=False) == 2
     assert resumed.charge("run", 5, RELEASES, PLAN, replay_safe=False) == 2
     assert [entry.attempt for entry in resumed.entries[-4:]] == [1, 1, 2, 2]
-    for before, after in zip(once, spent(resumed, DELTA), strict=True):
+    for before, after in zip(once, account_rounds(resumed.rounds(), DELTA), strict=True):
         assert before.epsilon is not None
         assert after.epsilon is not None
         assert after.epsilon > before.epsilon
@@ -81,7 +81,7 @@ def test_runs_that_share_a_ledger_share_the_budget(tmp_path: Path) -> None:
     for t in range(1, 21):
         first.charge("a", t, RELEASES, PLAN, replay_safe=True)
         second.charge("b", t, RELEASES, PLAN, replay_safe=True)
-    assert spent(Ledger(path), DELTA) == account(RELEASES, PLAN, DELTA)
+    assert account_rounds(Ledger(path).rounds(), DELTA) == account(RELEASES, PLAN, DELTA)
 
 
 @pytest.mark.parametrize("line", [0, 2, 5])
@@ -245,7 +245,9 @@ def _run(path: Path, run: str, budget: Budget, rounds: range, *, replay_safe: bo
 
 
 def _observer(path: Path) -> float:
-    (value,) = [row.epsilon for row in spent(Ledger(path), DELTA) if row.adversary == "observer"]
+    (value,) = [
+        row.epsilon for row in account_rounds(Ledger(path).rounds(), DELTA) if row.adversary == "observer"
+    ]
     assert value is not None
     return value
 

@@ -17,8 +17,8 @@ from fedveil import METHODS, Plan, run
 from fedveil.errors import LedgerError
 from fedveil.methods.method import AnyMethod, At
 from fedveil.privacy import ledger as ledger_module
-from fedveil.privacy.accounting import epsilon_of
-from fedveil.privacy.ledger import Ledger, spent
+from fedveil.privacy.accounting import account_rounds, epsilon_of
+from fedveil.privacy.ledger import Ledger
 from fedveil.session.loop import Callback, RoundEnd
 from fedveil.session.options import PrivacySettings
 from fedveil.session.privacy_guard import PrivacyGuard, declared, privacy_statement
@@ -74,7 +74,7 @@ def test_runs_that_share_a_ledger_share_the_budget(tmp_path: Path) -> None:
     second = go(tmp_path / "b" / "x" / "run", rounds=6, privacy=settings)
     assert first.summary["stopped"] is None
     assert second.summary["rounds"] == 2
-    together = next(row for row in spent(Ledger(ledger), 1e-5) if row.adversary == "server")
+    together = next(row for row in account_rounds(Ledger(ledger).rounds(), 1e-5) if row.adversary == "server")
     assert together.epsilon == pytest.approx(after(6))
 
 
@@ -118,7 +118,11 @@ def test_a_run_on_other_data_is_not_mistaken_for_a_resumed_one(
         clients = make_clients(sizes)
         models.append(run(make_task(), clients, METHOD, results=results, privacy=settings, **fields).model)
     assert distance(*models) > 0
-    server = next(row for row in spent(Ledger(tmp_path / "shared.jsonl"), 1e-5) if row.adversary == "server")
+    server = next(
+        row
+        for row in account_rounds(Ledger(tmp_path / "shared.jsonl").rounds(), 1e-5)
+        if row.adversary == "server"
+    )
     assert server.epsilon == pytest.approx(after(4))
 
 
