@@ -8,9 +8,9 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import safetensors.torch
 import torch
@@ -28,7 +28,7 @@ from fedveil.attack_runs.transcript import (
     server_view,
     truth,
 )
-from fedveil.attacks.registry import make_attack
+from fedveil.attacks.registry import attack_settings, make_attack
 from fedveil.attacks.view import Attack, Finding, ServerView, StepCallback
 from fedveil.errors import InputError, ResultError
 from fedveil.evaluation.image_quality import Brightness, Quality, compare_images, match_images, psnr
@@ -232,10 +232,6 @@ def _classifier(run: StoredRun) -> tuple[tuple[Task, Params] | None, str]:
 def attack_identity(attack: Attack, labels: LabelMode, adaptive: bool, seed: int) -> str:
     settings = attack_settings(attack) | {"labels": labels, "adaptive": adaptive, "seed": seed}
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def attack_settings(attack: Attack) -> dict[str, Any]:
-    return {field.name: getattr(attack, field.name) for field in fields(cast(Any, attack))}
 
 
 def describe(

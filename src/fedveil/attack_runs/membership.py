@@ -10,10 +10,10 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from fedveil.attacks.membership.threat_model import (
     Recipe,
     make_membership_attack,
 )
+from fedveil.attacks.registry import attack_settings
 from fedveil.data.client_data import ArrayClients, ClientData
 from fedveil.errors import InputError, ResultError
 from fedveil.experiment.config import load_config
@@ -108,7 +109,7 @@ def attack_result(
         observed = _one_upload(run, round, client, exchange)
     view, is_member = _question(run, observed, examples, rng)
     finding = judge(name, observed.words, attack(view, rng).numpy(), is_member, rng)
-    settled = {field.name: getattr(attack, field.name) for field in fields(cast(Any, attack))}
+    settled = attack_settings(attack)
     identity = (
         "" if attack == make_membership_attack(name) and attack_seed == 0 else _short(settled, attack_seed)
     )

@@ -51,8 +51,14 @@ def register_attack(name: str, summary: str) -> Callable[[type[C]], type[C]]:
     return register_among(ATTACKS, name, summary)
 
 
-def attack_fields(attack: type[Any]) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(cast(Any, attack)))
+def attack_fields(attack: Any) -> tuple[str, ...]:
+    """The names of an attack's settings, in their order."""
+    return tuple(field.name for field in dataclasses.fields(attack))
+
+
+def attack_settings(attack: Any) -> dict[str, Any]:
+    """The settings of an attack by name."""
+    return {name: getattr(attack, name) for name in attack_fields(attack)}
 
 
 def list_attacks() -> list[AttackInfo]:

@@ -268,9 +268,9 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
             return {"values": torch.Size([self.count(parameters)])}
 
         what = "the sum of the selected coordinates"
-        return ClientSum(mechanism, self._gradient, self._along, what, shapes=shapes)
+        return ClientSum(mechanism, self._gradient, self._after_sum, what, shapes=shapes)
 
-    def _along(self, at: At, server: Server, total: NoisySum) -> Server:
+    def _after_sum(self, at: At, server: Server, total: NoisySum) -> Server:
         """The server after the mean of the coordinates that all clients sent."""
         everywhere = torch.arange(len(server.seen), device=server.seen.device).unsqueeze(0)
         places = self.broadcast(at, server, ()).mask.get("places", everywhere)
@@ -356,21 +356,20 @@ class DPFedAGSProven(LocalTraining, Method[Server, ModelAndMask, Selected]):
         up: Selected | None,
         rng: ServerStreams,
     ) -> Server:
-        size, present = len(server.seen), len(clients)
-        count = self.count(size) if self.variant == "public-mask" else size
-        uploads = None if up is None else {"values": up.values}
-        owed: SumMechanism = self._noise(at.plan).top_up(present, 0 if up is None else up.cohort)
-        if up is None and (self.unit == "record" or self.variant not in _PUBLIC):
+        if up is None and not self._completed:
             return server
-        if self.unit == "record":
-            owed = Unnoised()
-        elif self.variant not in _PUBLIC:  # V2, V3: clients chose their own places, their noise is complete
-            assert up is not None
-            uploads, owed = {"values": scattered(up.values, up.own["places"], size)}, Unnoised()
-        like = {"values": next(iter(server.params.values())).new_zeros(count)}
-        return self._along(
-            at, server, private_sum(uploads, like, present, at.plan, owed, rng.noise("top-up"))
-        )
+        size, present = len(server.seen), len(clients)
+        uploads: Params | None = None
+        top_up: SumMechanism = Unnoised()
+        if up is not None:
+            dense = up.values if self.variant in _PUBLIC else scattered(up.values, up.own["places"], size)
+            uploads = {"values": dense}
+        if self._completed:
+            top_up = self._noise(at.plan).top_up(present, 0 if up is None else up.cohort)
+        width = self.count(size) if self.variant == "public-mask" else size
+        like = {"values": next(iter(server.params.values())).new_zeros(width)}
+        total = private_sum(uploads, like, present, at.plan, top_up, rng.noise("top-up"))
+        return self._after_sum(at, server, total)
 
     def _moved(self, at: At, server: Server, mean: Tensor, seen: Tensor) -> Server:
         gradient = without_axis(unflatten(mean.unsqueeze(0), with_axis(server.params)))

@@ -141,11 +141,11 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
     ) -> tuple[Update, State]:
         if self.unit == "record":
             return Update(sub(self._dp_sgd(task, at, down.params, data, rng), down.params)), state
-        update, after = self._update(task, at, down, data, state, rng)
+        update, after = self._contribution(task, at, down, data, state, rng)
         upload = self.noise(at.plan).upload(down.cohort)
         return Update(upload(update, rng.noise()), down.cohort), after
 
-    def _update(
+    def _contribution(
         self, task: Task, at: At, down: CohortModel, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[Params, State]:
         """Each client's contribution before clipping, `unit = "client"`."""
@@ -161,7 +161,7 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
                 'Use "client", or aggregation.kind = "plain".',
             )
         without_local_noise(self.noise_scope, "central")
-        return ClientSum(gaussian(self.clip, self.noise_multiplier), self._update, _moved)
+        return ClientSum(gaussian(self.clip, self.noise_multiplier), self._contribution, _after_sum)
 
     def bounded_upload(self, at: At, down: CohortModel, up: Update) -> BoundedUpload | None:
         if self.unit == "record":
@@ -240,5 +240,5 @@ class DPFedAvg(LocalTraining, Method[Server, CohortModel, Update]):
         return Adaptation.to_noise(std / max(1.0, self.record_rate * examples))
 
 
-def _moved(_at: At, server: Server, total: NoisySum) -> Server:
+def _after_sum(_at: At, server: Server, total: NoisySum) -> Server:
     return Server(total.added_to(server.params))

@@ -137,7 +137,7 @@ class DPFedSGD(Method[MomentumServer, Model, NoisyGradient]):
         return ClientSum(
             self.step_mechanism(),
             self._clipped_sum,
-            self._stepped,
+            self._after_sum,
             "the sum of all clients' clipped gradients",
             self.record_rate,
             self._reading,
@@ -157,7 +157,7 @@ class DPFedSGD(Method[MomentumServer, Model, NoisyGradient]):
         )
         return total, state
 
-    def _stepped(self, at: At, server: MomentumServer, total: NoisySum) -> MomentumServer:
+    def _after_sum(self, at: At, server: MomentumServer, total: NoisySum) -> MomentumServer:
         """The server after a sum that is not yet divided by the batch size."""
         return self._moved(at, server, total, self.nominal_batch(at.plan))
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
@@ -34,8 +33,8 @@ from fedveil.methods.shared_model import averaging_weights
 from fedveil.methods.synthetic import Count, SizedSet, SyntheticImages, random_starts
 from fedveil.privacy.releases import Plan, Release
 from fedveil.streams import ClientStreams
-from fedveil.task import Task
-from fedveil.training.augmentation import CHANGES, Change, draw_view
+from fedveil.task import Batch, Task
+from fedveil.training.augmentation import CHANGES, Change, View, draw_view
 from fedveil.training.gradient_matching import Distance, weighted_gradient
 from fedveil.training.surrogate import class_batch, image_gradient, set_weights
 from fedveil.tree import Params, State, add
@@ -92,12 +91,21 @@ class DSC(SyntheticImages, OneShot[SizedSet]):
         starts = random_starts(task, rng)
         draws, views = rng.of_exchange("real-batches")[0], rng.of_exchange("augmentation")[0]
         y, weights = set_weights(labels, images.dtype)
+        classes = sorted(set(labels[labels >= 0].tolist()))
         images, velocity = images.clone(), torch.zeros_like(images)
         for trajectory in range(self.trajectories):
             w = starts(trajectory)
             for _ in range(self.max_steps):
-                for label in sorted(set(labels[labels >= 0].tolist())):
-                    self._match(task, w, data, images, velocity, labels, label, draws, views)
+                for label in classes:
+                    view = draw_view(self.augment, views)
+                    batch = class_batch(data, label, self.batch_size, draws)
+                    if batch is None:
+                        continue
+                    own = (labels[0] == label).nonzero()[:, 0]
+                    moved = self._match(
+                        task, w, batch, view, images[:, own], labels[:, own], velocity[:, own]
+                    )
+                    images[:, own], velocity[:, own] = moved
                 for _ in range(self.model_updates):
                     w = add(w, weighted_gradient(task, w, images, y, weights), scale=-self.lr)
         return images
@@ -106,29 +114,22 @@ class DSC(SyntheticImages, OneShot[SizedSet]):
         self,
         task: Task,
         w: Params,
-        data: ClientData,
-        images: Tensor,
+        batch: Batch,
+        view: View,
+        x: Tensor,
+        y: Tensor,
         velocity: Tensor,
-        labels: Tensor,
-        label: int,
-        draws: np.random.Generator,
-        views: np.random.Generator,
-    ) -> None:
-        """Update the images of one class, in place, towards the gradient of a real batch of that class."""
-        view = draw_view(self.augment, views)
-        batch = class_batch(data, label, self.batch_size, draws)
-        if batch is None:
-            return
+    ) -> tuple[Tensor, Tensor]:
+        """The images `x` of one class and their velocity, after steps towards the gradient of a real batch of it."""
         even = batch.weights(batch.x.dtype)
         real = weighted_gradient(task, w, view(batch.x[0]).unsqueeze(0), batch.y, even)
-        place = (labels[0] == label).nonzero()[:, 0]
-        x, v, y = images[:, place], velocity[:, place], labels[:, place]
-        weights = x.new_full(y.shape, 1 / len(place))
+        weights = x.new_full(y.shape, 1 / y.shape[1])
         distance = Distance(self.squared_weight, self.reduce)
         for _ in range(self.image_updates):
-            v = self.image_momentum * v + image_gradient(task, w, real, x, y, weights, distance, [view])
-            x = x - self.image_lr * v
-        images[:, place], velocity[:, place] = x, v
+            step = image_gradient(task, w, real, x, y, weights, distance, [view])
+            velocity = self.image_momentum * velocity + step
+            x = x - self.image_lr * velocity
+        return x, velocity
 
     def train(self, task: Task, at: At, start: Params, up: SizedSet) -> Params:
         shares = averaging_weights(up.size, "size")

@@ -167,11 +167,11 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
     def init_client(self, task: Task, data: ClientData, rng: ClientStreams) -> State:
         return fedceo_own.nothing_sent(task.init(0), data.count) if self.restart == "own" else {}
 
-    def protection(self) -> ClientUnit | RecordUnit:
+    def protection(self, plan: Plan) -> ClientUnit | RecordUnit:
         """Protects the updates; `releases` accounts for it."""
         if self.unit == "record":
             return RecordUnit(self, gaussian(self.clip, self.noise_multiplier), self.server_lr)
-        return ClientUnit(self)
+        return ClientUnit(self, CohortNoise(self.clip, self.noise_multiplier, self.noise_scope, plan))
 
     def init_server(self, params: Params, plan: Plan) -> Server:
         self.refuse_folding_nothing(params)  # and unknown names, before training starts
@@ -191,14 +191,14 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
         if self._restarts(at):
             start = fedceo_own.own_start(state, start)
         slot = down.slot.expand(data.count)
-        models = self.protection().models(task, at, start, data, rng, down.cohort)
+        models = self.protection(at.plan).models(task, at, start, data, rng, down.cohort)
         kept = fedceo_own.sent(models) if self.restart == "own" else state
         return NoisyModel(models, slot, down.cohort), kept
 
     def bounded_upload(self, at: At, down: Start, up: NoisyModel) -> BoundedUpload | None:
-        if self.unit == "record" or self._restarts(at):
+        mechanism = self.protection(at.plan).upload(down.cohort)
+        if mechanism is None or self._restarts(at):
             return None
-        mechanism = ClientUnit(self).noise(at.plan).upload(down.cohort)
         return BoundedUpload.of_models(up.params, down.params, mechanism, self.server_lr)
 
     def server_update(
@@ -217,21 +217,26 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
             return Server(mean(smooth), smooth)
         if self._restarts(at):  # line 17; the result is charged as released
             return Server(server.params if up is None else self._smoothed(at, mean(up.params)), {})
-        asked = 0 if up is None else up.cohort
-        summed = private_sum(
+        return self._after_sum(at, server, self._sum(at, server, len(clients), up, rng))
+
+    def _sum(
+        self, at: At, server: Server, present: int, up: NoisyModel | None, rng: ServerStreams
+    ) -> NoisySum:
+        """The sum of the noisy updates, with the noise that the server adds."""
+        unit, cohort = self.protection(at.plan), 0 if up is None else up.cohort
+        return private_sum(
             None if up is None else up.params,
             server.params,
-            len(clients),
+            present,
             at.plan,
-            self.protection().top_up(at.plan, len(clients), asked),
+            unit.top_up(present, cohort),
             rng.noise("top-up"),
-            upload=self.protection().upload(at.plan, asked),
+            upload=unit.upload(cohort),
             start=None if up is None else _starts(server, up.slot),
             lr=self.server_lr,
         )
-        return self._averaged(at, server, summed)
 
-    def _averaged(self, at: At, server: Server, summed: NoisySum) -> Server:
+    def _after_sum(self, at: At, server: Server, summed: NoisySum) -> Server:
         """Line 17, and in smoothing rounds the smoothed mean."""
         shared = summed.added_to(server.params, self.server_lr)
         return Server(self._smoothed(at, shared), {})
@@ -253,9 +258,9 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
                 f'Use {instead}, or aggregation.kind = "plain".',
             )
         without_local_noise(self.noise_scope, "shared")
-        return ClientSum(gaussian(self.clip, self.noise_multiplier), self._update, self._averaged)
+        return ClientSum(gaussian(self.clip, self.noise_multiplier), self._contribution, self._after_sum)
 
-    def _update(
+    def _contribution(
         self, task: Task, at: At, down: Start, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[Params, State]:
         """Each client's contribution before clipping, where all start from the same model."""
@@ -263,7 +268,7 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
 
     def noise_std(self, at: At, cohort: int = 0) -> float:
         """The standard deviation of the noise in each entry of one upload, in a cohort of this announced size."""
-        return self.server_lr * self.protection().std(at, cohort)
+        return self.server_lr * self.protection(at.plan).std(at, cohort)
 
     def with_model(self, server: Server, params: Params) -> Server:
         moved = sub(params, server.params)
@@ -276,10 +281,10 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
         return server.personal or None
 
     def releases(self, plan: Plan) -> Sequence[Release]:
-        unit = self.protection()
+        unit = self.protection(plan)
         if isinstance(unit, RecordUnit):
             return unit.releases(plan)
-        upload, averaged = unit.noise(plan).releases()
+        upload, averaged = unit.noise.releases()
         if self.restart == "mean":
             return upload, averaged
         if self.restart == "own":
@@ -310,7 +315,7 @@ class FedCEO(LocalTraining, Smoothing, Method[Server, Start, NoisyModel]):
         return local.clipped(self.clip * self.server_lr) if self.unit == "client" else local
 
     def adaptation(self, at: At, dimension: int, examples: int) -> Adaptation:
-        unit = self.protection()
+        unit = self.protection(at.plan)
         if isinstance(unit, RecordUnit):
             return unit.adaptation(at, examples)
         return super().adaptation(at, dimension, examples)
@@ -355,29 +360,26 @@ class ClientUnit:
     """Algorithm 1, lines 8-10: a client's whole update is clipped and noised."""
 
     method: FedCEO
-
-    def noise(self, plan: Plan) -> CohortNoise:
-        own = self.method
-        return CohortNoise(own.clip, own.noise_multiplier, own.noise_scope, plan)
+    noise: CohortNoise
 
     def models(
         self, task: Task, at: At, start: Params, data: ClientData, rng: ClientStreams, cohort: int
     ) -> Params:
         """The uploads: models `[K, ...]` with a clipped and noisy update."""
         delta = sub(self.method.train(task, at, start, data, rng).params, start)
-        return noisy_models(self.upload(at.plan, cohort), start, delta, rng.noise(), self.method.server_lr)
+        return noisy_models(self.upload(cohort), start, delta, rng.noise(), self.method.server_lr)
 
-    def upload(self, plan: Plan, cohort: int) -> SumMechanism:
+    def upload(self, cohort: int) -> SumMechanism:
         """The mechanism that protects one update."""
-        return self.noise(plan).upload(cohort)
+        return self.noise.upload(cohort)
 
-    def top_up(self, plan: Plan, present: int, cohort: int) -> SumMechanism:
+    def top_up(self, present: int, cohort: int) -> SumMechanism:
         """The noise that the server adds to the sum of `present` updates."""
-        return self.noise(plan).top_up(present, cohort)
+        return self.noise.top_up(present, cohort)
 
     def std(self, at: At, cohort: int) -> float:
         """The standard deviation of the noise in each entry of an update."""
-        return self.upload(at.plan, cohort).std
+        return self.upload(cohort).std
 
 
 def _slots(personal: Params) -> int:

@@ -37,10 +37,10 @@ class RecordUnit:
         update = sub(self.level.train(task, start, data, rng, self.training.lr_at(at)), start)
         return add(start, update, scale=self.server_lr)
 
-    def upload(self, plan: Plan, cohort: int) -> None:
-        """None: the sum needs no additional noise."""
+    def upload(self, cohort: int) -> None:
+        """None: no mechanism protects the update as a whole."""
 
-    def top_up(self, plan: Plan, present: int, cohort: int) -> SumMechanism:
+    def top_up(self, present: int, cohort: int) -> SumMechanism:
         """The server adds no noise: each update is already protected."""
         return Unnoised()
 

@@ -49,7 +49,7 @@ class UDPFedAvg(UserLevelAveraging):
         update = sub(self.train(task, at, down.params, data, rng).params, down.params)
         return self.noisy_model(at, down, update, rng), state  # lines 8-10
 
-    def _update(
+    def _contribution(
         self, task: Task, at: At, down: CohortModel, data: ClientData, state: State, rng: ClientStreams
     ) -> tuple[Params, State]:
         """Each client's contribution before clipping."""
@@ -58,9 +58,9 @@ class UDPFedAvg(UserLevelAveraging):
 
     def client_sum(self) -> ClientSum[Server, CohortModel]:
         without_local_noise(self.noise_scope, "shared")
-        return ClientSum(gaussian(self.clip, self.noise_multiplier), self._update, self._moved)
+        return ClientSum(gaussian(self.clip, self.noise_multiplier), self._contribution, self._after_sum)
 
-    def _moved(self, at: At, server: Server, total: NoisySum) -> Server:
+    def _after_sum(self, at: At, server: Server, total: NoisySum) -> Server:
         return Server(total.added_to(server.params, self.server_lr))
 
     def paper_claim(self, plan: Plan) -> str | None:
