@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +18,7 @@ from fedveil.experiment.prepare import check_method, model_shape, noise_source, 
 from fedveil.experiment.target import calibrated, check_noise_counts, method_of, with_noise
 from fedveil.models.registry import model_entry
 from fedveil.privacy.accounting import account, account_participation, epsilon_by_round
-from fedveil.privacy.releases import ADVERSARIES, Adversary, Plan, Release
+from fedveil.privacy.releases import ADVERSARIES, Adversary, Plan
 from fedveil.privacy.statement import show
 from fedveil.session.checks import first_server
 from fedveil.session.privacy_guard import privacy_statement
@@ -105,7 +104,11 @@ def account_command(
     if what_if is not None:
         answer["what_if"] = [_what_if(loaded, plan, text) for text in what_if.split(",")]
     if plot is not None:
-        _draw(plot, method.releases(plan), plan, delta)
+        from fedveil.figures.figure import save_figure
+        from fedveil.report.figures import epsilon_figure
+
+        curves = epsilon_by_round(method.releases(plan), plan, delta)
+        save_figure(epsilon_figure(curves, delta), plot)
     if as_json:
         print(json.dumps(answer))
         return
@@ -118,14 +121,6 @@ def account_command(
             out.print(_rows(answer[key], title))
     if plot is not None:
         out.print(f"picture in {plot}", soft_wrap=True)
-
-
-def _draw(path: Path, releases: Sequence[Release], plan: Plan, delta: float) -> None:
-    """Write the figure of epsilon over the rounds."""
-    from fedveil.figures.figure import save_figure
-    from fedveil.report.figures import epsilon_figure
-
-    save_figure(epsilon_figure(epsilon_by_round(releases, plan, delta), delta), path)
 
 
 def _what_if(config: Config, plan: Plan, text: str) -> dict[str, Any]:
