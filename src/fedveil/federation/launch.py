@@ -90,18 +90,14 @@ def submit(settings: RunSettings, home: Path, callbacks_for: CallbacksFor = lamb
     """
     config = with_shape(settings.config, settings.data)
     section, clients = config.run, config.partition.clients or 1
-    config = with_target_noise(
-        config, Plan(clients, section.cohort or clients, section.sampler, section.rounds)
-    )
+    plan = Plan(clients, section.cohort or clients, section.sampler, section.rounds)
+    config = with_target_noise(config, plan)
     config = config.model_copy(update={"run": config.run.model_copy(update={"federation": None})})
     settings = replace(settings, config=config)  # only settings that nodes need are sent to them
     finished = ResultFolder(settings.folder)
     finished.require_numerics(current_numerics(settings.config.method["name"]))
     if finished.finished:
         return finished.read()
-    section = settings.config.run
-    clients = settings.config.partition.clients or 1
-    plan = Plan(clients, section.cohort or clients, section.sampler, section.rounds)
 
     def start() -> str:
         return _running_attempt(settings, home) or _submit(settings, home, [])

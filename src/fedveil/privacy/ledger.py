@@ -140,29 +140,13 @@ class Ledger:
         # The head is read first: lines that another process appends meanwhile are additional to its count.
         head = self._head()
         count, last = head or (0, GENESIS)
-        try:
-            if not self.path.exists():
-                if self._entries or count:
-                    raise LedgerError(
-                        f"{self.path}: the privacy ledger has disappeared. {_REMEDY}", field="ledger"
-                    )
-                return
-            with self.path.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                if size < self._offset:
-                    raise LedgerError(
-                        f"{self.path}: the privacy ledger has become shorter. {_REMEDY}",
-                        field="size",
-                        value=size,
-                    )
-                file.seek(self._offset)
-                data = file.read()
-        except OSError as error:
-            raise LedgerError(
-                f"{self.path}: the privacy ledger cannot be opened: {error.strerror}. Choose another path.",
-                field="file",
-                value=error.strerror,
-            ) from error
+        data = self._appended()
+        if data is None:
+            if self._entries or count:
+                raise LedgerError(
+                    f"{self.path}: the privacy ledger has disappeared. {_REMEDY}", field="ledger"
+                )
+            return
         if head is None and (data or self._entries):
             if self._head() is not None:  # another process has just created the ledger
                 self.refresh()
@@ -186,6 +170,28 @@ class Ledger:
                 field="entries",
                 value=len(self._entries),
             )
+
+    def _appended(self) -> bytes | None:
+        """The content after the lines that were read before; None if there is no file."""
+        try:
+            if not self.path.exists():
+                return None
+            with self.path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                if size < self._offset:
+                    raise LedgerError(
+                        f"{self.path}: the privacy ledger has become shorter. {_REMEDY}",
+                        field="size",
+                        value=size,
+                    )
+                file.seek(self._offset)
+                return file.read()
+        except OSError as error:
+            raise LedgerError(
+                f"{self.path}: the privacy ledger cannot be opened: {error.strerror}. Choose another path.",
+                field="file",
+                value=error.strerror,
+            ) from error
 
     def charge(
         self, run: str, round_: int, releases: Sequence[Release], plan: Plan, *, replay_safe: bool

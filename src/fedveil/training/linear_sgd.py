@@ -84,13 +84,13 @@ class LinearSteps:
         self._views: dict[tuple[int, int], _Views] = {}
         self._programs: dict[tuple[int, int], _Program] = {}
 
-    def start(self, state: Running, update: Update, lying: Tensor | None = None) -> None:
+    def start(self, state: Running, update: Update, contiguous: Tensor | None = None) -> None:
         """Set the initial state that the following steps change.
 
-        `lying [K * B, ...]` are the examples of all following batches, if they need not be gathered.
+        `contiguous [K * B, ...]` are the examples of all following batches, if they need not be gathered.
         """
         self._state = state
-        self._lying = None if lying is None else lying.flatten(1)
+        self._contiguous = None if contiguous is None else contiguous.flatten(1)
         self._update = update
         self._programs = {}
         self._at_start = True
@@ -103,8 +103,8 @@ class LinearSteps:
 
     def gather(self, rows: Tensor) -> Tensor:
         """The examples `[K, B, inputs]` of these rows `[K, B]`; valid until the next call."""
-        if self._lying is not None:
-            return self._lying.view(*rows.shape, -1)
+        if self._contiguous is not None:
+            return self._contiguous.view(*rows.shape, -1)
         x = self._cut(*rows.shape).x
         torch.index_select(self._x, 0, rows.reshape(-1), out=_merged(x))
         return x
@@ -133,10 +133,10 @@ class LinearSteps:
 
     def _put_together(self, clients: int, examples: int) -> None:
         views = self._cut(clients, examples)
-        if self._lying is not None:
-            views = replace(views, x=self._lying.view(clients, examples, -1))
+        if self._contiguous is not None:
+            views = replace(views, x=self._contiguous.view(clients, examples, -1))
         state = self._state.first(clients)
-        # At the start every client has the anchor's weights, which are usually the same for all clients.
+        # In the first step each client has the anchor's weights, which are usually the same for all clients.
         forward = self._forward(views, state.anchor if self._at_start else state.w)
         self._programs[clients, examples] = _Program(views, forward, self._backward(views, state))
 

@@ -106,7 +106,7 @@ def local_sgd(
         velocity = {name: torch.zeros_like(leaf) for name, leaf in own.items()} if momentum else None
         state = Running(own, anchor, velocity, None if correction is None else rows(correction, order))
         dropout = streams.rows(order).of_round("dropout")
-        lying = x[first * widest : (first + len(order)) * widest] if walk.whole else None
+        contiguous = x[first * widest : (first + len(order)) * widest] if walk.whole else None
         seen = losses[block] if losses is not None else None
         _take_steps(
             task,
@@ -117,7 +117,7 @@ def local_sgd(
             dropout,
             linear,
             walk.counts[:, block],
-            lying,
+            contiguous,
         )
 
     return _in_clients_order(params, losses, walk, data)
@@ -143,15 +143,15 @@ def _take_steps(
     dropout: list[np.random.Generator],
     linear: LinearSteps | None,
     counts: npt.NDArray[np.int64],
-    lying: Tensor | None,
+    contiguous: Tensor | None,
 ) -> None:
     """Take all steps of a block of clients, in place: in closed form for a linear network, else by autograd.
 
-    Each client's summed loss is added to `losses`, if given; `lying` are examples that need not be gathered.
+    Each client's summed loss is added to `losses`, if given; `contiguous` are examples that need not be gathered.
     """
     masks: Iterator[list[Tensor]] = iter(())
     if linear is not None:
-        linear.start(state, update, lying)
+        linear.start(state, update, contiguous)
         masks = linear.dropout_masks(counts, dropout)
     for batch, taken in batches:
         active = batch.y.shape[0]

@@ -303,7 +303,7 @@ class DPSGD(Defence):
             raise InputError(
                 "wrap.name", self.name, f"{method.name} makes no plain gradients", "Wrap it around fedsgd."
             )
-        return Defended(method, self)
+        return super().around(method)
 
     def upload(
         self,
