@@ -37,7 +37,7 @@ from fedveil.session.loop import Callback
 from fedveil.session.results import ResultFolder
 
 if TYPE_CHECKING:
-    from fedveil.report.reading import Run
+    from fedveil.report.run import Run
 
 Methods = Annotated[str | None, typer.Option(help="Methods, separated by commas. Default: each file's own.")]
 Axes = Annotated[

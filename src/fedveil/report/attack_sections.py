@@ -14,7 +14,7 @@ from fedveil.report.attack_files import Attack, TextPair
 from fedveil.report.charts import Curve
 from fedveil.report.groups import Setting
 from fedveil.report.markup import named, picture, section
-from fedveil.report.reading import Run
+from fedveil.report.run import Run
 from fedveil.report.svg import swatch
 
 _WIDE_PICTURE = 400  # pixels; a whole figure, not one image

@@ -10,7 +10,7 @@ from fedveil.privacy.meaning import SCALE, grade, guess_accuracy, rounded_up
 from fedveil.privacy.statement import SEES, needs_trust, odds_in_words, show
 from fedveil.report.groups import ADVERSARIES, WHO, WHOM, Setting
 from fedveil.report.markup import Cell, section, table
-from fedveil.report.reading import Person, Proof, Run
+from fedveil.report.run import Person, Proof, Run
 from fedveil.report.verdict import level, result, small
 
 _REFERENCES = (

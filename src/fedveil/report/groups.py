@@ -17,7 +17,7 @@ from fedveil.experiment.sections import Metric
 from fedveil.methods import METHODS
 from fedveil.report.files import number
 from fedveil.report.measures import ACCURACY, MEASURES, Measure
-from fedveil.report.reading import Proof, Run
+from fedveil.report.run import Proof, Run
 
 ADVERSARIES = ("observer", "server", "client")
 WHO = {"observer": "published results", "server": "the server", "client": "another participant"}

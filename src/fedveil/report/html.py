@@ -22,7 +22,8 @@ from fedveil.report.first_page import first_page, odds
 from fedveil.report.groups import Setting, group, mixed
 from fedveil.report.privacy_section import privacy
 from fedveil.report.public import published
-from fedveil.report.reading import Run, read_runs, run_folders
+from fedveil.report.reading import read_runs, run_folders
+from fedveil.report.run import Run
 from fedveil.report.scores import scores
 from fedveil.session.results import Result
 

@@ -12,7 +12,7 @@ from fedveil.report.files import number
 from fedveil.report.groups import ADVERSARIES, WHO, WHOM, Setting
 from fedveil.report.markup import NOTHING, Cell, section, table
 from fedveil.report.privacy_chart import Mark, Row, privacy_chart
-from fedveil.report.reading import Proof
+from fedveil.report.run import Proof
 from fedveil.report.verdict import small, strength
 
 _SHORT = {"observer": "published", "server": "server", "client": "participant"}

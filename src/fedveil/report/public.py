@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedveil.report.reading import Run
+from fedveil.report.run import Run
 
 
 def published(run: Run) -> Run:

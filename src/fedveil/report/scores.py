@@ -9,7 +9,7 @@ from typing import Any
 from fedveil.report.files import number
 from fedveil.report.groups import Setting, Spread, limits_of
 from fedveil.report.markup import NOTHING, Cell, section, table
-from fedveil.report.reading import Run
+from fedveil.report.run import Run
 
 _SCORES = {
     "accuracy": "accuracy",

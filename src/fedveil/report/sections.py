@@ -18,7 +18,7 @@ from fedveil.report.groups import WHO, WHOM, Setting, Spread, best_of, scored, s
 from fedveil.report.markup import NOTHING, Cell, legend, named, section, table
 from fedveil.report.measures import Measure
 from fedveil.report.partition_chart import MOST_BUBBLES, partition_chart
-from fedveil.report.reading import Proof, Run
+from fedveil.report.run import Proof, Run
 from fedveil.report.verdict import headline, lines, result
 from fedveil.session.tables import size
 

@@ -11,7 +11,7 @@ from fedveil.privacy.statement import show
 from fedveil.report.files import number
 from fedveil.report.groups import WHO, WHOM, Setting, Spread, rank, scored
 from fedveil.report.measures import ACCURACY
-from fedveil.report.reading import Paper, Proof
+from fedveil.report.run import Paper, Proof
 
 _AGAINST = WHO | {"observer": "those who see only what is published"}
 

@@ -14,7 +14,8 @@ import pytest
 from fedveil.experiment.config import WITHOUT_EFFECT, Config, distinguishing
 from fedveil.experiment.sections import Metric, PaperSection
 from fedveil.report.groups import Spread, best_of, group, mixed
-from fedveil.report.reading import Paper, Run, read_runs
+from fedveil.report.reading import read_runs
+from fedveil.report.run import Paper, Run
 from fedveil.report.verdict import against_paper, headline, lines, percent, small
 from fedveil.validation import known_keys
 from tests.unit.report.makers import proof, write_everything, write_run
