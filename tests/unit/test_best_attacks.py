@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +11,7 @@ import torch
 from fedveil.attack_runs.membership import attack_result
 from fedveil.experiment.config import Config, make_config
 from fedveil.experiment.run import run_seed
+from tests.scripts import load_script
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "best"
 DIGITS = {"dataset": "digits", "features": "scattering", "feature_options": {"depth": 1, "whitening": 0.0}}
@@ -21,13 +20,7 @@ LINEAR = {"model": "logistic", "model_options": {"bias": False, "zero": True}}
 
 @pytest.fixture(scope="module")
 def attacks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("attacks_under_test", FOLDER / "attacks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_script("experiments/best/attacks.py")
 
 
 def recommended(epsilon: float = 3.0) -> Config:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -15,19 +13,14 @@ from fedveil.experiment.config import Config, load_config, make_config
 from fedveil.experiment.target import method_of
 from fedveil.privacy.releases import Plan
 from tests.refusals import refuses
+from tests.scripts import load_script
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "best"
 
 
 @pytest.fixture(scope="module")
 def baselines() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("baselines_under_test", FOLDER / "baselines.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_script("experiments/best/baselines.py")
 
 
 def test_every_method_has_eight_trials_of_runnable_settings(baselines: ModuleType) -> None:

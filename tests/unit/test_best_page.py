@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -14,20 +12,14 @@ import pytest
 from fedveil.experiment.config import build_method
 from fedveil.privacy.accounting import epsilon_of
 from fedveil.privacy.releases import Plan
+from tests.scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def best() -> ModuleType:
-    path = ROOT / "docs" / "figures" / "make_best_page.py"
-    spec = importlib.util.spec_from_file_location("make_best_page", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["make_best_page"] = module  # its dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_script("docs/figures/make_best_page.py")
 
 
 def test_the_page_agrees_with_the_records(best: ModuleType) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,30 +23,33 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
-def test_heavy_libraries_are_loaded_when_used(program: str) -> None:
+def loaded(program: str, watched: Sequence[str], place: Path | None = None) -> str:
+    """The list of those of the watched modules, or modules inside them, that this program loads."""
+    inside = tuple(f"{name}." for name in watched)
     code = f"""
 import atexit, sys
-atexit.register(lambda: print("LOADED", [name for name in {ON_DEMAND!r} if name in sys.modules]))
+atexit.register(lambda: print("LOADED", [n for n in sys.modules if n in {watched!r} or n.startswith({inside!r})]))
 {program}
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=place)
     assert done.returncode == 0, done.stderr
-    assert "LOADED []" in done.stdout, done.stdout[-200:]
+    return done.stdout.rpartition("LOADED ")[2].strip()
+
+
+def command(*arguments: str) -> str:
+    """The program that runs this command."""
+    return f"sys.argv = ['fedveil', *{arguments!r}]\nimport fedveil.cli\nfedveil.cli.main()"
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
+def test_heavy_libraries_are_loaded_when_used(program: str) -> None:
+    assert loaded(program, ON_DEMAND) == "[]"
 
 
 def test_a_simulation_loads_neither_the_report_nor_the_federation(tmp_path: Path) -> None:
     arguments = ["run", str(DEMO), "--set", "run.rounds=1", "--results", str(tmp_path)]
-    code = f"""
-import atexit, fedveil.cli, sys
-others = ("fedveil.report", "fedveil.federation")
-atexit.register(lambda: print("LOADED", [name for name in sys.modules if name.startswith(others)]))
-sys.argv = ["fedveil", *{arguments!r}]
-fedveil.cli.main()
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "LOADED []" in done.stdout, done.stdout[-300:]
+    assert loaded(command(*arguments), ("fedveil.report", "fedveil.federation")) == "[]"
 
 
 WITHOUT_TORCH = (
@@ -71,35 +75,20 @@ WITHOUT_TORCH = (
 
 @pytest.mark.parametrize("arguments", WITHOUT_TORCH, ids=" ".join)
 def test_commands_that_compute_with_no_tensor_load_no_torch(arguments: list[str], tmp_path: Path) -> None:
-    code = f"""
-import atexit, sys
-atexit.register(lambda: print("LOADED", [name for name in ("torch", "pandas", "flwr") if name in sys.modules]))
-sys.argv = ["fedveil", *{arguments!r}]
-import fedveil.cli
-fedveil.cli.main()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    assert "LOADED []" in done.stdout, done.stdout[-200:]
+    assert loaded(command(*arguments), ("torch", "pandas", "flwr"), tmp_path) == "[]"
 
 
 def test_accounting_without_data_loads_one_method_and_no_statistics(tmp_path: Path) -> None:
     arguments = ["account", str(DEMO), "--records-per-client", "100"]
-    code = f"""
-import atexit, sys
-slow = ("scipy.stats", "scipy.signal", "scipy.optimize", "cryptography", "mpmath", "fedveil.methods.fedavg")
-atexit.register(lambda: print("LOADED", [name for name in slow if name in sys.modules]))
-sys.argv = ["fedveil", *{arguments!r}]
-import fedveil.cli
-fedveil.cli.main()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path
+    slow = (
+        "scipy.stats",
+        "scipy.signal",
+        "scipy.optimize",
+        "cryptography",
+        "mpmath",
+        "fedveil.methods.fedavg",
     )
-    assert done.returncode == 0, done.stderr
-    assert "LOADED []" in done.stdout, done.stdout[-300:]
+    assert loaded(command(*arguments), slow, tmp_path) == "[]"
 
 
 def test_shell_completion_loads_no_torch(tmp_path: Path) -> None:

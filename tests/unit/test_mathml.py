@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
@@ -11,22 +10,14 @@ from xml.etree.ElementTree import fromstring
 import pytest
 
 from fedveil.methods import METHODS
+from tests.scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def load(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def maths() -> ModuleType:
-    return load("docs/hooks/mathml.py")
+    return load_script("docs/hooks/mathml.py")
 
 
 def test_an_equation_has_its_structure(maths: ModuleType) -> None:
@@ -66,7 +57,7 @@ def test_code_is_left_alone(maths: ModuleType) -> None:
 
 
 def test_the_pictures_of_the_methods_are_what_their_script_draws() -> None:
-    figures = load("docs/figures/make_method_figures.py")
+    figures = load_script("docs/figures/make_method_figures.py")
     for name in figures.FIGURES:
         assert (ROOT / "docs" / "methods" / f"{name}.svg").read_text() == figures.draw(name)
 
