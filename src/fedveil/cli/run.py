@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import Progress
@@ -91,15 +91,8 @@ def run(
     found = attack_published(loaded, done, data) if attacks else []
     together = _together(done)
     if as_json:
-        shown = [
-            {"result": s["result"]} | {key: s[key] for key in SUMMARY_KEYS + MORE_KEYS if key in s}
-            for s in summaries
-        ]
-        for number, one in enumerate(shown):
-            one |= {"paper": beside_the_paper(experiment, [done[number]])} if beside else {}
-            one |= {"attacks": found[number]} if found else {}
-        told = {"together": [one.to_json() for one in together]} if together else {}
-        print(json.dumps(shown[0] if len(shown) == 1 else {"runs": shown} | told))
+        papers = [beside_the_paper(experiment, [one]) for one in done] if beside else []
+        print(json.dumps(_answer(summaries, papers, found, together)))
         return
     for line in text_notes(summaries[-1].get("text")):
         notes.print(line)
@@ -117,6 +110,25 @@ def run(
         show_attacks(beside["published_attack"] if beside else {}, found)
     for summary in summaries:
         out.print(f"results in {summary['result']}", soft_wrap=True)
+
+
+def _answer(
+    summaries: Sequence[Mapping[str, Any]],
+    papers: Sequence[Mapping[str, Any] | None],
+    attacks: Sequence[Mapping[str, Any]],
+    together: Sequence[Composition],
+) -> dict[str, Any]:
+    """The JSON object of a run, or of several and of what they prove together."""
+    shown = [
+        {"result": s["result"]} | {key: s[key] for key in SUMMARY_KEYS + MORE_KEYS if key in s}
+        for s in summaries
+    ]
+    for number, one in enumerate(shown):
+        one |= {"paper": papers[number]} if papers else {}
+        one |= {"attacks": attacks[number]} if attacks else {}
+    if len(shown) == 1:
+        return shown[0]
+    return {"runs": shown} | ({"together": [one.to_json() for one in together]} if together else {})
 
 
 def _together(done: Sequence[Result]) -> list[Composition]:

@@ -45,17 +45,15 @@ def clipped_gradient_sum(
     *,
     loss: Loss = cross_entropy,
     mask: Tensor | None = None,
-    micro_batch: int | None = None,
     dropout: Stream | None = None,
 ) -> tuple[Params, Tensor]:
     """`sum_i min(1, clip / |g_i|) g_i` over the examples, and the norms `|g_i|` `[B]` before clipping.
 
     `g_i` is the gradient of `loss(module(x_i), y_i)` with respect to all of `params` as one vector (other parameters
     keep the module's values). Norms and the sum are in float64. The contribution of one example never exceeds
-    `clip`. Examples where `mask` is false contribute nothing and have norm 0. `micro_batch`, the number of examples
-    processed at a time, affects the result by rounding only. Dropout masks are drawn from the stream `dropout`;
-    without it there is no dropout. The module is not changed. A gradient that is not finite raises `DivergedError`, or
-    counts as zero (`hidden_divergence`).
+    `clip`. Examples where `mask` is false contribute nothing and have norm 0. Dropout masks are drawn from the stream
+    `dropout`; without it there is no dropout. The module is not changed. A gradient that is not finite raises
+    `DivergedError`, or counts as zero (`hidden_divergence`).
     """
     if isinstance(clip, bool) or not clip > 0:
         raise InputError("clip", clip, "must be above 0", "Use a positive norm, or infinity for no clipping.")
@@ -69,7 +67,7 @@ def clipped_gradient_sum(
     norms = torch.zeros(
         mask.shape[0] if mask is not None else x.shape[0], dtype=torch.float64, device=x.device
     )
-    for rows, parts in _parts(module, params, x, y, loss, micro_batch, dropout):
+    for rows, parts in _parts(module, params, x, y, loss, dropout):
         squares = torch.stack([part.squares() for part in parts]).sum(0)
         part_norms = squares.sqrt()
         finite = torch.isfinite(part_norms)
@@ -129,17 +127,15 @@ def _parts(
     x: Tensor,
     y: Tensor,
     loss: Loss,
-    micro_batch: int | None = None,
     dropout: Stream | None = None,
 ) -> _Parts:
-    """The gradients of the examples of each micro-batch."""
-    _check(module, params, x, y, micro_batch, dropout)
+    """The gradients of the examples of each micro-batch; its size depends on memory and affects rounding only."""
+    _check(module, params, x, y, dropout)
     if not params or x.shape[0] == 0:
         return
     layers = _book_keeping_layers(module, params)
-    limit = micro_batch or _micro_batch(params, layers)
-    size = limit
-    if micro_batch is None and layers and any(not isinstance(one.module, nn.Linear) for one in layers):
+    limit = size = _micro_batch(params, layers)
+    if layers and any(not isinstance(one.module, nn.Linear) for one in layers):
         size = min(size, _FIRST)
     masks = _Dropout(dropout, x.shape[0])
     start = 0
@@ -150,13 +146,12 @@ def _parts(
             found = _by_book_keeping(module, params, layers, x[rows], y[rows], loss, masks.rows(rows))
         if found is None:
             layers = None
-            size = min(size, micro_batch or _micro_batch(params, None))
+            size = min(size, _micro_batch(params, None))
             rows = slice(start, min(start + size, x.shape[0]))
             yield rows, _by_vmap(module, params, x[rows], y[rows], loss, masks.rows(rows))
         else:
             parts, largest = found
-            if micro_batch is None:
-                size = min(limit, max(1, _ACTIVATION_BYTES // max(1, largest)))
+            size = min(limit, max(1, _ACTIVATION_BYTES // max(1, largest)))
             yield rows, parts
         start = rows.stop
 
@@ -166,7 +161,6 @@ def _check(
     params: Params,
     x: Tensor,
     y: Tensor,
-    micro_batch: int | None,
     dropout: Stream | None,
 ) -> None:
     for name, layer in module.named_modules():
@@ -186,10 +180,6 @@ def _check(
             raise InputError("params", name, "is not a parameter of the model", "Use the model's own names.")
     if y.shape[:1] != x.shape[:1]:
         raise InputError("y", tuple(y.shape), f"does not match {x.shape[0]} examples", "Give one label each.")
-    if micro_batch is not None and (isinstance(micro_batch, bool) or micro_batch < 1):
-        raise InputError(
-            "micro_batch", micro_batch, "must be at least 1", "Leave it out to choose it by memory."
-        )
 
 
 @dataclass

@@ -180,16 +180,22 @@ def test_every_gradient_equals_the_loop(name: str) -> None:
     close(per_example_gradients(module, params, x, y), by_loop(module, params, x, y))
 
 
+def process_at_once(examples: int, patch: pytest.MonkeyPatch) -> None:
+    """Process so many examples at a time, as if memory had room for no more."""
+    patch.setattr(per_example, "_micro_batch", lambda *_: examples)
+
+
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("micro_batch", [None, 1, 4])
-def test_clipped_sum_equals_the_loop(name: str, micro_batch: int | None) -> None:
+@pytest.mark.parametrize("at_once", [1000, 1, 4])
+def test_clipped_sum_equals_the_loop(name: str, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    process_at_once(at_once, monkeypatch)
     module, params, x, y = case(name)
     gradients = by_loop(module, params, x, y)
     norms = norms_of(gradients)
     clip = float(norms.median())  # some are clipped, some are not
     factors = (clip * (1 - MARGIN) / norms).clamp_max(1.0)
     expected = {key: torch.einsum("b,b...->...", factors, leaf) for key, leaf in gradients.items()}
-    total, found = clipped_gradient_sum(module, params, x, y, clip, micro_batch=micro_batch)
+    total, found = clipped_gradient_sum(module, params, x, y, clip)
     close(total, expected)
     torch.testing.assert_close(found, norms, rtol=1e-10, atol=1e-12)
 
@@ -368,7 +374,7 @@ class Slow(nn.Module):
         return out
 
 
-def test_dropout_masks_depend_on_the_stream_only() -> None:
+def test_dropout_masks_depend_on_the_stream_only(monkeypatch: pytest.MonkeyPatch) -> None:
     module, params, x, y = case("mlp")
     assert isinstance(module, nn.Sequential)
     draws = torch.from_numpy(named_stream(3, "dropout").random(6 * 64)).reshape(6, 64)
@@ -377,18 +383,15 @@ def test_dropout_masks_depend_on_the_stream_only() -> None:
     hidden = torch.relu(x.flatten(1) @ leaves["hidden.weight"].mT * mask)
     value = cross_entropy(hidden @ leaves["output.weight"].mT, y).sum()
     expected = dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
-    for micro_batch in (None, 1, 4):
+    for at_once in (1000, 1, 4):
+        process_at_once(at_once, monkeypatch)
         stream = named_stream(3, "dropout")
-        total, _ = clipped_gradient_sum(
-            module, params, x, y, math.inf, micro_batch=micro_batch, dropout=stream
-        )
+        total, _ = clipped_gradient_sum(module, params, x, y, math.inf, dropout=stream)
         close(total, expected)
         slow_params = {f"inner.{name}": leaf for name, leaf in params.items()}
         slow_params["shift"] = torch.zeros(1, dtype=torch.float64)
         stream = named_stream(3, "dropout")
-        slow, _ = clipped_gradient_sum(
-            Slow(module), slow_params, x, y, math.inf, micro_batch=micro_batch, dropout=stream
-        )
+        slow, _ = clipped_gradient_sum(Slow(module), slow_params, x, y, math.inf, dropout=stream)
         close({name: slow[f"inner.{name}"] for name in params}, expected)
     owned, _ = clipped_gradient_sum(
         Task(module).module, params, x, y, math.inf, dropout=named_stream(3, "dropout")
@@ -413,8 +416,6 @@ def test_bad_input_is_refused_with_a_remedy() -> None:
         clipped_gradient_sum(module, params, x, y[:2], 1.0)
     with refuses("mask"):
         clipped_gradient_sum(module, params, x, y, 1.0, mask=torch.ones(2, dtype=torch.bool))
-    with refuses("micro_batch"):
-        clipped_gradient_sum(module, params, x, y, 1.0, micro_batch=0)
     mixing = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
     leaves = {name: leaf.detach() for name, leaf in mixing.named_parameters()}
     with refuses("model"):
