@@ -49,7 +49,7 @@ def _told(summary: Path) -> int | None:
     try:
         content = json.loads(summary.read_bytes())
     except (OSError, ValueError, RecursionError):
-        return None  # whoever reads the summary reports the damage
+        return None  # the reader of the summary reports the damage
     if not isinstance(content, dict):
         return None
     found = content.get("numerics", _FIRST)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import safetensors.torch
 import torch
@@ -36,6 +36,9 @@ from fedveil.methods.disclosure import Adaptation
 from fedveil.streams import named_stream
 from fedveil.task import Task
 from fedveil.tree import Params
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LabelMode = Literal["known", "inferred"]
 _GUESSES = 8
@@ -348,7 +351,7 @@ def write_finding(
     return folder
 
 
-def _figure(run: StoredRun, attack: Attack, content: dict[str, Any], scored: Scored) -> Any:
+def _figure(run: StoredRun, attack: Attack, content: dict[str, Any], scored: Scored) -> Figure:
     from fedveil.attacks.picture import Strip, reconstruction_figure
 
     dataset = run.prepared.dataset

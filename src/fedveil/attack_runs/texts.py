@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +83,7 @@ def _matched(original: list[str], found: list[str]) -> list[int]:
     return [int(i) for i in linear_sum_assignment(overlap, maximize=True)[1]]
 
 
-def _in_order(tokens: Tensor, orders: list[list[int]], read: Any) -> tuple[str, ...]:
+def _in_order(tokens: Tensor, orders: list[list[int]], read: Callable[[list[int]], str]) -> tuple[str, ...]:
     batches = tokens.tolist()
     return tuple(read(batch[i]) for batch, order in zip(batches, orders, strict=True) for i in order)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Execution = Literal["auto", "stacked", "one-by-one"]
 R = TypeVar("R", bound=Record)
 
-_LARGEST_CHUNK = 40  # of clients: more save little of what a chunk costs beside its work, and need memory
+_LARGEST_CHUNK = 40  # clients: a larger chunk saves little overhead and needs more memory
 _WORTH_A_WORKER = 2e8  # multiply-adds of a round below which workers cost more time than they save
 
 
@@ -149,7 +149,7 @@ class Simulation:
             self._workers = None
 
     def _chunks(self, clients: Sequence[int]) -> list[list[int]]:
-        """Rows of the cohort that are computed together: clients of like size, so that little is padding."""
+        """Rows of the cohort that are computed together: clients of similar size, so that there is little padding."""
         if not self._stacked:
             return [[row] for row in range(len(clients))]
         rounds = math.ceil(len(clients) / (self._chunk * self._shares))

@@ -9,7 +9,7 @@ metric that is undefined (the AUC of one class) has no value but a reason, `why`
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -162,7 +162,12 @@ def _balanced(hits: npt.NDArray[np.bool_], y: npt.NDArray[np.int64], counts: Flo
     return np.asarray(np.nanmean(np.stack(shares), axis=0))
 
 
-def _ranked(probabilities: Floats, y: npt.NDArray[np.int64], counts: Floats, of: Any) -> dict[str, Any]:
+def _ranked(
+    probabilities: Floats,
+    y: npt.NDArray[np.int64],
+    counts: Floats,
+    of: Callable[[Floats, npt.NDArray[np.bool_], Floats], Floats],
+) -> dict[str, Any]:
     """A ranking metric of probabilities: for two classes that of the second, otherwise the mean over classes,
     one-vs-rest."""
     labels = np.unique(y)

@@ -170,7 +170,7 @@ def _for_silos(plan: Plan, records: int | None, small: str) -> list[Suggestion]:
     """DP-FedSGD with the noise of each silo or with one noise of all."""
     rate = 0.1 if records is None or records >= 1 / 0.1 else 1.0  # a batch has at least one record on average
     batch = "" if records is None else f", about {rate * records:.0f} records of each silo"
-    start = {"clip": 0.3, "lr": 30.0, "momentum": 0.9, "record_rate": rate, "rounds": 100}
+    start: dict[str, Any] = {"clip": 0.3, "lr": 30.0, "momentum": 0.9, "record_rate": rate, "rounds": 100}
     start |= {"cohort": plan.clients, "sampler": "all"}
     own = Suggestion(
         "dp-fedsgd",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,7 @@ def run_cells(
     if count <= 1:
         for cell in open_cells:
             try:
-                _run(cell, results, data_dir, lambda plan, title=cell.title: callbacks_for(title, plan))  # type: ignore[misc]
+                _run(cell, results, data_dir, partial(callbacks_for, cell.title))
             except FedveilError as error:
                 failed[cell.title] = str(error)
         return failed

@@ -282,11 +282,9 @@ def _follow(
                 return folder.read()
             if problem.exists():
                 text = problem.read_text()
-                raise (
-                    _cancelled(number)
-                    if _status(home, number) == STOPPED
-                    else FedveilError(text, field="run", value=number)
-                )
+                if _status(home, number) == STOPPED:
+                    raise _cancelled(number)
+                raise FedveilError(text, field="run", value=number)
             if silent >= _TRIES:
                 raise FedveilError(
                     "the server no longer answers. Submit the run again to resume it.", field="server"
@@ -298,15 +296,18 @@ def _follow(
                 if status == STOPPED:
                     raise _cancelled(number)
                 if status.startswith("finished") and not folder.finished and not problem.exists():
-                    shown = _flwr(home, "log", number, CONNECTION, "--show").stdout
-                    if _RAY_GAVE_UP in shown:
-                        raise RayNotStartedError("Ray did not start: the machine is busy. Try again later.")
-                    raise FedveilError(
-                        f"the run ended without a result ({status}):\n{_last_lines(shown)}",
-                        field="run",
-                        value=number,
-                    )
+                    raise _without_result(home, number, status)
             time.sleep(_LOOK_EVERY)
+
+
+def _without_result(home: Path, number: str, status: str) -> FedveilError:
+    """The error of a run that ended without a result, with the end of its log."""
+    shown = _flwr(home, "log", number, CONNECTION, "--show").stdout
+    if _RAY_GAVE_UP in shown:
+        return RayNotStartedError("Ray did not start: the machine is busy. Try again later.")
+    return FedveilError(
+        f"the run ended without a result ({status}):\n{_last_lines(shown)}", field="run", value=number
+    )
 
 
 def _cancelled(number: str) -> FedveilError:

@@ -191,7 +191,9 @@ class FedEM(AggregatedModel[Gradient]):
         delta = self._first_delta(state["delta"], rng) if index == 0 else state["delta"]  # line 4
         width = batch.y.shape[1]
         learnt = self._perturb(task, at, theta, batch, delta[:, :width], rng)
-        if batch.mask is not None:  # padding keeps its perturbation, whoever shares the stack
+        if (
+            batch.mask is not None
+        ):  # padding keeps its perturbation, independent of the other clients in the stack
             learnt = torch.where(_per_example(batch.mask, learnt), learnt, delta[:, :width])
         seen = task.perturbed(batch, learnt)
         gradient = differentiator(task, seen).grad(theta, seen, dropout)  # line 14

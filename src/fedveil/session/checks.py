@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def check_clients(task: Task, method: AnyMethod, plan: Plan, clients: Clients) -> None:
     """Refuse clients' data that the model cannot read, or that the method cannot train on or protect."""
     check_fit(task, clients)
-    check_unmixed(task, method, plan, clients)
+    check_apart(task, method, plan, clients)
     method.check_clients(task, clients)
 
 
@@ -50,7 +50,7 @@ def check_fit(task: Task, clients: Clients) -> None:
     _check_examples(task, data.x[0, :1], labels)
 
 
-def check_unmixed(task: Task, method: AnyMethod, plan: Plan, clients: Clients) -> None:
+def check_apart(task: Task, method: AnyMethod, plan: Plan, clients: Clients) -> None:
     """Refuse, where records are protected, a model or loss that mixes them, since clipping then bounds no influence.
 
     Batch norm layers are refused by type elsewhere; this check finds any other forward pass that mixes examples.
@@ -64,7 +64,7 @@ def check_unmixed(task: Task, method: AnyMethod, plan: Plan, clients: Clients) -
             "without intervals the (Cox) loss compares records, so one record's influence cannot be bounded",
             "Give the ends of the intervals, such as [30, 90, 365]: hazards are a loss of single records.",
         )
-    if _mixes(task, clients.load([_largest(clients)])):
+    if not _is_apart(task, clients.load([_largest(clients)])):
         raise InputError(
             "model",
             type(task.module).__name__,
@@ -73,8 +73,8 @@ def check_unmixed(task: Task, method: AnyMethod, plan: Plan, clients: Clients) -
         )
 
 
-def _mixes(task: Task, data: ClientData) -> bool:
-    """Whether the scores or loss of an artificial example depend on the others of its batch, or on its place there.
+def _is_apart(task: Task, data: ClientData) -> bool:
+    """Whether artificial examples have the same scores and losses alone and beside others, whatever their places.
 
     Initial weights may hide a mixture, such as a last layer that starts at zero, so moved ones are tried too.
     """
@@ -89,24 +89,23 @@ def _mixes(task: Task, data: ClientData) -> bool:
     with torch.no_grad():
         classes = task.outputs(w, x).shape[-1]
         label = y + 1 if y.is_floating_point() else (y + 1) % classes
-        return any(_mixes_at(task, weights, (x, other), (y, label)) for weights in (w, _moved(w)))
+        return all(_are_apart(task, weights, (x, other), (y, label)) for weights in (w, _moved(w)))
 
 
-def _mixes_at(task: Task, w: Params, x: Sequence[Tensor], y: Sequence[Tensor]) -> bool:
-    """Whether any example of the batch A, B, A has other scores or another loss than alone."""
+def _are_apart(task: Task, w: Params, x: Sequence[Tensor], y: Sequence[Tensor]) -> bool:
+    """Whether none of the examples A, B, A is seen otherwise than alone, whatever its place."""
 
-    def scored(*rows: int) -> list[Tensor]:
+    def seen(*rows: int) -> list[Tensor]:
         outputs = task.outputs(w, torch.cat([x[i] for i in rows], 1))[0]
         losses = task.example_loss(outputs, torch.cat([y[i] for i in rows], 1)[0])
         return [torch.cat([outputs[i].flatten(), losses[i].reshape(1)]) for i in range(len(rows))]
 
-    alone = [*scored(0), *scored(1)]
-    batch = (0, 1, 0)
-    return not all(
+    alone = [*seen(0), *seen(1)]
+    return all(
         torch.allclose(
             alone[row], one, rtol=1e-3, atol=1e-5 * max(1.0, float(one.abs().max())), equal_nan=True
         )
-        for row, one in zip(batch, scored(*batch), strict=True)
+        for row, one in zip((0, 1, 0), seen(0, 1, 0), strict=True)
     )
 
 

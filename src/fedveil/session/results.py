@@ -78,7 +78,7 @@ class ResultFolder:
         """A unique name of the run, kept if the folder is moved: its original place, and random digits."""
         try:
             return self._run_mark.read_text()
-        except (OSError, UnicodeDecodeError):  # no name yet, or a folder that is refused at the start
+        except (OSError, UnicodeDecodeError):  # no name yet, or a folder that `held` will refuse
             return f"{'/'.join(self.path.parts[-3:])} {secrets.token_hex(6)}"
 
     def begin(self) -> str:

@@ -88,11 +88,10 @@ def test_no_way_of_mixing_records_passes_by_its_order_or_by_initial_weights(
 
 def test_a_model_that_starts_at_zero_and_keeps_records_apart_is_accepted() -> None:
     def build() -> torch.nn.Module:
-        model = torch.nn.Sequential(
-            torch.nn.Flatten(), torch.nn.Linear(6, 8), torch.nn.GroupNorm(2, 8), torch.nn.Linear(8, 3)
-        )
-        torch.nn.init.zeros_(model[3].weight)
-        return model.double()
+        last = torch.nn.Linear(8, 3)
+        torch.nn.init.zeros_(last.weight)
+        layers = torch.nn.Flatten(), torch.nn.Linear(6, 8), torch.nn.GroupNorm(2, 8), last
+        return torch.nn.Sequential(*layers).double()
 
     assert len(run(Task(build), make_clients(), DPFedProx(epochs=1), rounds=1).history) == 1
 

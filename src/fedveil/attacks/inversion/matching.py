@@ -38,7 +38,7 @@ def candidate_gradients(view: ServerView, x: Tensor, y: Tensor, orders: Tensor |
     batch in the order of `orders [N, passes, B]`, or in their own order: the client's order is unknown.
     """
     size = _rows_at_once(view.task.module)
-    drift = None  # rows of one upload stand together
+    drift = None  # rows of one upload are adjacent
     if view.drift is not None:
         each = x.shape[0] // view.targets
         drift = {name: leaf.repeat_interleave(each, dim=0) for name, leaf in view.drift.items()}
@@ -239,7 +239,7 @@ def squared_distance(observed: Params, adaptation: Adaptation, clip: float | Non
     """
     change, weights = _adapted(observed, adaptation)
     kept = weights if adaptation.kind == "mask" else {name: torch.ones(()) for name in weights}
-    unit = min(1.0, clip or 1.0)  # a step's length goes by the loss, which a small clip would make tiny
+    unit = min(1.0, clip or 1.0)  # the step length depends on the loss, which a small clip would make tiny
     if adaptation.kind == "sign":
         observed = {name: leaf.sign() for name, leaf in observed.items()}
 

@@ -303,7 +303,7 @@ class DPSGD(Defence):
             raise InputError(
                 "wrap.name", self.name, f"{method.name} makes no plain gradients", "Wrap it around fedsgd."
             )
-        return super().around(method)
+        return Defended(method, self)
 
     def upload(
         self,

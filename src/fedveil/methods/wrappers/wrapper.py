@@ -89,7 +89,7 @@ class Wrapped(Record):
 class Around(Method[S, Message, Message]):
     """A method around another; by default everything is delegated to the inner method."""
 
-    inner: Method[Any, Message, Message]
+    inner: AnyMethod
 
     def named(
         self, name: str, summary: str, server_type: type[Record], up_type: type[Message] | None = None
@@ -129,7 +129,7 @@ class Around(Method[S, Message, Message]):
         return cast(S, self.inner.init_server(params, plan))
 
     def broadcast(self, at: At, server: S, clients: Sequence[int]) -> Message:
-        return self.inner.broadcast(at, server, clients)
+        return cast(Message, self.inner.broadcast(at, server, clients))
 
     def client_update(
         self, task: Task, at: At, down: Message, data: ClientData, state: State, rng: ClientStreams
@@ -163,10 +163,10 @@ class Around(Method[S, Message, Message]):
         return self.inner.paper_claim(plan)
 
     def disclosed(self, up: Message) -> Message:
-        return self.inner.disclosed(up)
+        return cast(Message, self.inner.disclosed(up))
 
     def single_uploads(self, up: Message, places: Sequence[int]) -> Message:
-        return self.inner.single_uploads(up, places)
+        return cast(Message, self.inner.single_uploads(up, places))
 
     def least_noise(self, plan: Plan, clients: Sequence[int], up: Message) -> tuple[Sequence[int], Message]:
         return self.inner.least_noise(plan, clients, up)
@@ -243,7 +243,7 @@ class WrappedMethod(Around[Wrapped]):
         return self._wrap(self.inner.init_server(params, plan), self.rule.start(params), params)
 
     def broadcast(self, at: At, server: Wrapped, clients: Sequence[int]) -> Message:
-        return self.inner.broadcast(at, self._unwrap(server), clients)
+        return cast(Message, self.inner.broadcast(at, self._unwrap(server), clients))
 
     def server_update(
         self,
