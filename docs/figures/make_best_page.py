@@ -395,8 +395,8 @@ def _open(groups: Sequence[Group], records: Records, tuned: Records | None) -> l
                 cells.append([row.data, row.what, seeds, row.command(), f"{len(missing) * row.minutes:g}"])
     cells += [
         [DATA[one.data], f"{one.method}, tuned", "0, 1, 2", one.command, f"{one.minutes:g}"]
-        for one in baselines.read_baselines()
-        if tuned is not None and one.key not in tuned
+        for one in (baselines.read_baselines() if tuned is not None else ())
+        if one.key not in tuned
     ]
     if not cells:
         return []
