@@ -75,10 +75,7 @@ def test_commands_survive_a_shell(best: ModuleType) -> None:
 
 def test_seeds_and_tuned_methods_without_a_record_are_listed(best: ModuleType) -> None:
     row = best.read_rows()[0].rows[0]
-    record: dict[str, Any] = {
-        "epsilon": 1.0,
-        "runs": [{"seed": 0, "accuracy": 0.96}, {"seed": 2, "accuracy": 0.97}],
-    }
+    record = {"epsilon": 1.0, "runs": [{"seed": 0, "accuracy": 0.96}, {"seed": 2, "accuracy": 0.97}]}
     groups, command = [best.Group("g", "G", "n", (row,))], f"`{row.command()}`"
     assert f"| 1 | {command} | {row.minutes:g} |" in best.page(groups, {row.id: record}, {})
     record["runs"].append({"seed": 1, "accuracy": 0.96})

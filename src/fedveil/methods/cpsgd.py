@@ -145,9 +145,9 @@ class CpSGD(LocalTraining, SharedModel[Levels]):
         dimension, present = up.levels.shape[1], len(clients)
         share = self.share(dimension, at.plan)
         absent = max(0, at.plan.cohort - present) if self.noise_scope == "shared" else 0
-        levels = {"levels": up.levels.to(torch.int64)}
-        like, owed = {"levels": up.levels[0]}, share.times(absent)
-        summed = private_sum(levels, like, present, at.plan, owed, rng.noise("absent"))
+        levels, like = {"levels": up.levels.to(torch.int64)}, {"levels": up.levels[0]}
+        top_up = share.times(absent)
+        summed = private_sum(levels, like, present, at.plan, top_up, rng.noise("absent"))
         turned = summed.total["levels"].double() * self.spacing(dimension)
         size = sum(leaf.numel() for leaf in server.params.values())
         first = next(iter(server.params.values()))
