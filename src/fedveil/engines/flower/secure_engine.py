@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,6 +30,7 @@ from fedveil.secure_sum.encoding import (
     read_unmasking,
 )
 from fedveil.secure_sum.identities import Roster, Terms
+from fedveil.secure_sum.masks import Words
 from fedveil.secure_sum.messages import AbandonedError, MaskedUpload
 from fedveil.secure_sum.server import ServerRound
 from fedveil.tree import State
@@ -157,7 +158,7 @@ class _Legs:
     at: At
     report: Callable[[LegReport], None]
 
-    def run(self, roster: Roster, down: Message) -> tuple[Any, tuple[str, ...], list[int]]:
+    def run(self, roster: Roster, down: Message) -> tuple[Words, tuple[str, ...], list[int]]:
         """The sum, the clients whose uploads are in it, and those that keep a state of this exchange."""
         asked, length = down.to_bytes(), self.terms.length
         server = ServerRound(roster, self.terms, asked)
@@ -232,7 +233,7 @@ class _Legs:
         )
         return found
 
-    def _drop(self, asked: Mapping[str, Any], kept: Any, problem: str) -> None:
+    def _drop(self, asked: Mapping[str, Any], kept: Collection[str], problem: str) -> None:
         """Log nodes that answered but drop out because of their answer."""
         for name in asked:
             client = self.clients[name]

@@ -73,7 +73,7 @@ def require_mlflow(uri: str) -> ModuleType:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     flow = _optional("mlflow", "--mlflow", uri, "mlflow-skinny")
     try:
-        with _impatient():
+        with _without_retries():
             flow.tracking.MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
     except Exception as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
@@ -87,7 +87,7 @@ def require_mlflow(uri: str) -> ModuleType:
 
 
 @contextmanager
-def _impatient() -> Iterator[None]:
+def _without_retries() -> Iterator[None]:
     """Ask once: MLflow's own retries would keep a mistyped address waiting for minutes."""
     names = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
     before = {name: os.environ.get(name) for name in names}
