@@ -65,10 +65,10 @@ def test_no_bits_distinguish_a_canary_from_noise_alone(name: str, fields: dict[s
 def test_floating_point_noise_is_distinguishable_and_noise_on_the_grid_is_not(
     name: str, fields: dict[str, Any], adversary: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sound = bits_of(made(name, fields), samples=1000)[adversary]
+    sound = bits_of(made(name, fields), samples=2000)[adversary]
     assert sound.finding.lower_bound == pytest.approx(0, abs=0.1)
     monkeypatch.setattr(noise, "add_gaussian", in_floating_point)
-    leaky = bits_of(made(name, fields), samples=1000)[adversary]
+    leaky = bits_of(made(name, fields), samples=2000)[adversary]
     assert leaky.proven is not None
     assert leaky.finding.lower_bound > 2 > leaky.proven
     assert leaky.broken
