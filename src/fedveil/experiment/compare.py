@@ -226,8 +226,9 @@ def _repeats(seeds: Sequence[int]) -> bool:
 def _charged(folder: Path, config: Config, summary: Mapping[str, Any]) -> Rounds:
     """What a finished run was charged for; where its ledger is not there, what its plan releases."""
     ledger = Path(config.privacy.ledger) if config.privacy.ledger else folder / "ledger.jsonl"
-    charged = Ledger(ledger).rounds(ResultFolder(folder).run()) if ledger.exists() else None
-    if charged:
+    charged = Ledger(ledger).rounds(ResultFolder(folder).run()) if ledger.exists() else Rounds()
+    early = config.run.ends > 1  # whichever round was the last, the guarantee of all planned ones holds
+    if charged and not early:
         return charged
     sizes = summary["plan"]
     plan = Plan(
@@ -239,7 +240,9 @@ def _charged(folder: Path, config: Config, summary: Mapping[str, Any]) -> Rounds
         sizes["largest_client"],
     )
     method, _ = method_of(config, plan)  # a target's noise is chosen for all planned rounds
-    return rounds_of(declared(method, plan, deployed=config.run.engine == "flower"), plan, summary["rounds"])
+    releases = declared(method, plan, deployed=config.run.engine == "flower")
+    first, last = (summary["rounds"] + 1 if charged else 0), (plan.rounds if early else summary["rounds"])
+    return charged + rounds_of(releases, plan, last, first)
 
 
 def total_rounds(cells: Sequence[Cell]) -> int:

@@ -152,12 +152,16 @@ def _against(
             lines.append(f"  Nothing is proven for {whom}: {row.reason}.")
             continue
         lines.append(
-            f"  For {whom}, against {who} epsilon is {show(row.epsilon)} at delta {row.delta:g} "
+            f"  For {whom}, against {who} epsilon is {show(row.epsilon)} at delta {row.delta:g}{_shared(row)} "
             f"({_NEIGHBOUR[row.adjacency]}; {sampler_in_words(row.sampler)}). {_meaning(row, row.epsilon, plan)}"
         )
         lines.append(f"  Proof: {plain(row.theorem)}.")
     lines += dict.fromkeys(f"  Assumption, {text}." for row in rows for text in row.assumptions)
     return lines
+
+
+def _shared(row: Guarantee) -> str:
+    return f", divided among the {row.ends} rounds after which training could end" if row.ends > 1 else ""
 
 
 def _who_took_part(release: Release) -> str:

@@ -84,8 +84,8 @@ def open_session(
     test, public = check_test(task, data.test), check_test(task, data.public)
     if options.early_stopping is not None:
         check_stopping(task, options.early_stopping, public)
-        notes = (*options.privacy.notes, STOPPING_NOTE)
-        options = replace(options, privacy=replace(options.privacy, notes=notes))
+        notes, ends = (*options.privacy.notes, STOPPING_NOTE), options.early_stopping.ends(plan.rounds)
+        options = replace(options, privacy=replace(options.privacy, notes=notes, ends=ends))
     server = first_server(task, method, plan, options.seed)
     folder = None if options.results is None else ResultFolder(options.results)
     if folder is not None:
