@@ -200,20 +200,22 @@ def compositions(folders: Sequence[Path]) -> list[Composition]:
     (`test_runs_of_one_seed_prove_nothing_together_since_their_noise_cancels`). The noise that a target chose and rounds
     that were repeated count as on the ledgers (`test_what_all_runs_prove_together_counts_repeated_rounds`).
     """
-    found: dict[tuple[str, float], list[Rounds]] = {}
-    seeds: dict[tuple[str, float], list[int]] = {}
+    found: dict[str, list[Rounds]] = {}
+    seeds: dict[str, list[int]] = {}
+    deltas: dict[str, float] = {}
     for folder in folders:
         config = load_config(folder / "config.toml")
         summary = ResultFolder(folder).read().summary
         proven = summary["privacy"]["proven"]
         if "selection" in summary["privacy"] or all(row["epsilon"] is None for row in proven):
             continue
-        key = str(summary.get("dataset", "the data")), config.privacy.delta
+        key = str(summary.get("dataset", "the data"))
+        deltas[key] = max(deltas.get(key, 0.0), config.privacy.delta)
         found.setdefault(key, []).append(_charged(folder, config, summary))
         if summary["privacy"]["removable"]:
             seeds.setdefault(key, []).append(summary["seed"])
     return [
-        Composition(key[0], len(runs), composed(runs, key[1]), _repeats(seeds.get(key, [])))
+        Composition(key, len(runs), composed(runs, deltas[key]), _repeats(seeds.get(key, [])))
         for key, runs in found.items()
         if len(runs) > 1
     ]
