@@ -228,7 +228,7 @@ def _not_covered(rows: Sequence[Guarantee], plan: Plan | None, *, has_notes: boo
         lines.append(
             "  Where participation is visible, the fact that somebody participated is not protected."
         )
-    if needs_trust([row for row in rows if row.adversary == "server" or not row.assumptions]):
+    if needs_trust(rows):
         lines.append(
             "  The rows for adversaries other than the server hold only if the server is trusted not to share what "
             "it observes."
@@ -258,16 +258,20 @@ class _Row(Protocol):
     @property
     def adversary(self) -> str: ...
     @property
+    def adjacency(self) -> str: ...
+    @property
     def epsilon(self) -> float | None: ...
 
 
 def needs_trust(rows: Sequence[_Row]) -> bool:
-    """Whether a row depends on a trusted server: the row against the server proves less for its unit."""
-    server = {row.unit: row.epsilon for row in rows if row.adversary == "server"}
+    """Whether a row depends on a trusted server: the row against the server proves less, or of other neighbours."""
+    server = {row.unit: row for row in rows if row.adversary == "server"}
 
     def weaker(row: _Row) -> bool:
         known = server.get(row.unit)
-        return row.epsilon is not None and (known is None or known > row.epsilon)
+        if row.epsilon is None or known is None or known.epsilon is None:
+            return row.epsilon is not None
+        return known.epsilon > row.epsilon or known.adjacency != row.adjacency
 
     return any(row.adversary != "server" and weaker(row) for row in rows)
 
