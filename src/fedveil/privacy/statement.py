@@ -244,10 +244,11 @@ def _not_covered(rows: Sequence[Guarantee], plan: Plan | None, *, has_notes: boo
         prepared = (
             ""
             if has_notes
-            else " and how examples are prepared (the numbers a table is standardised with, its categories)"
+            else ", and how examples are prepared (the numbers a table is standardised with, its categories)"
         )
         lines.append(
-            f"  The number of clients, the plan ({sizes}), the model's shape{prepared} count as public."
+            f"  The number of clients, the plan ({sizes}), the model's shape and its initial weights{prepared} count "
+            "as public."
         )
     return lines
 

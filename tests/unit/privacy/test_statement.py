@@ -44,6 +44,9 @@ def test_the_words_state_what_is_visible_and_its_epsilon() -> None:
     assert "too large to be called protection" in text
     assert "No audit has tested this run." in text
     assert "trusted not to share" in text
+    assert "the model's shape and its initial weights" in text, (
+        "of a model that was trained before nothing is said"
+    )
 
 
 def test_a_trusted_server_is_needed_only_where_the_row_against_it_proves_less() -> None:
