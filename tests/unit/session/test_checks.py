@@ -115,6 +115,8 @@ def test_no_way_of_mixing_records_passes_by_the_choice_of_the_data() -> None:
 class Remembers(torch.nn.Module):
     """Subtracts a mean of all that it has seen: so slow that one more example hardly shows."""
 
+    mean: torch.Tensor
+
     def __init__(self, how: str) -> None:
         super().__init__()
         self.scores = torch.nn.Linear(4, 2)
@@ -155,12 +157,12 @@ class Lazy(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.scores = torch.nn.Linear(4, 2)
-        self.half: torch.Tensor | None = None
+        self.middle: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.half is None:
-            self.half = torch.full((4,), 0.5)
-        scores: torch.Tensor = self.scores(x - self.half)
+        if self.middle is None:
+            self.middle = torch.full((4,), 0.5)
+        scores: torch.Tensor = self.scores(x - self.middle)
         return scores
 
 
