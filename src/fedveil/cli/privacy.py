@@ -21,7 +21,7 @@ from fedveil.privacy.accounting import account, account_participation, epsilon_b
 from fedveil.privacy.releases import ADVERSARIES, Adversary, Plan
 from fedveil.privacy.statement import show
 from fedveil.session.checks import first_server
-from fedveil.session.privacy_guard import privacy_statement
+from fedveil.session.privacy_guard import declared, privacy_statement
 from fedveil.session.tables import guarantees_table
 
 
@@ -87,10 +87,11 @@ def account_command(
         notes.print(line, soft_wrap=True)
     plan = _plan(loaded, records_per_client, data)
     method, _ = method_of(loaded, plan)
-    delta = loaded.privacy.delta
+    delta, ends = loaded.privacy.delta, loaded.run.ends
     deployed = loaded.run.engine == "flower"
     noise = noise_source(loaded, method, plan)
-    statement = privacy_statement(method, plan, delta, noise=noise, deployed=deployed)
+    statement = privacy_statement(method, plan, delta, noise=noise, deployed=deployed, ends=ends)
+    releases = declared(method, plan, deployed=deployed)
     answer: dict[str, Any] = statement.to_json()
     if target_epsilon is not None or what_if is not None:
         check_noise_counts(loaded, plan)
@@ -107,14 +108,14 @@ def account_command(
         from fedveil.figures.figure import save_figure
         from fedveil.report.figures import epsilon_figure
 
-        curves = epsilon_by_round(method.releases(plan), plan, delta)
+        curves = epsilon_by_round(releases, plan, delta / ends)
         save_figure(epsilon_figure(curves, delta), plot)
     if as_json:
         print(json.dumps(answer))
         return
     print_words(statement.in_words())
     out.print(guarantees_table(answer["proven"]))
-    once = [row.to_json() for row in account_participation(method.releases(plan), plan, delta)]
+    once = [row.to_json() for row in account_participation(releases, plan, delta)]
     out.print(guarantees_table(once, title="What one participation costs, where it is known"))
     for key, title in (("calibrated", f"Noise for ε = {target_epsilon}"), ("what_if", "What if")):
         if key in answer:
@@ -130,7 +131,8 @@ def _what_if(config: Config, plan: Plan, text: str) -> dict[str, Any]:
         raise InputError("--what-if", text, "is not a number", "Write 0.5,1,2.") from error
     if not 0 <= sigma < float("inf"):
         raise InputError("--what-if", text, "is not a noise multiplier", "Use numbers from 0 on.")
-    rows = account(with_noise(config, sigma).releases(plan), plan, config.privacy.delta)
+    releases = declared(with_noise(config, sigma), plan, deployed=config.run.engine == "flower")
+    rows = account(releases, plan, config.privacy.delta, ends=config.run.ends)
     return {"noise_multiplier": sigma} | {f"{row.adversary} ({row.unit})": row.epsilon for row in rows}
 
 
@@ -179,7 +181,7 @@ def audit_command(
     plan = _plan(loaded, None, data)
     method, _ = method_of(loaded, plan)
     deployed = loaded.run.engine == "flower"
-    statement = privacy_statement(method, plan, loaded.privacy.delta, deployed=deployed)
+    statement = privacy_statement(method, plan, loaded.privacy.delta, deployed=deployed, ends=loaded.run.ends)
     with notes.status("auditing"):
         found = audit_method(
             method, plan, delta=loaded.privacy.delta, seed=seed, samples=samples, confidence=confidence

@@ -7,15 +7,18 @@ from typing import Literal, get_args
 from fedveil.errors import InputError
 
 Statistics = Literal["rows", "public", "private"]
+_BEFORE = "If private rows were read to write it, the guarantee does not cover that."
 PRIVATE_NOTE = (
     "Scales of the bounded columns were computed from the training rows with privacy noise, which is part of the "
-    "guarantee; categories, bounds and the other scales are constants of the given schema."
+    f"guarantee; categories, bounds and the other scales are constants of the given schema. {_BEFORE}"
 )
 STOPPING_NOTE = (
-    "The examples that decide when training stops are public because the user declares them so: the round of the stop "
-    "is charged nothing."
+    "The examples that decide when training stops are public because the user declares them so: with the released "
+    "models they determine the round of the stop."
 )
-AGREED_NOTE = "Scales and categories of the columns are those of the schema that the nodes agreed on."
+AGREED_NOTE = (
+    f"Scales and categories of the columns are those of the schema that the nodes agreed on. {_BEFORE}"
+)
 
 
 def check_statistics(statistics: object, noise: object, schema: bool) -> None:
@@ -43,7 +46,7 @@ def statistics_note(given: bool, statistics: Statistics) -> str:
     """The note on scales, medians and categories."""
     what = "Scales and categories of the columns"
     if given:
-        return f"{what} are constants of the given schema: no private row was read for them."
+        return f"{what} are constants of the given schema: this run read no row for them. {_BEFORE}"
     if statistics == "public":
         return f"{what} were computed from the training rows; the user declares them public."
     return (

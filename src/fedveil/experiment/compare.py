@@ -201,20 +201,22 @@ def compositions(folders: Sequence[Path]) -> list[Composition]:
     (`test_runs_of_one_seed_prove_nothing_together_since_their_noise_cancels`). The noise that a target chose and rounds
     that were repeated count as on the ledgers (`test_what_all_runs_prove_together_counts_repeated_rounds`).
     """
-    found: dict[tuple[str, float], list[Rounds]] = {}
-    seeds: dict[tuple[str, float], list[int]] = {}
+    found: dict[str, list[Rounds]] = {}
+    seeds: dict[str, list[int]] = {}
+    deltas: dict[str, float] = {}
     for folder in folders:
         config = load_config(folder / "config.toml")
         summary = ResultFolder(folder).read().summary
         proven = summary["privacy"]["proven"]
         if "selection" in summary["privacy"] or all(row["epsilon"] is None for row in proven):
             continue
-        key = str(summary.get("dataset", "the data")), config.privacy.delta
+        key = str(summary.get("dataset", "the data"))
+        deltas[key] = max(deltas.get(key, 0.0), config.privacy.delta)
         found.setdefault(key, []).append(_charged(folder, config, summary))
         if summary["privacy"]["removable"]:
             seeds.setdefault(key, []).append(summary["seed"])
     return [
-        Composition(key[0], len(runs), composed(runs, key[1]), _repeats(seeds.get(key, [])))
+        Composition(key, len(runs), composed(runs, deltas[key]), _repeats(seeds.get(key, [])))
         for key, runs in found.items()
         if len(runs) > 1
     ]
@@ -227,8 +229,9 @@ def _repeats(seeds: Sequence[int]) -> bool:
 def _charged(folder: Path, config: Config, summary: Mapping[str, Any]) -> Rounds:
     """What a finished run was charged for; where its ledger is not there, what its plan releases."""
     ledger = Path(config.privacy.ledger) if config.privacy.ledger else folder / "ledger.jsonl"
-    charged = Ledger(ledger).rounds(ResultFolder(folder).run()) if ledger.exists() else None
-    if charged:
+    charged = Ledger(ledger).rounds(ResultFolder(folder).run()) if ledger.exists() else Rounds()
+    early = config.run.ends > 1  # whichever round was the last, the guarantee of all planned ones holds
+    if charged and not early:
         return charged
     sizes = summary["plan"]
     plan = Plan(
@@ -240,7 +243,9 @@ def _charged(folder: Path, config: Config, summary: Mapping[str, Any]) -> Rounds
         sizes["largest_client"],
     )
     method, _ = method_of(config, plan)  # a target's noise is chosen for all planned rounds
-    return rounds_of(declared(method, plan, deployed=config.run.engine == "flower"), plan, summary["rounds"])
+    releases = declared(method, plan, deployed=config.run.engine == "flower")
+    first, last = (summary["rounds"] + 1 if charged else 0), (plan.rounds if early else summary["rounds"])
+    return charged + rounds_of(releases, plan, last, first)
 
 
 def total_rounds(cells: Sequence[Cell]) -> int:

@@ -32,7 +32,7 @@ from fedveil.partition.registry import make_partition
 from fedveil.prediction.recipe import Recipe, TextInput, recipe_for
 from fedveil.privacy.releases import Plan
 from fedveil.session.checks import check_test, first_server
-from fedveil.session.options import AvailableData, EarlyStopping, PrivacySettings, RunOptions
+from fedveil.session.options import AvailableData, PrivacySettings, RunOptions
 from fedveil.session.privacy_guard import noise_for
 from fedveil.session.run import make_plan
 from fedveil.streams import NoiseSource, named_stream
@@ -421,14 +421,8 @@ def run_options(
         min_clients=config.run.min_clients,
         noise_source=noise,
         deployed=deployed,
-        early_stopping=stopping_rule(config),
+        early_stopping=config.run.stopping,
     )
-
-
-def stopping_rule(config: Config) -> EarlyStopping | None:
-    """The rule of `[run.early_stopping]`."""
-    section = config.run.early_stopping
-    return None if section is None else EarlyStopping(section.metric, section.patience, section.min_delta)
 
 
 def privacy_settings(config: Config, dataset: Dataset | None) -> PrivacySettings:
@@ -442,6 +436,7 @@ def privacy_settings(config: Config, dataset: Dataset | None) -> PrivacySettings
         None if section.ledger is None else Path(section.ledger),
         () if dataset is None else dataset.notes,
         None if dataset is None else dataset.rows_per_person,
+        config.run.ends,
     )
 
 

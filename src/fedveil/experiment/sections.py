@@ -12,7 +12,7 @@ from fedveil.errors import LARGEST_SEED, InputError
 from fedveil.experiment.aggregation import AggregationSection
 from fedveil.losses import LossName
 from fedveil.privacy.releases import MOST_CLIENTS, MOST_ROUNDS, Adversary, Sampler, Unit
-from fedveil.session.options import StopMetric
+from fedveil.session.options import EarlyStopping, StopMetric
 from fedveil.streams import NoiseSource
 from fedveil.validation import Section
 
@@ -224,6 +224,17 @@ class RunSection(Section):
     def cluster(self) -> str | None:
         """The Ray cluster to compute on, for `engine = "ray"`."""
         return (self.address or "auto") if self.engine == "ray" else None
+
+    @property
+    def stopping(self) -> EarlyStopping | None:
+        """The rule of early stopping."""
+        section = self.early_stopping
+        return None if section is None else EarlyStopping(section.metric, section.patience, section.min_delta)
+
+    @property
+    def ends(self) -> int:
+        """The number of rounds after which a run may end."""
+        return 1 if self.stopping is None else self.stopping.ends(self.rounds)
 
     @field_validator("seeds")
     @classmethod

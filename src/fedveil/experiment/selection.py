@@ -194,6 +194,7 @@ def _require_fit(config: Config, first: Config) -> None:
             "Give constants in the schema.",
         ),
         ("attack", config.attack, "would disclose more than the selected run", "Leave it out."),
+        ("run.early_stopping", config.run.early_stopping, "applies to no trial", "Leave it out."),
         ("privacy", config.privacy != first.privacy, "differs between the candidates", "Use the same."),
     ):
         if value:

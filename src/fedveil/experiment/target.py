@@ -105,7 +105,7 @@ def calibrated(
     config: Config, plan: Plan, target: float, adversary: Adversary, unit: Unit | None = None
 ) -> Calibrated:
     """The smallest noise for which epsilon against this adversary is at most the target."""
-    delta, deployed = config.privacy.delta, config.run.engine == "flower"
+    delta, deployed = config.privacy.delta / config.run.ends, config.run.engine == "flower"
 
     def releases(sigma: float) -> tuple[Release, ...]:
         return declared(with_noise(config, sigma), plan, deployed=deployed)

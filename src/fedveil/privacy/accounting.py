@@ -70,6 +70,8 @@ class Guarantee:
     theorem: str
     reason: str = ""
     assumptions: tuple[str, ...] = ()
+    ends: int = 1
+    """The number of rounds after which the run could have ended; epsilon holds at delta / ends."""
 
     def to_json(self) -> dict[str, Any]:
         row: dict[str, Any] = {
@@ -84,6 +86,8 @@ class Guarantee:
         }
         if self.reason:
             row["reason"] = self.reason
+        if self.ends > 1:
+            row["ends"] = self.ends
         return row
 
 
@@ -129,7 +133,7 @@ def rounds_of(releases: Sequence[Release], plan: Plan, last: int | None = None, 
 
 
 def account(
-    releases: Sequence[Release], plan: Plan, delta: float, accountant: Accountant = "best"
+    releases: Sequence[Release], plan: Plan, delta: float, accountant: Accountant = "best", ends: int = 1
 ) -> tuple[Guarantee, ...]:
     """Account for a whole plan.
 
@@ -139,6 +143,7 @@ def account(
         delta: The delta of every guarantee.
         accountant: "best" uses privacy loss distributions wherever they are valid and Renyi divergences otherwise;
             "rdp" forces the latter (published numbers are often Renyi numbers).
+        ends: See `account_rounds`.
 
     Returns:
         One row for each unit and adversary that the releases name.
@@ -147,7 +152,7 @@ def account(
         Epsilon agrees with two other accountants (`test_sampled_gaussians_match_the_table_and_two_other_libraries`).
         One release without protection leaves nothing proven (`test_one_unprotected_release_spoils_all_others`).
     """
-    return account_rounds(rounds_of(releases, plan), delta, accountant, _pairs(releases))
+    return account_rounds(rounds_of(releases, plan), delta, accountant, _pairs(releases), ends)
 
 
 def account_participation(releases: Sequence[Release], plan: Plan, delta: float) -> tuple[Guarantee, ...]:
@@ -171,13 +176,20 @@ def account_rounds(
     delta: float,
     accountant: Accountant = "best",
     pairs: Sequence[tuple[Unit, Adversary]] | None = None,
+    ends: int = 1,
 ) -> tuple[Guarantee, ...]:
-    """The guarantees of any collection of rounds, including rounds of several runs on the same data."""
+    """The guarantees of any collection of rounds, including rounds of several runs on the same data.
+
+    Where released models decided after which of `ends` rounds a run ended, epsilon of the rounds that ran is itself an
+    output. Each end gets delta / ends: the outputs that end there are an event of the rounds until then, so over all
+    ends the failure probability is at most delta (`test_no_rule_of_stopping_exceeds_the_stated_delta`).
+    """
     if not 0 < delta < 1:
         raise InputError("delta", delta, "is not a probability", "Use a number in (0, 1), such as 1e-5.")
     if pairs is None:
         pairs = named_pairs(rounds)
-    return tuple(_guarantee(rounds, delta, unit, adversary, accountant) for unit, adversary in pairs)
+    found = (_guarantee(rounds, delta / ends, unit, adversary, accountant) for unit, adversary in pairs)
+    return tuple(replace(row, delta=delta, ends=ends) for row in found)
 
 
 def epsilon_of(

@@ -383,7 +383,7 @@ class BudgetKeeper:
         self._run = run
         self._releases = tuple(releases)
         self._plan = plan
-        self._foreign = -1
+        self._counted = (-1, -1)
         self._last = 0
 
     def allows(self, round_: int, *, replay_safe: bool) -> bool:
@@ -391,8 +391,8 @@ class BudgetKeeper:
         self._ledger.refresh()
         if replay_safe and self._ledger.is_charged(self._run, round_, self._releases):
             return True  # it was charged when it started
-        if self._unplanned(round_) != self._foreign:
-            self._foreign = self._unplanned(round_)
+        if (unplanned := self._unplanned(round_)) != self._counted:
+            self._counted = unplanned
             self._last = self._last_round(round_)
         return round_ <= self._last
 
@@ -406,12 +406,11 @@ class BudgetKeeper:
             self._ledger.charge(self._run, round_, self._releases, self._plan, replay_safe=replay_safe)
         return True
 
-    def _unplanned(self, round_: int) -> int:
-        """The number of entries other than first attempts of this run's earlier rounds."""
-        return sum(
-            not (entry.run == self._run and entry.attempt == 0 and entry.round < round_)
-            for entry in self._ledger.entries
-        )
+    def _unplanned(self, round_: int) -> tuple[int, int]:
+        """How many entries other runs have, and this run other than first attempts of earlier rounds."""
+        own = [entry for entry in self._ledger.entries if entry.run == self._run]
+        repeated = sum(entry.attempt > 0 or entry.round >= round_ for entry in own)
+        return len(self._ledger) - len(own), repeated
 
     def _last_round(self, first: int) -> int:
         """The last round, from `first` on, within the budget; `first` - 1 if none is."""

@@ -152,12 +152,16 @@ def _against(
             lines.append(f"  Nothing is proven for {whom}: {row.reason}.")
             continue
         lines.append(
-            f"  For {whom}, against {who} epsilon is {show(row.epsilon)} at delta {row.delta:g} "
+            f"  For {whom}, against {who} epsilon is {show(row.epsilon)} at delta {row.delta:g}{_shared(row)} "
             f"({_NEIGHBOUR[row.adjacency]}; {sampler_in_words(row.sampler)}). {_meaning(row, row.epsilon, plan)}"
         )
         lines.append(f"  Proof: {plain(row.theorem)}.")
     lines += dict.fromkeys(f"  Assumption, {text}." for row in rows for text in row.assumptions)
     return lines
+
+
+def _shared(row: Guarantee) -> str:
+    return f", divided among the {row.ends} rounds after which training could end" if row.ends > 1 else ""
 
 
 def _who_took_part(release: Release) -> str:
@@ -224,7 +228,7 @@ def _not_covered(rows: Sequence[Guarantee], plan: Plan | None, *, has_notes: boo
         lines.append(
             "  Where participation is visible, the fact that somebody participated is not protected."
         )
-    if needs_trust([row for row in rows if row.adversary == "server" or not row.assumptions]):
+    if needs_trust(rows):
         lines.append(
             "  The rows for adversaries other than the server hold only if the server is trusted not to share what "
             "it observes."
@@ -240,10 +244,11 @@ def _not_covered(rows: Sequence[Guarantee], plan: Plan | None, *, has_notes: boo
         prepared = (
             ""
             if has_notes
-            else " and how examples are prepared (the numbers a table is standardised with, its categories)"
+            else ", and how examples are prepared (the numbers a table is standardised with, its categories)"
         )
         lines.append(
-            f"  The number of clients, the plan ({sizes}), the model's shape{prepared} count as public."
+            f"  The number of clients, the plan ({sizes}), the model's shape and its initial weights{prepared} count "
+            "as public."
         )
     return lines
 
@@ -254,16 +259,20 @@ class _Row(Protocol):
     @property
     def adversary(self) -> str: ...
     @property
+    def adjacency(self) -> str: ...
+    @property
     def epsilon(self) -> float | None: ...
 
 
 def needs_trust(rows: Sequence[_Row]) -> bool:
-    """Whether a row depends on a trusted server: the row against the server proves less for its unit."""
-    server = {row.unit: row.epsilon for row in rows if row.adversary == "server"}
+    """Whether a row depends on a trusted server: the row against the server proves less, or of other neighbours."""
+    server = {row.unit: row for row in rows if row.adversary == "server"}
 
     def weaker(row: _Row) -> bool:
         known = server.get(row.unit)
-        return row.epsilon is not None and (known is None or known > row.epsilon)
+        if row.epsilon is None or known is None or known.epsilon is None:
+            return row.epsilon is not None
+        return known.epsilon > row.epsilon or known.adjacency != row.adjacency
 
     return any(row.adversary != "server" and weaker(row) for row in rows)
 

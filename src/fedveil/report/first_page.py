@@ -241,11 +241,11 @@ def _not_covered(setting: Setting) -> list[str]:
     if units == {"record"}:
         items.append("A person with several records: the statement is about one record.")
         items += _whole_persons(run.persons)
-    prepared = "" if run.prepared else " and how data is prepared"
+    prepared = "" if run.prepared else ", and how data is prepared"
     items += [
         *run.prepared,
         "Conclusions about people who did not take part, drawn from what the model learnt about everybody.",
-        f"The number of clients and records, the plan, the shape of the model{prepared}: public.",
+        f"The number of clients and records, the plan, shape and initial weights of the model{prepared}: public.",
         "Other files of the run, and other runs on the same data: their epsilons add up.",
     ]
     if setting.score is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, get_args
 
 from fedveil.data.client_data import (
@@ -25,7 +25,7 @@ from fedveil.messages import Record
 from fedveil.methods.method import AnyMethod
 from fedveil.privacy.releases import Plan
 from fedveil.session.options import EarlyStopping, StopMetric
-from fedveil.session.privacy_guard import unit_of
+from fedveil.session.privacy_guard import is_private, unit_of
 from fedveil.streams import named_stream, normal
 from fedveil.task import Task, cross_entropy
 from fedveil.tree import Params, with_axis
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 def check_clients(task: Task, method: AnyMethod, plan: Plan, clients: Clients) -> None:
     """Refuse clients' data that the model cannot read, or that the method cannot train on or protect."""
     check_fit(task, clients)
+    check_forgets(task, method, plan, clients)
     check_apart(task, method, plan, clients)
     method.check_clients(task, clients)
 
@@ -48,6 +49,54 @@ def check_fit(task: Task, clients: Clients) -> None:
         raise DataError("no client has an example. Give at least one client some data.", field="clients")
     labels = clients.y if isinstance(clients, ArrayClients) else data.y[0]
     _check_examples(task, data.x[0, :1], labels)
+
+
+def check_forgets(task: Task, method: AnyMethod, plan: Plan, clients: Clients) -> None:
+    """Refuse, where anything is protected, a model that keeps a trace of what it is applied to.
+
+    A trace of one record or client, such as a running mean, affects the updates of others without clip or noise.
+    """
+    if not is_private(method, plan):
+        return
+    x, w = clients.load([_largest(clients)]).x[:, :1], with_axis(task.init(0))
+    one = torch.ones_like(x).to(task.device)
+    with torch.no_grad():
+        task.outputs(w, one)
+        before = _state(task.module)  # now with what is made once, in the first call
+        task.outputs(w, 3 * one if one.is_floating_point() else one - 1)
+    if (changed := _changed(before, _state(task.module))) is not None:
+        raise InputError(
+            "model",
+            changed,
+            "changes when the model is applied, so what one record or client leaves there reaches others without noise",
+            "Compute it afresh in each call (torch.nn.GroupNorm does), or make it a constant.",
+        )
+
+
+def _state(module: torch.nn.Module) -> dict[str, Tensor | float]:
+    """Buffers and attributes of all layers: tensors, numbers, and the sizes of collections."""
+    found: dict[str, Tensor | float] = {}
+    for name, layer in module.named_modules():
+        for key, value in {**vars(layer), **dict(layer.named_buffers(recurse=False))}.items():
+            place = f"{name}.{key}".lstrip(".")
+            if isinstance(value, torch.Tensor):
+                found[place] = value.clone()
+            elif isinstance(value, int | float):
+                found[place] = value
+            elif isinstance(value, list | dict | set):
+                found[place] = len(value)
+    return found
+
+
+def _changed(before: Mapping[str, Tensor | float], after: Mapping[str, Tensor | float]) -> str | None:
+    """The first name with another value than before."""
+
+    def same(old: Tensor | float | None, new: Tensor | float | None) -> bool:
+        if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
+            return torch.equal(old, new)
+        return not isinstance(old, torch.Tensor) and not isinstance(new, torch.Tensor) and old == new
+
+    return next((name for name in {**before, **after} if not same(before.get(name), after.get(name))), None)
 
 
 def check_apart(task: Task, method: AnyMethod, plan: Plan, clients: Clients) -> None:

@@ -28,6 +28,7 @@ class PrivacySettings:
         ledger: A ledger shared by several runs; None: the run has its own.
         notes: Notes on data preparation that affect privacy.
         rows_per_person: The largest number of records of one person, where the data identifies persons.
+        ends: The number of rounds after which the run may end, which share delta; set by the rule of early stopping.
 
     Guarantees:
         A run stops before the round that would exceed its budget
@@ -42,6 +43,12 @@ class PrivacySettings:
     ledger: Path | None = None
     notes: tuple[str, ...] = ()
     rows_per_person: int | None = None
+    ends: int = 1
+
+    @property
+    def share(self) -> float:
+        """The delta at which epsilon is computed."""
+        return self.delta / self.ends
 
 
 StopMetric = Literal["loss", "accuracy", "rmse", "r2", "concordance", "perplexity"]
@@ -70,6 +77,10 @@ class EarlyStopping:
     def key(self) -> str:
         """Its name among a round's metrics."""
         return f"public_{self.metric}"
+
+    def ends(self, rounds: int) -> int:
+        """The number of rounds after which a run of so many planned ones may end."""
+        return max(1, rounds - self.patience)
 
     def reason(self, scores: Sequence[float]) -> str | None:
         """The reason to stop after these scores, one for each round; None to continue."""

@@ -71,6 +71,7 @@ def privacy_statement(
     *,
     noise: NoiseSource = "entropy",
     deployed: bool = False,
+    ends: int = 1,
 ) -> PrivacyStatement:
     """State the claims and guarantees of a run of this plan.
 
@@ -80,6 +81,7 @@ def privacy_statement(
         delta: The delta of every guarantee.
         noise: The source of privacy noise; noise from a seed can be removed by whoever knows the seed.
         deployed: Whether clients are nodes with their own policies, which may refuse.
+        ends: The number of rounds after which the run may end, if released models decide that.
 
     Returns:
         The paper's claim and the guarantees for each unit and adversary.
@@ -90,7 +92,7 @@ def privacy_statement(
     """
     releases = declared(method, plan, deployed=deployed)
     claim = method.paper_claim(plan)
-    proven = account(releases, plan, delta)
+    proven = account(releases, plan, delta, ends=ends)
     removable = noise == "seeded" and is_private(method, plan)
     return PrivacyStatement(claim or "none", proven, None, releases, plan, noise, removable)
 
@@ -129,7 +131,7 @@ class PrivacyGuard(Callback):
                 "a budget needs a ledger",
                 "Give a results folder or ledger.",
             )
-        one = account(self._releases, replace(plan, rounds=1), settings.delta)
+        one = account(self._releases, replace(plan, rounds=1), settings.share)
         row = next((r for r in one if r.adversary == adversary and r.unit == unit), None)
         if row is None or row.epsilon is None:
             reason = row.reason if row is not None else f"nothing is stated for the unit {unit!r}"
@@ -139,7 +141,7 @@ class PrivacyGuard(Callback):
                 f"{method.name} proves no epsilon against the {adversary}: {reason}",
                 "Choose a method or fields with a proof, or leave the budget out.",
             )
-        budget = Budget(settings.budget, settings.delta, adversary, unit)
+        budget = Budget(settings.budget, settings.share, adversary, unit)
         self._keeper = BudgetKeeper(budget, self._ledger, run, self._releases, plan)
 
     @property
@@ -166,8 +168,8 @@ class PrivacyGuard(Callback):
                 return None
             budget = self._keeper.budget
             return (
-                f"the privacy budget of epsilon {budget.epsilon:g} (delta {budget.delta:g}, {budget.unit} level, "
-                f"against the {budget.adversary}) does not allow round {at.round}"
+                f"the privacy budget of epsilon {budget.epsilon:g} (delta {self._settings.delta:g}, "
+                f"{budget.unit} level, against the {budget.adversary}) does not allow round {at.round}"
             )
         if self._ledger is not None:
             self._ledger.charge(
@@ -197,7 +199,7 @@ class PrivacyGuard(Callback):
         disclosed = charged or rounds_of(self._releases, self._plan, round_)
         if not disclosed:
             return 0.0
-        (row,) = account_rounds(disclosed, self._settings.delta, pairs=[self._pair])
+        (row,) = account_rounds(disclosed, self._settings.share, pairs=[self._pair])
         return row.epsilon
 
     def _charged(self) -> Rounds:
@@ -225,12 +227,14 @@ class PrivacyGuard(Callback):
         )
 
     def _of_rounds(self, rounds: int) -> PrivacyStatement:
-        delta = self._settings.delta
+        delta, ends = self._settings.delta, self._settings.ends
         plan = replace(self._plan, rounds=rounds) if rounds else self._plan
-        plain = privacy_statement(self._method, plan, delta, noise=self._noise, deployed=self._deployed)
+        plain = privacy_statement(
+            self._method, plan, delta, noise=self._noise, deployed=self._deployed, ends=ends
+        )
         plain = replace(plain, notes=self._settings.notes, rows_per_person=self._settings.rows_per_person)
         charged = self._charged()
         if charged:
             pairs = [(row.unit, row.adversary) for row in plain.proven]
-            return replace(plain, proven=account_rounds(charged, delta, pairs=pairs))
+            return replace(plain, proven=account_rounds(charged, delta, pairs=pairs, ends=ends))
         return plain if rounds else replace(plain, proven=())

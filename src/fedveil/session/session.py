@@ -84,8 +84,8 @@ def open_session(
     test, public = check_test(task, data.test), check_test(task, data.public)
     if options.early_stopping is not None:
         check_stopping(task, options.early_stopping, public)
-        notes = (*options.privacy.notes, STOPPING_NOTE)
-        options = replace(options, privacy=replace(options.privacy, notes=notes))
+        notes, ends = (*options.privacy.notes, STOPPING_NOTE), options.early_stopping.ends(plan.rounds)
+        options = replace(options, privacy=replace(options.privacy, notes=notes, ends=ends))
     server = first_server(task, method, plan, options.seed)
     folder = None if options.results is None else ResultFolder(options.results)
     if folder is not None:
@@ -254,10 +254,10 @@ class Session:
         """Metrics with intervals, on the test set and on each client's own held-out examples."""
         if self.task.text is not None or self.test is None:
             return {}
-        loss, classes = self.task.example_loss, self.data.classes or int(self.test[1].max()) + 1
-        outputs = outputs_of(self.task, model, self.test[0])
+        loss, outputs = self.task.example_loss, outputs_of(self.task, model, self.test[0])
         if outputs.dim() != 2:
             return {}
+        classes = max(self.data.classes or 1, outputs.shape[1])  # the test examples may lack some of them
         found: dict[str, Any] = {"all": metrics_of(loss, outputs, self.test[1], classes)}
         own, count = self.data.local_test, self.plan.clients
         if own is not None and count <= _CLIENTS_MEASURED:

@@ -35,7 +35,18 @@ STATISTICS = (
 _OTHER_FILES = ("config.toml", "rounds.jsonl", STATISTICS, MODEL)
 _PRIVATE = ("rounds.jsonl", "summary.json")
 """They hold scores, sizes of cohorts and label counts without noise: their hashes are salted."""
-_ROW = ("unit", "adversary", "adjacency", "sampler", "epsilon", "delta", "theorem", "reason", "assumptions")
+_ROW = (
+    "unit",
+    "adversary",
+    "adjacency",
+    "sampler",
+    "epsilon",
+    "delta",
+    "theorem",
+    "reason",
+    "assumptions",
+    "ends",
+)
 
 
 @dataclass(frozen=True)
@@ -273,7 +284,8 @@ def _ledger_checks(folder: Path, stated: Mapping[str, Any], given: Path | None) 
 
 def _row_check(row: Mapping[str, Any], rounds: Rounds) -> Check:
     """Recompute one row of the guarantees."""
-    (again,) = account_rounds(rounds, row["delta"], pairs=[(row["unit"], row["adversary"])])
+    pairs, ends = [(row["unit"], row["adversary"])], row.get("ends", 1)
+    (again,) = account_rounds(rounds, row["delta"], pairs=pairs, ends=ends)
     recomputed = again.to_json()
     other = [key for key in ("adjacency", "sampler") if recomputed[key] != row[key]]
     if not row["theorem"].startswith(recomputed["theorem"]):  # a selection of the best run adds its own

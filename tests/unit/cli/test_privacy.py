@@ -207,6 +207,23 @@ def test_account_compares_noise_levels_and_draws(fedveil: Call, tmp_path: Path) 
     assert fedveil(*common, "--what-if", "1,x")[0] == 2
 
 
+@pytest.mark.parametrize(
+    "run",
+    ['engine = "flower"', 'early_stopping = { dataset = "digits", patience = 100 }'],
+    ids=["nodes", "stopping"],
+)
+def test_account_shows_no_number_that_the_run_would_not_prove(
+    run: str, fedveil: Call, tmp_path: Path
+) -> None:
+    (tmp_path / "other.toml").write_text(f"{CONFIG.replace('poisson', 'fixed')}{run}\n")
+    common = ("account", "other.toml", "--records-per-client", "60", "--set", "task.input_shape=[1,8,8]")
+    code, out, _ = fedveil(*common, "--set", "task.classes=10", "--what-if", "1", "--json")
+    assert code == 0
+    answer = json.loads(out)
+    stated = {f"{row['adversary']} ({row['unit']})": row["epsilon"] for row in answer["proven"]}
+    assert answer["what_if"] == [{"noise_multiplier": 1.0} | stated]
+
+
 SMALL = ("--set", 'task.dataset="digits"', "--set", "partition.clients=8", "--set", "run.cohort=4")
 SAMPLES = ("--samples", "400")
 

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedveil.data.columns import ColumnOptions, schema_of
+from fedveil.data.notes import AGREED_NOTE, PRIVATE_NOTE
 from fedveil.data.own import clients_from_folder
 from fedveil.data.persons import limit_rows, people_of, same_person
 from fedveil.data.raw_table import RawTable, read_table
@@ -262,7 +263,17 @@ def test_with_a_schema_no_row_changes_how_cells_are_filled_or_scaled(tmp_path: P
         made.append(load_table(path=path, label="y", schema=schema, test_fraction=0.0).train.x)
     assert int((made[0] != made[1]).any(1).sum()) == 1  # all rows but the one that differs
     dataset = load_table(path=path, label="y", schema=schema, test_fraction=0.0)
-    assert "no private row" in dataset.notes[0]
+    assert "this run read no row" in dataset.notes[0]
+
+
+def test_a_schema_that_was_written_from_private_rows_is_not_said_to_be_free_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("a,y\n" + "1.5,0\n2.5,1\n3.5,0\n" * 10)
+    schema = schema_of(path, "y")  # `fedveil deploy schema` reads any table
+    note = load_table(path=path, label="y", schema=schema).notes[0]
+    for said in (note, AGREED_NOTE, PRIVATE_NOTE):
+        assert "If private rows were read to write it, the guarantee does not cover that." in said
+        assert "no private row" not in said
 
 
 def test_statistics_of_rows_are_noted_as_unprotected(tmp_path: Path) -> None:

@@ -14,12 +14,16 @@ from fedveil.data.notes import STOPPING_NOTE
 from fedveil.data.registry import load_dataset
 from fedveil.data.shared_records import shared_records
 from fedveil.errors import InputError
+from fedveil.experiment.compare import compositions
 from fedveil.experiment.config import Config, build_method, make_config
 from fedveil.experiment.run import run_seed
+from fedveil.privacy.accounting import account
 from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.releases import Plan
 from fedveil.session.loop import Callback, RoundEnd
 from fedveil.session.options import EarlyStopping
 from fedveil.session.results import Result
+from fedveil.session.statement_file import verify
 
 METHOD = {"name": "dp-fedsgd", "lr": 4.0, "noise_multiplier": 3.0, "record_rate": 1.0}
 
@@ -54,6 +58,13 @@ def config(place: Path, stop: dict[str, Any] | None = None, **run: Any) -> Confi
     )
 
 
+def planned(made: Config, delta: float) -> Config:
+    """The configuration without early stopping, with this delta."""
+    updates = {"run": {"early_stopping": None}, "privacy": {"delta": delta}}
+    parts = {name: getattr(made, name).model_copy(update=update) for name, update in updates.items()}
+    return made.model_copy(update=parts)
+
+
 def run(made: Config, place: Path, *callbacks: Callback) -> Result:
     return run_seed(made, 0, experiment="t", results=place / "results", callbacks_for=lambda _: callbacks)
 
@@ -70,11 +81,33 @@ def test_only_rounds_that_ran_are_charged_and_stated(tables: Path) -> None:
     assert found.folder is not None
     charged = {entry.round for entry in Ledger(found.folder / "ledger.jsonl").entries}
     assert charged == set(range(1, rounds + 1))
-    whole = run(config(tables, rounds=rounds), tables / "whole")
+    rows = found.summary["privacy"]["proven"]
+    assert {row["ends"] for row in rows} == {37}, "after round 4 to 40"
+    assert f"{rows[0]['delta']:g}, divided among the 37 rounds" in found.summary["privacy_in_words"]
+    whole = run(planned(config(tables, rounds=rounds), delta=1e-5 / 37), tables / "whole")
     assert server(found) == pytest.approx(server(whole))
+    assert all(check.passed for check in verify(found.folder))
     scores = [line["public_accuracy"] for line in found.history]
     assert max(scores[-3:]) <= max(scores[:-3])
     assert EarlyStopping("accuracy", 3).reason(scores[:-1]) is None, "it stopped at the first reason"
+
+
+def test_a_target_is_met_whichever_round_is_the_last(tables: Path) -> None:
+    made = config(tables, {"patience": 10}, rounds=12)
+    target = {"target_epsilon": 3.0, "target_adversary": "server"}
+    found = run(made.model_copy(update={"privacy": made.privacy.model_copy(update=target)}), tables)
+    assert found.summary["rounds"] == 12
+    assert 2.9 < server(found) <= 3.0
+
+
+def test_runs_that_ended_early_are_composed_as_planned(tables: Path) -> None:
+    stopped = [run_seed(config(tables), seed, experiment="t", results=tables / "results") for seed in (0, 1)]
+    folders = [found.folder for found in stopped if found.folder is not None]
+    (together,) = compositions(folders)
+    assert all(found.summary["rounds"] < 40 for found in stopped)
+    method = build_method(METHOD)
+    expected = account(method.releases(Plan(3, 3, "fixed", 1)), Plan(3, 3, "fixed", 80), 1e-5)
+    assert [row.epsilon for row in together.composed] == pytest.approx([row.epsilon for row in expected])
 
 
 class Crash(Callback):

@@ -209,6 +209,7 @@ def test_settings_are_read_from_words() -> None:
     ("field", "changes", "settings"),
     [
         ("run.transcript", ["run.transcript=true"], PUBLIC),
+        ("run.early_stopping", ['run.early_stopping={ dataset = "digits" }'], PUBLIC),
         ("privacy.budget_adversary", ["privacy.budget=50.0", 'privacy.budget_adversary="server"'], PUBLIC),
         ("method", ["method.noise_multiplier=0.0"], PUBLIC),
         ("score", [], SelectionSettings("noisy", 0.1)),
@@ -242,6 +243,16 @@ def test_all_runs_of_a_comparison_compose(tmp_path: Path) -> None:
         assert row.epsilon > alone["epsilon"]
         assert f"epsilon {show(row.epsilon)} for a {row.unit} against" in together.in_words()
     assert compositions(folders[:1]) == []
+
+
+def test_runs_with_other_deltas_compose_too(tmp_path: Path) -> None:
+    path = tmp_path / "small.toml"
+    path.write_text(CONFIG + ENTROPY)
+    cells = plan_cells([path], grid=["privacy.delta=1e-5,1e-6"], seeds=[0])
+    assert not run_cells(cells, tmp_path / "results", jobs=1)
+    (together,) = compositions([cell.folder(tmp_path / "results") for cell in cells])
+    assert together.runs == 2
+    assert {row.delta for row in together.proven} == {1e-5}
 
 
 def test_what_all_runs_prove_together_is_that_of_the_noise_that_a_target_chose(tmp_path: Path) -> None:

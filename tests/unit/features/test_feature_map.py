@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 
@@ -169,6 +171,30 @@ def test_features_come_from_the_cache_bit_by_bit(cache: Path, monkeypatch: pytes
     made.features(images() * 0.5, cache)
     ScatteringFeatures(depth=1, angles=2).features(images(), cache)
     assert len(list(cache.iterdir())) == 3  # other images, other options
+
+
+def test_the_cache_is_closed_to_others_and_nothing_of_others_is_read(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Features disclose records, and are trained on: who could write one could let it mix all of them."""
+    made = ScatteringFeatures(depth=1, angles=2)
+    cache.mkdir(parents=True)
+    cache.chmod(0o777)
+    computed = made.features(images(), cache)
+    assert cache.stat().st_mode & 0o777 == 0o700
+    (file,) = cache.iterdir()
+    planted = np.load(file) * 0
+    np.save(file, planted)
+    assert torch.equal(made.features(images(), cache), torch.from_numpy(planted).float()), (
+        "its owner's is read"
+    )
+    nobody = 65534
+    real = os.fstat
+    monkeypatch.setattr("os.fstat", lambda fd: os.stat_result((*real(fd)[:4], nobody, *real(fd)[5:])))
+    assert torch.equal(made.features(images(), cache), computed), "another's file is not"
+    monkeypatch.undo()
+    monkeypatch.setattr("os.getuid", lambda: nobody)
+    assert torch.equal(made.features(images(), cache), computed), "nor anything in another's folder"
 
 
 def test_features_do_not_depend_on_a_writable_cache(tmp_path: Path) -> None:

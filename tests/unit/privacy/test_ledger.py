@@ -11,7 +11,7 @@ from fedveil.errors import InputError, LedgerError
 from fedveil.privacy import ledger as ledger_module
 from fedveil.privacy.accounting import account, account_rounds
 from fedveil.privacy.ledger import GENESIS, Budget, BudgetKeeper, Ledger
-from fedveil.privacy.releases import Plan
+from fedveil.privacy.releases import GaussianNoise, Plan, Release
 from tests.refusals import refuses
 from tests.unit.privacy.declarations import fedceo, udp_fedavg
 
@@ -301,6 +301,24 @@ def test_a_half_written_round_does_not_pass_for_a_charged_one_when_the_budget_is
     while BudgetKeeper(budget, Ledger(path), "c", RELEASES, PLAN).charge(1, replay_safe=False):
         pass
     assert not BudgetKeeper(budget, Ledger(path), "a", RELEASES, PLAN).charge(1, replay_safe=True)
+    assert _observer(path) <= 4.0
+
+
+def test_another_runs_entry_is_noticed_though_the_number_of_repeated_ones_falls(tmp_path: Path) -> None:
+    """After a half-written round is completed, one entry of another run restores the number that was compared."""
+    budget = Budget(4.0, DELTA, "observer", "client")
+    path = tmp_path / "ledger.jsonl"
+    _charge(path, 2, "a")
+    *kept, _ = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(kept))
+    (tmp_path / "ledger.jsonl.head").write_text(json.dumps({"entries": 0, "hash": GENESIS}))
+    keeper = BudgetKeeper(budget, Ledger(path), "a", RELEASES, PLAN)
+    assert keeper.charge(2, replay_safe=True)
+    large = Release("a large part", "client", ("observer",), GaussianNoise(1.6), participation="charged")
+    Ledger(path).charge("b", 1, [large], PLAN, replay_safe=True)
+    assert _observer(path) < 4.0
+    for t in range(3, 41):
+        keeper.charge(t, replay_safe=True)
     assert _observer(path) <= 4.0
 
 

@@ -5,9 +5,12 @@ import json
 import pytest
 
 from fedveil.methods.method import unprotected
+from fedveil.methods.secure import securely_aggregated
+from fedveil.methods.udp_fedavg import UDPFedAvg
 from fedveil.privacy.accounting import Guarantee, account
 from fedveil.privacy.releases import Adversary, GaussianNoise, Plan, Release
 from fedveil.privacy.statement import PrivacyStatement, needs_trust, show
+from fedveil.secure_sum.settings import SecureSum
 from tests.unit.privacy import declarations as declared
 
 PLAN = Plan(100, 10, "poisson", 300)
@@ -41,6 +44,9 @@ def test_the_words_state_what_is_visible_and_its_epsilon() -> None:
     assert "too large to be called protection" in text
     assert "No audit has tested this run." in text
     assert "trusted not to share" in text
+    assert "the model's shape and its initial weights" in text, (
+        "of a model that was trained before nothing is said"
+    )
 
 
 def test_a_trusted_server_is_needed_only_where_the_row_against_it_proves_less() -> None:
@@ -53,6 +59,21 @@ def test_a_trusted_server_is_needed_only_where_the_row_against_it_proves_less() 
     assert not needs_trust([row("server", None), row("observer", None)])
     alike = PrivacyStatement("none", (row("server", 4.0), row("observer", 4.0))).in_words()
     assert "trusted" not in alike
+
+    swapped = Guarantee("client", "observer", "replace-one", "fixed", 9.0, 1e-5, "composition")
+    assert needs_trust([row("server", 4.0), swapped]), "the row against the server says nothing of exchanges"
+
+
+@pytest.mark.parametrize(("cohort", "trusts"), [(10, True), (1000, False)])
+def test_a_secure_sum_over_a_drawn_cohort_trusts_the_server_not_to_tell_who_took_part(
+    cohort: int, trusts: bool
+) -> None:
+    method = securely_aggregated(UDPFedAvg(noise_multiplier=2.0), SecureSum())
+    plan = Plan(1000, cohort, "fixed", 100)
+    statement = PrivacyStatement("none", account(method.releases(plan), plan, 1e-5))
+    rows = {row.adversary: row.epsilon or 0.0 for row in statement.proven}
+    assert (rows["observer"] < rows["server"] / 3) is trusts, "it hides who took part from an observer"
+    assert ("trusted not to share" in statement.in_words()) is trusts
 
 
 def test_words_name_what_of_a_run_is_not_covered_by_its_epsilon() -> None:

@@ -14,6 +14,7 @@ from fedveil import Task, run
 from fedveil.errors import LedgerError
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.dp_fedprox import DPFedProx
+from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.fedsgd import FedSGD
 from fedveil.methods.method import AnyMethod
 from fedveil.methods.udp_fedavg import UDPFedAvg
@@ -108,6 +109,65 @@ def test_no_way_of_mixing_records_passes_by_the_choice_of_the_data() -> None:
     ):
         with refuses("model"):
             run(task, grey, DPFedProx(epochs=1), rounds=1)
+
+
+class Remembers(torch.nn.Module):
+    """Subtracts a mean of all that it has seen: so slow that one more example hardly shows."""
+
+    mean: torch.Tensor
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.scores = torch.nn.Linear(4, 2)
+        self.how = how
+        self.seen: list[torch.Tensor] = []
+        self.register_buffer("mean", torch.zeros(4))
+        self.plain = torch.zeros(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "list":
+            self.seen.append(x.detach())
+        elif self.how == "buffer":
+            self.mean.add_(1e-6 * x.detach().mean(0))
+        elif self.how == "attribute":
+            self.plain = self.plain + 1e-6 * x.detach().mean(0)
+        past = torch.cat(self.seen).mean(0) * 1e-6 if self.seen else 0.0
+        scores: torch.Tensor = self.scores(x - self.mean - self.plain - past)
+        return scores
+
+
+@pytest.mark.parametrize("how", ["list", "buffer", "attribute"])
+@pytest.mark.parametrize("method", [UDPFedAvg(), DPFedAvg(unit="record"), DPFedAvg()])
+def test_a_model_that_remembers_what_it_is_applied_to_protects_nobody(how: str, method: AnyMethod) -> None:
+    clients = [(torch.rand(6, 4), torch.tensor([0, 1] * 3)) for _ in range(3)]
+    with refuses("model"):
+        run(Task(lambda: Remembers(how)), clients, method, rounds=1, execution="one-by-one", workers=1)
+
+
+def test_a_model_that_remembers_is_accepted_where_nothing_is_protected() -> None:
+    clients = [(torch.rand(6, 4), torch.tensor([0, 1] * 3)) for _ in range(3)]
+    task = Task(lambda: Remembers("attribute"))
+    run(task, clients, FedAvg(), rounds=1, execution="one-by-one", workers=1)
+
+
+class Lazy(torch.nn.Module):
+    """Makes a constant in its first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = torch.nn.Linear(4, 2)
+        self.middle: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.middle is None:
+            self.middle = torch.full((4,), 0.5)
+        scores: torch.Tensor = self.scores(x - self.middle)
+        return scores
+
+
+def test_a_constant_that_is_made_in_the_first_call_is_no_memory() -> None:
+    clients = [(torch.rand(6, 4), torch.tensor([0, 1] * 3)) for _ in range(3)]
+    run(Task(Lazy), clients, UDPFedAvg(), rounds=1, execution="one-by-one", workers=1)
 
 
 def test_rounds_after_the_last_checkpoint_stay_on_the_ledger_of_a_run_with_secret_noise(

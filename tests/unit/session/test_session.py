@@ -342,6 +342,15 @@ def test_without_a_test_example_there_is_no_accuracy() -> None:
     assert go(test=(clients.x[:0], clients.y[:0])).accuracy is None
 
 
+def test_a_model_may_predict_a_class_that_no_test_example_has() -> None:
+    y = torch.arange(12) % 3
+    task = Task(lambda: torch.nn.Linear(3, 3))
+    clients = [(torch.eye(3)[y], y)] * 3
+    test = torch.eye(3)[[0, 2]], torch.tensor([0, 0])
+    found = run(task, clients, FedAvg(lr=5.0, epochs=5), rounds=2, test=test)
+    assert found.summary["metrics"]["all"]["confusion"] == [[1, 0, 1], [0, 0, 0], [0, 0, 0]]
+
+
 def test_a_client_made_with_another_number_of_examples_is_named() -> None:
     clients = make_clients()
     pairs = as_pairs(clients)

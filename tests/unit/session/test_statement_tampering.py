@@ -35,7 +35,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     task = fedveil.Task(lambda: torch.nn.Linear(3, 2))
     method: Any = fedveil.METHODS["udp-fedavg"]
     method = method(noise_multiplier=2.0, clip=1.0)
-    fedveil.run(task, data, method, rounds=1, cohort=2, test=data[0], noise="entropy", results=folder)
+    rows: dict[str, Any] = {"test": data[0], "public": (torch.randn(6, 3), data[0][1])}
+    stop = fedveil.EarlyStopping("loss", patience=1)  # rows say over how many ends delta is divided
+    how: dict[str, Any] = {"rounds": 3, "cohort": 2, "noise": "entropy", "early_stopping": stop}
+    fedveil.run(task, data, method, **how, **rows, results=folder)
     return folder
 
 
@@ -51,12 +54,12 @@ def accounted_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @functools.cache
-def _account_cached(rounds: Any, delta: Any, pairs: Any) -> Any:
-    return account_rounds(Counter(dict(rounds)), delta, pairs=list(pairs))
+def _account_cached(rounds: Any, delta: Any, pairs: Any, ends: Any) -> Any:
+    return account_rounds(Counter(dict(rounds)), delta, pairs=list(pairs), ends=ends)
 
 
-def _account(rounds: Any, delta: Any, *, pairs: Any) -> Any:
-    return _account_cached(frozenset(rounds.items()), delta, tuple(pairs))
+def _account(rounds: Any, delta: Any, *, pairs: Any, ends: Any) -> Any:
+    return _account_cached(frozenset(rounds.items()), delta, tuple(pairs), ends)
 
 
 def test_the_untouched_run_has_no_failed_check(run: Path) -> None:
