@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import re
 import shlex
 import statistics
 import sys
@@ -49,14 +50,17 @@ def _script(name: str) -> ModuleType:
 baselines = _script("baselines")
 DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 METHODS = ("dp-fedavg", "udp-fedavg", "fedceo")
+MAIN = ("record", "record-secure", "user", "server", "own-noise")
 INTRODUCTION = """\
-A linear model on features that need no data, trained with large batches or with updates of one length, is accurate and
-private at once. Each row is one command. Accuracy is in percent on the test set, mean and standard deviation over
-seeds. Epsilon is proven, at delta 1e-5 unless the table says otherwise.
-
-*Published* is the cited paper's number, *target* and *stretch* are what this project asked of itself.
-
-Chosen on 5000 held-out training images: all settings of clients on letters and CIFAR-10 and of records on CIFAR-10,
+A linear model on features that need no data is accurate and private at once. To protect records it is trained with
+large batches, to protect clients with updates that are scaled to one length. Test accuracy in percent:"""
+READING = """\
+Accuracy is the mean and the standard deviation over seeds; seeds "1 of 3" means that two are not run yet. Epsilon is
+proven, at delta 1e-5 unless the section says otherwise. *Published* is the cited paper's number; *target* and *stretch*
+are goals that this project set itself, stretch the harder one. The commands below a table are its rows, in this order;
+`--seed 0` runs one seed only."""
+CHOICE = """\
+On 5000 held-out training images: all settings of clients on letters and CIFAR-10 and of records on CIFAR-10,
 step sizes of clients on MNIST, and all settings of own noise at epsilon 3. The other settings of MNIST and
 Fashion-MNIST are a prototype's, which was tuned on such images too. The learning rate of Fashion-MNIST, and the
 server's of own noise at 10 and 30, were also looked at on test images. No choice is charged to epsilon."""
@@ -81,8 +85,6 @@ single record, whose update is scaled to the norm of everybody's. A plain upload
 The attacker knows the label, reads the features off
 the row of that class, may subtract what clients with public images would send, and searches an image with such
 features in {steps} steps from the mean of public images of that class, which is also the baseline."""
-OPEN = """\
-Minutes of all these seeds on one core. `fedveil run` takes one of them as `--seed`; the other scripts run all."""
 MORE = "More such settings, each one command: [best known settings](docs/best.md)."
 MEMBERSHIP = """\
 `{command}`: who was in the training data, asked of the final model of that run."""
@@ -220,24 +222,40 @@ def page(
     """The text of docs/best.md; `tuned` are the records of baselines.py, `attacks` those of attacks.py."""
     compared = comparison(records, tuned or {})
     lines = [
-        "# Best known settings",
+        "<!-- Written by `python docs/figures/make_best_page.py page` from experiments/best/records. Do not edit. -->",
         "",
-        *_wrapped(f"{verdict(groups, records)} {lead(compared)}".strip()),
+        "# Best known settings",
         "",
         *_wrapped(INTRODUCTION),
         "",
-        "This page is written by `python docs/figures/make_best_page.py page` from",
-        "[`experiments/best/records`](../experiments/best/records). A test compares the two.",
+        *_overview(groups, records),
+        "",
+        *_wrapped(f"{verdict(groups, records)} {lead(compared)}".strip()),
+        "",
+        *_wrapped(READING),
     ]
     for group in groups:
         if group.rows:
             lines += ["", f"## {group.title}", "", *_wrapped(group.note), "", *_table(group, records)]
+            lines += ["", "```sh", *(row.command() for row in group.rows), "```"]
         if group.key == "own-noise" and tuned is not None:
+            lines += ["", "## How the settings were chosen", "", *_wrapped(CHOICE)]
             lines += ["", *_published_methods(compared, tuned)]
         if group.key == "epsilon":
             lines += ["", "![Accuracy against epsilon](figures/best.svg)"]
     lines += _attacks(attacks) if attacks else []
     return "\n".join([*lines, *_open(groups, records, tuned)]) + "\n"
+
+
+def _overview(groups: Sequence[Group], records: Records) -> list[str]:
+    """A line for each of the main sections: its first epsilon, on MNIST and on CIFAR-10."""
+    lines = ["| | method | epsilon | MNIST | CIFAR-10 |", "|---" * 5 + "|"]
+    for group in (group for group in groups if group.key in MAIN and group.rows):
+        first, anchor = group.rows[0], re.sub(r"[^a-z0-9]+", "-", group.title.lower())
+        of = {row.data: _shown(records.get(row.id)) for row in group.rows if row.what == first.what}
+        cells = [f"[{group.title}](#{anchor})", first.config().method["name"], first.what.split()[-1]]
+        lines.append(f"| {' | '.join([*cells, of['MNIST'], of.get('CIFAR-10', '-')])} |")
+    return lines
 
 
 def readme(text: str, compared: Sequence[Compared]) -> str:
@@ -276,7 +294,10 @@ def comparison(records: Records, tuned: Records) -> list[Compared]:
             key = (baseline.title, baseline.data, epsilon)
             line = found.setdefault(key, Compared(*key, records.get(row), {}))
             found[key] = replace(line, others={**line.others, baseline.method: tests.get(epsilon)})
-    return sorted(found.values(), key=lambda one: list(DATA).index(one.data))
+    order = list(dict.fromkeys(one.federation for one in found.values()))
+    return sorted(
+        found.values(), key=lambda one: (list(DATA).index(one.data), order.index(one.federation), one.epsilon)
+    )
 
 
 def lead(compared: Sequence[Compared]) -> str:
@@ -284,11 +305,13 @@ def lead(compared: Sequence[Compared]) -> str:
     ahead = sorted(by for one in compared if (by := one.ahead()) is not None)
     if not ahead:
         return ""
-    points = f"{ahead[0]:.1f} points" if len(ahead) == 1 else f"{ahead[0]:.1f} to {ahead[-1]:.1f} points"
-    count = "one comparison" if len(ahead) == 1 else f"{len(ahead)} comparisons"
+    points = f"{ahead[0]:.1f} points (one comparison)"
+    if len(ahead) > 1:
+        points = f"{ahead[0]:.1f} to {ahead[-1]:.1f} points"
+        points += f" ({len(ahead)} comparisons, median {statistics.median(ahead):.1f})"
     return (
         f"At the same federation and epsilon the recommended method leads the best of {', '.join(METHODS[:-1])} and "
-        f"{METHODS[-1]}, each tuned in eight trials, by {points} ({count}, median {statistics.median(ahead):.1f})."
+        f"{METHODS[-1]}, each tuned in eight trials, by {points}."
     )
 
 
@@ -317,7 +340,10 @@ def _shown(record: Mapping[str, Any] | None) -> str:
     if record is None:
         return "not run"
     seeds = [100 * run["accuracy"] for run in record["runs"]]
-    return f"{statistics.fmean(seeds):.2f}" + (f" ± {statistics.stdev(seeds):.2f}" if len(seeds) > 1 else "")
+    # Spaces that do not break: a number stays in one line on a phone.
+    return f"{statistics.fmean(seeds):.2f}" + (
+        f"\u00a0±\u00a0{statistics.stdev(seeds):.2f}" if len(seeds) > 1 else ""
+    )
 
 
 def _attacks(attacks: Records) -> list[str]:
@@ -369,13 +395,19 @@ def _table(group: Group, records: Records) -> list[str]:
     compared = [
         name for name in ("published", "target", "stretch") if any(getattr(row, name) for row in group.rows)
     ]
-    heads = ["data", "setting", "epsilon", "accuracy", "seeds", *compared, *["reached"] * bool(compared)]
+    only_epsilon = all(row.what.startswith("epsilon ") for row in group.rows)
+    setting = [] if only_epsilon else ["setting"]
+    heads = ["data", *setting, "epsilon", "accuracy", "seeds", *compared, *["reached"] * bool(compared)]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in group.rows:
         record = records.get(row.id)
-        cells = [row.data, row.what, "-", "not run", "0"]
-        if record is not None:
-            cells[2:] = [f"{record['epsilon']:.2f}", _shown(record), str(len(record["runs"]))]
+        missing = len(_missing(group, row, records))
+        cells = [row.data, *[row.what] * len(setting)]
+        cells.append(f"{record['epsilon']:.2f}" if record else row.what.split()[-1] if only_epsilon else "-")
+        cells += [
+            _shown(record),
+            f"{group.seeds - missing} of {group.seeds}" if missing else f"{group.seeds}",
+        ]
         if compared:
             numbers = [getattr(row, name) for name in compared]
             cells += ["-" if value is None else f"{value:.1f}" for value in numbers]
@@ -384,35 +416,35 @@ def _table(group: Group, records: Records) -> list[str]:
     return lines
 
 
+def _missing(group: Group, row: Row, records: Records) -> list[int]:
+    """The seeds of a row that have no record."""
+    done = {run["seed"] for run in records.get(row.id, {"runs": ()})["runs"]}
+    return [seed for seed in range(group.seeds) if seed not in done]
+
+
 def _open(groups: Sequence[Group], records: Records, tuned: Records | None) -> list[str]:
-    """Seeds of rows and tuned methods without a record, with their command and how long they take on one core."""
-    cells = []
-    for group in groups:
-        for row in group.rows:
-            done = [run["seed"] for run in records.get(row.id, {"runs": ()})["runs"]]
-            if missing := [seed for seed in range(group.seeds) if seed not in done]:
-                seeds = ", ".join(map(str, missing))
-                cells.append([row.data, row.what, seeds, row.command(), f"{len(missing) * row.minutes:g}"])
-    cells += [
-        [DATA[one.data], f"{one.method}, tuned", "0, 1, 2", one.command, f"{one.minutes:g}"]
-        for one in (baselines.read_baselines() if tuned is not None else ())
-        if one.key not in tuned
+    """How many seeds and which tuned methods have no record, and how long they take on one core."""
+    missing = [(row, len(_missing(group, row, records))) for group in groups for row in group.rows]
+    runs, minutes = sum(seeds for _, seeds in missing), sum(seeds * row.minutes for row, seeds in missing)
+    lines = []
+    if runs:
+        lines.append(f"- Seeds of the rows above: {runs}, {_hours(minutes)}.")
+    absent = [
+        one for one in (baselines.read_baselines() if tuned is not None else ()) if one.key not in tuned
     ]
-    if not cells:
-        return []
-    heads = ["data", "setting", "seeds", "command", "minutes"]
-    lines = [
-        "",
-        "## Not run yet",
-        "",
-        *_wrapped(OPEN),
-        "",
-        f"| {' | '.join(heads)} |",
-        "|---" * len(heads) + "|",
-    ]
-    return lines + [
-        f"| {data} | {what} | {seeds} | `{how}` | {time} |" for data, what, seeds, how, time in cells
-    ]
+    if absent:
+        keys = ", ".join(f"`{one.key}`" for one in absent)
+        text = (
+            f"Tuned methods: {keys}. Each is `python experiments/best/baselines.py run NAME`; together they take "
+            f"{_hours(sum(one.minutes for one in absent))}."
+        )
+        first, *rest = _wrapped(text, 98)
+        lines += [f"- {first}", *(f"  {line}" for line in rest)]
+    return ["", "## Not run yet", "", "On one core:", "", *lines] if lines else []
+
+
+def _hours(minutes: float) -> str:
+    return f"{minutes:.0f} minutes" if minutes < 90 else f"{minutes / 60:.1f} hours"
 
 
 @in_style
