@@ -86,12 +86,14 @@ def account_command(
     for line in loaded.unused():
         notes.print(line, soft_wrap=True)
     plan = _plan(loaded, records_per_client, data)
-    method, _ = method_of(loaded, plan)
+    method, target = method_of(loaded, plan)
     delta = loaded.privacy.delta
     deployed = loaded.run.engine == "flower"
     noise = noise_source(loaded, method, plan)
     statement = privacy_statement(method, plan, delta, noise=noise, deployed=deployed)
     answer: dict[str, Any] = statement.to_json()
+    if target is not None:
+        answer["target"] = target.to_json()
     if target_epsilon is not None or what_if is not None:
         check_noise_counts(loaded, plan)
     if target_epsilon is not None:
@@ -112,6 +114,8 @@ def account_command(
     if as_json:
         print(json.dumps(answer))
         return
+    if target is not None:
+        notes.print(target.in_words())
     print_words(statement.in_words())
     out.print(guarantees_table(answer["proven"]))
     once = [row.to_json() for row in account_participation(method.releases(plan), plan, delta)]
