@@ -16,9 +16,11 @@ import re
 import shlex
 import statistics
 import sys
+import textwrap
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -237,7 +239,7 @@ def page(
     for group in groups:
         if group.rows:
             lines += ["", f"## {group.title}", "", *_wrapped(group.note), "", *_table(group, records)]
-            lines += ["", "```sh", *(row.command() for row in group.rows), "```"]
+            lines += ["", "```sh", *(line for row in group.rows for line in _typed(row.command())), "```"]
         if group.key == "own-noise" and tuned is not None:
             lines += ["", "## How the settings were chosen", "", *_wrapped(CHOICE)]
             lines += ["", *_published_methods(compared, tuned)]
@@ -249,7 +251,7 @@ def page(
 
 def _overview(groups: Sequence[Group], records: Records) -> list[str]:
     """A line for each of the main sections: its first epsilon, on MNIST and on CIFAR-10."""
-    lines = ["| | method | epsilon | MNIST | CIFAR-10 |", "|---" * 5 + "|"]
+    lines = _head("federation and adversary", "method", "epsilon", "MNIST", "CIFAR-10")
     for group in (group for group in groups if group.key in MAIN and group.rows):
         first, anchor = group.rows[0], re.sub(r"[^a-z0-9]+", "-", group.title.lower())
         of = {row.data: _shown(records.get(row.id)) for row in group.rows if row.what == first.what}
@@ -318,16 +320,14 @@ def lead(compared: Sequence[Compared]) -> str:
 def _published_methods(compared: Sequence[Compared], tuned: Records) -> list[str]:
     """The section of tuned baselines: what was compared, and the settings that were found."""
     lines = ["## Beside published methods, tuned", "", *_wrapped(COMPARISON), ""]
-    heads = ["federation", "data", "epsilon", "recommended", *METHODS, "ahead by"]
-    lines += [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    lines += _head("federation", "data", "epsilon", "recommended", *METHODS, "ahead by")
     for one in compared:
         by = one.ahead()
         cells = [one.federation, DATA[one.data], f"{one.epsilon:.2f}", _shown(one.recommended)]
         cells += [_shown(one.others.get(method)) for method in METHODS]
         lines.append(f"| {' | '.join(cells)} | {'' if by is None else f'{by:.1f}'} |")
     lines += ["", "Settings found, and the accuracy on held-out images of the worst and the best trial:", ""]
-    heads = ["`python experiments/best/baselines.py run ...`", "settings", "worst", "best"]
-    lines += [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    lines += _head("`python experiments/best/baselines.py run ...`", "settings", "worst", "best")
     for key, record in sorted(tuned.items()):
         scores = [100 * trial["held_out"] for trial in record["trials"]]
         values = ", ".join(f"{name} {value}" for name, value in record["chosen"].items())
@@ -351,14 +351,14 @@ def _attacks(attacks: Records) -> list[str]:
     lines = ["", "## Attacks on the recommended setting", ""]
     if (found := attacks.get("inversion")) is not None:
         lines += [*_wrapped(INVERSION.format(**found)), ""]
-        lines += ["| what the attacker has | cosine of features | PSNR of images, dB |", "|---|---|---|"]
+        lines += _head("what the attacker has", "cosine of features", "PSNR of images, dB")
         lines += [
             f"| {name} | {score['cosine']:.3f} | {score['psnr']:.1f} |"
             for name, score in found["views"].items()
         ]
     if (found := attacks.get("membership")) is not None:
         lines += ["", *_wrapped(MEMBERSHIP.format(**found)), ""]
-        lines += ["| attack | members | others | AUC (0.5 is chance) | 95 % interval |", "|---" * 5 + "|"]
+        lines += _head("attack", "members", "others", "AUC (0.5 is chance)", "95 % interval")
         for one in found["attacks"]:
             auc = one["auc"]
             cells = f"{one['members']} | {one['others']} | {auc['value']:.3f} | {auc['low']:.3f} to {auc['high']:.3f}"
@@ -380,14 +380,24 @@ def verdict(groups: Sequence[Group], records: Records) -> str:
 
 def _wrapped(text: str, width: int = 100) -> list[str]:
     """The lines of a text, whose paragraphs are separated by empty lines."""
-    first, *more = text.split("\n\n")
-    if more:
-        return [*_wrapped(first, width), "", *_wrapped("\n\n".join(more), width)]
-    lines = [""]
-    for word in text.split():
-        if len(lines[-1]) + len(word) + 1 > width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
+    wrap = partial(textwrap.wrap, width=width, break_long_words=False, break_on_hyphens=False)
+    return "\n\n".join("\n".join(wrap(paragraph)) for paragraph in text.split("\n\n")).split("\n")
+
+
+def _head(*heads: str) -> list[str]:
+    return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+
+
+def _typed(command: str, width: int = 92) -> list[str]:
+    """A command as lines of a shell."""
+    first, *sets = command.split(" --set ")
+    lines = [first]
+    for part in sets:
+        if len(lines[-1]) + len(part) + 9 > width:
+            lines[-1] += " \\"
+            lines.append(f"  --set {part}")
+        else:
+            lines[-1] += f" --set {part}"
     return lines
 
 
@@ -398,7 +408,7 @@ def _table(group: Group, records: Records) -> list[str]:
     only_epsilon = all(row.what.startswith("epsilon ") for row in group.rows)
     setting = [] if only_epsilon else ["setting"]
     heads = ["data", *setting, "epsilon", "accuracy", "seeds", *compared, *["reached"] * bool(compared)]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    lines = _head(*heads)
     for row in group.rows:
         record = records.get(row.id)
         missing = len(_missing(group, row, records))
@@ -426,9 +436,7 @@ def _open(groups: Sequence[Group], records: Records, tuned: Records | None) -> l
     """How many seeds and which tuned methods have no record, and how long they take on one core."""
     missing = [(row, len(_missing(group, row, records))) for group in groups for row in group.rows]
     runs, minutes = sum(seeds for _, seeds in missing), sum(seeds * row.minutes for row, seeds in missing)
-    lines = []
-    if runs:
-        lines.append(f"- Seeds of the rows above: {runs}, {_hours(minutes)}.")
+    lines = [f"- Seeds of the rows above: {runs}, {minutes:g} minutes."] if runs else []
     absent = [
         one for one in (baselines.read_baselines() if tuned is not None else ()) if one.key not in tuned
     ]
@@ -436,15 +444,11 @@ def _open(groups: Sequence[Group], records: Records, tuned: Records | None) -> l
         keys = ", ".join(f"`{one.key}`" for one in absent)
         text = (
             f"Tuned methods: {keys}. Each is `python experiments/best/baselines.py run NAME`; together they take "
-            f"{_hours(sum(one.minutes for one in absent))}."
+            f"{sum(one.minutes for one in absent):g} minutes."
         )
         first, *rest = _wrapped(text, 98)
         lines += [f"- {first}", *(f"  {line}" for line in rest)]
     return ["", "## Not run yet", "", "On one core:", "", *lines] if lines else []
-
-
-def _hours(minutes: float) -> str:
-    return f"{minutes:.0f} minutes" if minutes < 90 else f"{minutes / 60:.1f} hours"
 
 
 @in_style

@@ -100,7 +100,8 @@ def test_seeds_and_tuned_methods_without_a_record_are_listed(best: ModuleType) -
 def test_every_row_has_its_command_and_every_section_its_line_in_the_overview(best: ModuleType) -> None:
     groups = best.read_rows()
     text = best.page(groups, {})
-    assert all(f"\n{row.command()}\n" in text for group in groups for row in group.rows)
+    typed = text.replace(" \\\n  ", " ")
+    assert all(f"\n{row.command()}\n" in typed for group in groups for row in group.rows)
     main = [group for group in groups if group.key in best.MAIN]
     assert len(main) == len(best.MAIN)
     assert all(f"| [{group.title}](#" in text for group in main)
@@ -114,7 +115,7 @@ def test_a_missed_target_is_reported_as_missed(best: ModuleType) -> None:
     assert best.reached(replace(row, stretch=96.4), record) == "stretch"
     text = best.page([best.Group("g", "G", "n", (row,))], {row.id: record})
     assert "**missed** by 0.50" in text
-    assert row.command() in best.page([best.Group("g", "G", "n", (row,))], {})
+    assert "not run" in best.page([best.Group("g", "G", "n", (row,))], {})
 
 
 def test_the_verdict_counts_targets_that_are_met_missed_and_not_run(best: ModuleType) -> None:
