@@ -437,9 +437,7 @@ def _open(groups: Sequence[Group], records: Records, tuned: Records | None) -> l
     missing = [(row, len(_missing(group, row, records))) for group in groups for row in group.rows]
     runs, minutes = sum(seeds for _, seeds in missing), sum(seeds * row.minutes for row, seeds in missing)
     lines = [f"- Seeds of the rows above: {runs}, {minutes:g} minutes."] if runs else []
-    absent = [
-        one for one in (baselines.read_baselines() if tuned is not None else ()) if one.key not in tuned
-    ]
+    absent = [one for one in baselines.read_baselines() if tuned is not None and one.key not in tuned]
     if absent:
         keys = ", ".join(f"`{one.key}`" for one in absent)
         text = (

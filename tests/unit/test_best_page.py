@@ -83,12 +83,13 @@ def test_commands_survive_a_shell(best: ModuleType) -> None:
 
 def test_seeds_and_tuned_methods_without_a_record_are_listed(best: ModuleType) -> None:
     row = best.read_rows()[0].rows[0]
-    record = {"epsilon": 1.0, "runs": [{"seed": 0, "accuracy": 0.96}, {"seed": 2, "accuracy": 0.97}]}
+    runs = [{"seed": 0, "accuracy": 0.96}, {"seed": 2, "accuracy": 0.97}]
+    record = {"epsilon": 1.0, "runs": runs}
     groups = [best.Group("g", "G", "n", (row,))]
     text = best.page(groups, {row.id: record}, {})
     assert "| 2 of 3 |" in text
     assert f"- Seeds of the rows above: 1, {row.minutes:g} minutes." in text
-    record["runs"].append({"seed": 1, "accuracy": 0.96})
+    runs.append({"seed": 1, "accuracy": 0.96})
     assert "Seeds of the rows above" not in best.page(groups, {row.id: record}, {})
     one, *others = best.baselines.read_baselines()
     text = best.page(groups, {row.id: record}, {one.key: {"trials": [], "chosen": {}, "tests": []}})
