@@ -95,6 +95,7 @@ def account_command(
     answer: dict[str, Any] = statement.to_json()
     if target is not None:
         answer["target"] = target.to_json()
+        notes.print(target.in_words())
     if target_epsilon is not None or what_if is not None:
         check_noise_counts(loaded, plan)
     if target_epsilon is not None:
@@ -108,11 +109,10 @@ def account_command(
         answer["what_if"] = [_what_if(loaded, plan, text) for text in what_if.split(",")]
     if plot is not None:
         _save_curves(method, plan, delta, plot)
+        notes.print(f"picture in {plot}", soft_wrap=True)
     if as_json:
         print(json.dumps(answer))
         return
-    if target is not None:
-        notes.print(target.in_words())
     print_words(statement.in_words())
     out.print(guarantees_table(answer["proven"]))
     once = [row.to_json() for row in account_participation(method.releases(plan), plan, delta)]
@@ -120,8 +120,6 @@ def account_command(
     for key, title in (("calibrated", f"Noise for ε = {target_epsilon}"), ("what_if", "What if")):
         if key in answer:
             out.print(_rows(answer[key], title))
-    if plot is not None:
-        out.print(f"picture in {plot}", soft_wrap=True)
 
 
 def _save_curves(method: AnyMethod, plan: Plan, delta: float, path: Path) -> None:
