@@ -12,12 +12,15 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import re
 import shlex
 import statistics
 import sys
+import textwrap
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,14 +52,17 @@ def _script(name: str) -> ModuleType:
 baselines = _script("baselines")
 DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 METHODS = ("dp-fedavg", "udp-fedavg", "fedceo")
+MAIN = ("record", "record-secure", "user", "server", "own-noise")
 INTRODUCTION = """\
-A linear model on features that need no data, trained with large batches or with updates of one length, is accurate and
-private at once. Each row is one command. Accuracy is in percent on the test set, mean and standard deviation over
-seeds. Epsilon is proven, at delta 1e-5 unless the table says otherwise.
-
-*Published* is the cited paper's number, *target* and *stretch* are what this project asked of itself.
-
-Chosen on 5000 held-out training images: all settings of clients on letters and CIFAR-10 and of records on CIFAR-10,
+A linear model on features that need no data is accurate and private at once. To protect records it is trained with
+large batches, to protect clients with updates that are scaled to one length. Test accuracy in percent:"""
+READING = """\
+Accuracy is the mean and the standard deviation over seeds; seeds "1 of 3" means that two are not run yet. Epsilon is
+proven, at delta 1e-5 unless the section says otherwise. *Published* is the cited paper's number; *target* and *stretch*
+are goals that this project set itself, stretch the harder one. The commands below a table are its rows, in this order;
+`--seed 0` runs one seed only."""
+CHOICE = """\
+On 5000 held-out training images: all settings of clients on letters and CIFAR-10 and of records on CIFAR-10,
 step sizes of clients on MNIST, and all settings of own noise at epsilon 3. The other settings of MNIST and
 Fashion-MNIST are a prototype's, which was tuned on such images too. The learning rate of Fashion-MNIST, and the
 server's of own noise at 10 and 30, were also looked at on test images. No choice is charged to epsilon."""
@@ -81,8 +87,6 @@ single record, whose update is scaled to the norm of everybody's. A plain upload
 The attacker knows the label, reads the features off
 the row of that class, may subtract what clients with public images would send, and searches an image with such
 features in {steps} steps from the mean of public images of that class, which is also the baseline."""
-OPEN = """\
-Minutes of all these seeds on one core. `fedveil run` takes one of them as `--seed`; the other scripts run all."""
 MORE = "More such settings, each one command: [best known settings](docs/best.md)."
 MEMBERSHIP = """\
 `{command}`: who was in the training data, asked of the final model of that run."""
@@ -220,24 +224,40 @@ def page(
     """The text of docs/best.md; `tuned` are the records of baselines.py, `attacks` those of attacks.py."""
     compared = comparison(records, tuned or {})
     lines = [
-        "# Best known settings",
+        "<!-- Written by `python docs/figures/make_best_page.py page` from experiments/best/records. Do not edit. -->",
         "",
-        *_wrapped(f"{verdict(groups, records)} {lead(compared)}".strip()),
+        "# Best known settings",
         "",
         *_wrapped(INTRODUCTION),
         "",
-        "This page is written by `python docs/figures/make_best_page.py page` from",
-        "[`experiments/best/records`](../experiments/best/records). A test compares the two.",
+        *_overview(groups, records),
+        "",
+        *_wrapped(f"{verdict(groups, records)} {lead(compared)}".strip()),
+        "",
+        *_wrapped(READING),
     ]
     for group in groups:
         if group.rows:
             lines += ["", f"## {group.title}", "", *_wrapped(group.note), "", *_table(group, records)]
+            lines += ["", "```sh", *(line for row in group.rows for line in _typed(row.command())), "```"]
         if group.key == "own-noise" and tuned is not None:
+            lines += ["", "## How the settings were chosen", "", *_wrapped(CHOICE)]
             lines += ["", *_published_methods(compared, tuned)]
         if group.key == "epsilon":
             lines += ["", "![Accuracy against epsilon](figures/best.svg)"]
     lines += _attacks(attacks) if attacks else []
     return "\n".join([*lines, *_open(groups, records, tuned)]) + "\n"
+
+
+def _overview(groups: Sequence[Group], records: Records) -> list[str]:
+    """A line for each of the main sections: its first epsilon, on MNIST and on CIFAR-10."""
+    lines = _head("federation and adversary", "method", "epsilon", "MNIST", "CIFAR-10")
+    for group in (group for group in groups if group.key in MAIN and group.rows):
+        first, anchor = group.rows[0], re.sub(r"[^a-z0-9]+", "-", group.title.lower())
+        of = {row.data: _shown(records.get(row.id)) for row in group.rows if row.what == first.what}
+        cells = [f"[{group.title}](#{anchor})", first.config().method["name"], first.what.split()[-1]]
+        lines.append(f"| {' | '.join([*cells, of['MNIST'], of.get('CIFAR-10', '-')])} |")
+    return lines
 
 
 def readme(text: str, compared: Sequence[Compared]) -> str:
@@ -276,7 +296,10 @@ def comparison(records: Records, tuned: Records) -> list[Compared]:
             key = (baseline.title, baseline.data, epsilon)
             line = found.setdefault(key, Compared(*key, records.get(row), {}))
             found[key] = replace(line, others={**line.others, baseline.method: tests.get(epsilon)})
-    return sorted(found.values(), key=lambda one: list(DATA).index(one.data))
+    order = list(dict.fromkeys(one.federation for one in found.values()))
+    return sorted(
+        found.values(), key=lambda one: (list(DATA).index(one.data), order.index(one.federation), one.epsilon)
+    )
 
 
 def lead(compared: Sequence[Compared]) -> str:
@@ -284,27 +307,27 @@ def lead(compared: Sequence[Compared]) -> str:
     ahead = sorted(by for one in compared if (by := one.ahead()) is not None)
     if not ahead:
         return ""
-    points = f"{ahead[0]:.1f} points" if len(ahead) == 1 else f"{ahead[0]:.1f} to {ahead[-1]:.1f} points"
-    count = "one comparison" if len(ahead) == 1 else f"{len(ahead)} comparisons"
+    points = f"{ahead[0]:.1f} points (one comparison)"
+    if len(ahead) > 1:
+        points = f"{ahead[0]:.1f} to {ahead[-1]:.1f} points"
+        points += f" ({len(ahead)} comparisons, median {statistics.median(ahead):.1f})"
     return (
         f"At the same federation and epsilon the recommended method leads the best of {', '.join(METHODS[:-1])} and "
-        f"{METHODS[-1]}, each tuned in eight trials, by {points} ({count}, median {statistics.median(ahead):.1f})."
+        f"{METHODS[-1]}, each tuned in eight trials, by {points}."
     )
 
 
 def _published_methods(compared: Sequence[Compared], tuned: Records) -> list[str]:
     """The section of tuned baselines: what was compared, and the settings that were found."""
     lines = ["## Beside published methods, tuned", "", *_wrapped(COMPARISON), ""]
-    heads = ["federation", "data", "epsilon", "recommended", *METHODS, "ahead by"]
-    lines += [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    lines += _head("federation", "data", "epsilon", "recommended", *METHODS, "ahead by")
     for one in compared:
         by = one.ahead()
         cells = [one.federation, DATA[one.data], f"{one.epsilon:.2f}", _shown(one.recommended)]
         cells += [_shown(one.others.get(method)) for method in METHODS]
         lines.append(f"| {' | '.join(cells)} | {'' if by is None else f'{by:.1f}'} |")
     lines += ["", "Settings found, and the accuracy on held-out images of the worst and the best trial:", ""]
-    heads = ["`python experiments/best/baselines.py run ...`", "settings", "worst", "best"]
-    lines += [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    lines += _head("`python experiments/best/baselines.py run ...`", "settings", "worst", "best")
     for key, record in sorted(tuned.items()):
         scores = [100 * trial["held_out"] for trial in record["trials"]]
         values = ", ".join(f"{name} {value}" for name, value in record["chosen"].items())
@@ -317,7 +340,10 @@ def _shown(record: Mapping[str, Any] | None) -> str:
     if record is None:
         return "not run"
     seeds = [100 * run["accuracy"] for run in record["runs"]]
-    return f"{statistics.fmean(seeds):.2f}" + (f" ± {statistics.stdev(seeds):.2f}" if len(seeds) > 1 else "")
+    # Spaces that do not break: a number stays in one line on a phone.
+    return f"{statistics.fmean(seeds):.2f}" + (
+        f"\u00a0±\u00a0{statistics.stdev(seeds):.2f}" if len(seeds) > 1 else ""
+    )
 
 
 def _attacks(attacks: Records) -> list[str]:
@@ -325,14 +351,14 @@ def _attacks(attacks: Records) -> list[str]:
     lines = ["", "## Attacks on the recommended setting", ""]
     if (found := attacks.get("inversion")) is not None:
         lines += [*_wrapped(INVERSION.format(**found)), ""]
-        lines += ["| what the attacker has | cosine of features | PSNR of images, dB |", "|---|---|---|"]
+        lines += _head("what the attacker has", "cosine of features", "PSNR of images, dB")
         lines += [
             f"| {name} | {score['cosine']:.3f} | {score['psnr']:.1f} |"
             for name, score in found["views"].items()
         ]
     if (found := attacks.get("membership")) is not None:
         lines += ["", *_wrapped(MEMBERSHIP.format(**found)), ""]
-        lines += ["| attack | members | others | AUC (0.5 is chance) | 95 % interval |", "|---" * 5 + "|"]
+        lines += _head("attack", "members", "others", "AUC (0.5 is chance)", "95 % interval")
         for one in found["attacks"]:
             auc = one["auc"]
             cells = f"{one['members']} | {one['others']} | {auc['value']:.3f} | {auc['low']:.3f} to {auc['high']:.3f}"
@@ -354,14 +380,24 @@ def verdict(groups: Sequence[Group], records: Records) -> str:
 
 def _wrapped(text: str, width: int = 100) -> list[str]:
     """The lines of a text, whose paragraphs are separated by empty lines."""
-    first, *more = text.split("\n\n")
-    if more:
-        return [*_wrapped(first, width), "", *_wrapped("\n\n".join(more), width)]
-    lines = [""]
-    for word in text.split():
-        if len(lines[-1]) + len(word) + 1 > width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
+    wrap = partial(textwrap.wrap, width=width, break_long_words=False, break_on_hyphens=False)
+    return "\n\n".join("\n".join(wrap(paragraph)) for paragraph in text.split("\n\n")).split("\n")
+
+
+def _head(*heads: str) -> list[str]:
+    return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+
+
+def _typed(command: str, width: int = 92) -> list[str]:
+    """A command as lines of a shell."""
+    first, *sets = command.split(" --set ")
+    lines = [first]
+    for part in sets:
+        if len(lines[-1]) + len(part) + 9 > width:
+            lines[-1] += " \\"
+            lines.append(f"  --set {part}")
+        else:
+            lines[-1] += f" --set {part}"
     return lines
 
 
@@ -369,13 +405,19 @@ def _table(group: Group, records: Records) -> list[str]:
     compared = [
         name for name in ("published", "target", "stretch") if any(getattr(row, name) for row in group.rows)
     ]
-    heads = ["data", "setting", "epsilon", "accuracy", "seeds", *compared, *["reached"] * bool(compared)]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    only_epsilon = all(row.what.startswith("epsilon ") for row in group.rows)
+    setting = [] if only_epsilon else ["setting"]
+    heads = ["data", *setting, "epsilon", "accuracy", "seeds", *compared, *["reached"] * bool(compared)]
+    lines = _head(*heads)
     for row in group.rows:
         record = records.get(row.id)
-        cells = [row.data, row.what, "-", "not run", "0"]
-        if record is not None:
-            cells[2:] = [f"{record['epsilon']:.2f}", _shown(record), str(len(record["runs"]))]
+        missing = len(_missing(group, row, records))
+        cells = [row.data, *[row.what] * len(setting)]
+        cells.append(f"{record['epsilon']:.2f}" if record else row.what.split()[-1] if only_epsilon else "-")
+        cells += [
+            _shown(record),
+            f"{group.seeds - missing} of {group.seeds}" if missing else f"{group.seeds}",
+        ]
         if compared:
             numbers = [getattr(row, name) for name in compared]
             cells += ["-" if value is None else f"{value:.1f}" for value in numbers]
@@ -384,35 +426,27 @@ def _table(group: Group, records: Records) -> list[str]:
     return lines
 
 
+def _missing(group: Group, row: Row, records: Records) -> list[int]:
+    """The seeds of a row that have no record."""
+    done = {run["seed"] for run in records.get(row.id, {"runs": ()})["runs"]}
+    return [seed for seed in range(group.seeds) if seed not in done]
+
+
 def _open(groups: Sequence[Group], records: Records, tuned: Records | None) -> list[str]:
-    """Seeds of rows and tuned methods without a record, with their command and how long they take on one core."""
-    cells = []
-    for group in groups:
-        for row in group.rows:
-            done = [run["seed"] for run in records.get(row.id, {"runs": ()})["runs"]]
-            if missing := [seed for seed in range(group.seeds) if seed not in done]:
-                seeds = ", ".join(map(str, missing))
-                cells.append([row.data, row.what, seeds, row.command(), f"{len(missing) * row.minutes:g}"])
-    cells += [
-        [DATA[one.data], f"{one.method}, tuned", "0, 1, 2", one.command, f"{one.minutes:g}"]
-        for one in (baselines.read_baselines() if tuned is not None else ())
-        if one.key not in tuned
-    ]
-    if not cells:
-        return []
-    heads = ["data", "setting", "seeds", "command", "minutes"]
-    lines = [
-        "",
-        "## Not run yet",
-        "",
-        *_wrapped(OPEN),
-        "",
-        f"| {' | '.join(heads)} |",
-        "|---" * len(heads) + "|",
-    ]
-    return lines + [
-        f"| {data} | {what} | {seeds} | `{how}` | {time} |" for data, what, seeds, how, time in cells
-    ]
+    """How many seeds and which tuned methods have no record, and how long they take on one core."""
+    missing = [(row, len(_missing(group, row, records))) for group in groups for row in group.rows]
+    runs, minutes = sum(seeds for _, seeds in missing), sum(seeds * row.minutes for row, seeds in missing)
+    lines = [f"- Seeds of the rows above: {runs}, {minutes:g} minutes."] if runs else []
+    absent = [one for one in baselines.read_baselines() if tuned is not None and one.key not in tuned]
+    if absent:
+        keys = ", ".join(f"`{one.key}`" for one in absent)
+        text = (
+            f"Tuned methods: {keys}. Each is `python experiments/best/baselines.py run NAME`; together they take "
+            f"{sum(one.minutes for one in absent):g} minutes."
+        )
+        first, *rest = _wrapped(text, 98)
+        lines += [f"- {first}", *(f"  {line}" for line in rest)]
+    return ["", "## Not run yet", "", "On one core:", "", *lines] if lines else []
 
 
 @in_style

@@ -75,15 +75,29 @@ def test_commands_survive_a_shell(best: ModuleType) -> None:
 
 def test_seeds_and_tuned_methods_without_a_record_are_listed(best: ModuleType) -> None:
     row = best.read_rows()[0].rows[0]
-    record = {"epsilon": 1.0, "runs": [{"seed": 0, "accuracy": 0.96}, {"seed": 2, "accuracy": 0.97}]}
-    groups, command = [best.Group("g", "G", "n", (row,))], f"`{row.command()}`"
-    assert f"| 1 | {command} | {row.minutes:g} |" in best.page(groups, {row.id: record}, {})
-    record["runs"].append({"seed": 1, "accuracy": 0.96})
-    assert command not in best.page(groups, {row.id: record}, {})
+    runs = [{"seed": 0, "accuracy": 0.96}, {"seed": 2, "accuracy": 0.97}]
+    record = {"epsilon": 1.0, "runs": runs}
+    groups = [best.Group("g", "G", "n", (row,))]
+    text = best.page(groups, {row.id: record}, {})
+    assert "| 2 of 3 |" in text
+    assert f"- Seeds of the rows above: 1, {row.minutes:g} minutes." in text
+    runs.append({"seed": 1, "accuracy": 0.96})
+    assert "Seeds of the rows above" not in best.page(groups, {row.id: record}, {})
     one, *others = best.baselines.read_baselines()
     text = best.page(groups, {row.id: record}, {one.key: {"trials": [], "chosen": {}, "tests": []}})
-    assert f"`{one.command}`" not in text
-    assert all(f"`{other.command}`" in text for other in others)
+    absent = text.split("## Not run yet")[1]
+    assert f"`{one.key}`" not in absent
+    assert all(f"`{other.key}`" in absent for other in others)
+
+
+def test_every_row_has_its_command_and_every_section_its_line_in_the_overview(best: ModuleType) -> None:
+    groups = best.read_rows()
+    text = best.page(groups, {})
+    typed = text.replace(" \\\n  ", " ")
+    assert all(f"\n{row.command()}\n" in typed for group in groups for row in group.rows)
+    main = [group for group in groups if group.key in best.MAIN]
+    assert len(main) == len(best.MAIN)
+    assert all(f"| [{group.title}](#" in text for group in main)
 
 
 def test_a_missed_target_is_reported_as_missed(best: ModuleType) -> None:
@@ -94,7 +108,7 @@ def test_a_missed_target_is_reported_as_missed(best: ModuleType) -> None:
     assert best.reached(replace(row, stretch=96.4), record) == "stretch"
     text = best.page([best.Group("g", "G", "n", (row,))], {row.id: record})
     assert "**missed** by 0.50" in text
-    assert row.command() in best.page([best.Group("g", "G", "n", (row,))], {})
+    assert "not run" in best.page([best.Group("g", "G", "n", (row,))], {})
 
 
 def test_the_verdict_counts_targets_that_are_met_missed_and_not_run(best: ModuleType) -> None:

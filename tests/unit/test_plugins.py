@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.errors import InputError
+from fedveil.experiment.compare import plan_cells, run_cells
 from fedveil.federation.run_settings import RunSettings
 from fedveil.models.registry import list_models
 from fedveil.plugins import VARIABLE, load_plugins
@@ -52,6 +53,19 @@ def test_a_plugin_that_cannot_be_used_is_named(
         load_plugins([path])
 
 
+TWO_RUNS = """
+[task]
+dataset = "digits"
+model = "logistic"
+[partition]
+clients = 4
+[method]
+name = "plugged-elsewhere"
+[run]
+rounds = 1
+seeds = [0, 1]
+"""
+
 METHOD = """
 from dataclasses import dataclass as record
 
@@ -79,6 +93,21 @@ def test_a_process_that_flower_starts_knows_the_methods_of_its_own_machine(
     values = {"config": '[method]\nname = "plugged-method"\n', "seed": 0, "experiment": "e", "results": "r"}
     given = {f"fedveil-{key}": value for key, value in (values | {"data": "", "noise": ""}).items()}
     assert RunSettings.from_run_config(given).config.build_method().name == "plugged-method"
+
+
+@pytest.mark.usefixtures("names_of_this_test_only")
+def test_the_processes_of_a_comparison_know_the_methods_of_plugins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "")
+    plugin, config = tmp_path / "plugged_elsewhere.py", tmp_path / "plugged.toml"
+    plugin.write_text(METHOD.replace("plugged-method", "plugged-elsewhere"))
+    config.write_text(TWO_RUNS)
+    load_plugins([plugin])
+    cells = plan_cells([config])
+    assert len(cells) == 2
+    assert run_cells(cells, tmp_path / "results", jobs=2) == {}
+    assert all(cell.folder(tmp_path / "results").joinpath("summary.json").is_file() for cell in cells)
 
 
 @pytest.mark.usefixtures("names_of_this_test_only")

@@ -47,8 +47,8 @@ def advise_command(
     out.print(
         "Signal to noise of a round: the largest sum of clipped contributions, over the norm of its noise."
     )
-    if records is None:
-        out.print("Sizes are not declared: give --records-per-client for record-level numbers.")
+    if records is None and any(row["unit"] == "record" for row in answer["noise"]):
+        out.print("No signal to noise without the clients' sizes: give --records-per-client.")
     for found in answer["suggested"]:
         start = ", ".join(f"{key} = {_value(value)}" for key, value in found["start"].items())
         out.print(f"{found['method']}, {found['aggregation']}")

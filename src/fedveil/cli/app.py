@@ -3,6 +3,7 @@ and everything else to stderr."""
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 import sys
@@ -105,9 +106,23 @@ def _is_file(stream: TextIO) -> bool:
         return False
 
 
+class _Notes(logging.Handler):
+    """Prints what the library logs to stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        notes.print(record.getMessage(), soft_wrap=True)
+
+
+def _print_log() -> None:
+    log = logging.getLogger("fedveil")
+    log.setLevel(logging.INFO)
+    log.addHandler(_Notes())
+
+
 def main() -> None:
     """The entry point: errors that a user can fix are printed without traceback, with exit code 2."""
     write_plainly()
+    _print_log()
     try:
         app()
     except FedveilError as error:

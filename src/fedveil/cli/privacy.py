@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,9 +17,10 @@ from fedveil.errors import InputError, ResultError
 from fedveil.experiment.config import Config, load_config, load_experiment
 from fedveil.experiment.prepare import check_method, model_shape, noise_source, prepare, task_for
 from fedveil.experiment.target import calibrated, check_noise_counts, method_of, with_noise
+from fedveil.methods.method import AnyMethod
 from fedveil.models.registry import model_entry
 from fedveil.privacy.accounting import account, account_participation, epsilon_by_round
-from fedveil.privacy.releases import ADVERSARIES, Adversary, Plan
+from fedveil.privacy.releases import ADVERSARIES, Adversary, Plan, Release
 from fedveil.privacy.statement import show
 from fedveil.session.checks import first_server
 from fedveil.session.privacy_guard import declared, privacy_statement
@@ -86,13 +88,16 @@ def account_command(
     for line in loaded.unused():
         notes.print(line, soft_wrap=True)
     plan = _plan(loaded, records_per_client, data)
-    method, _ = method_of(loaded, plan)
+    method, target = method_of(loaded, plan)
     delta, ends = loaded.privacy.delta, loaded.run.ends
     deployed = loaded.run.engine == "flower"
     noise = noise_source(loaded, method, plan)
     statement = privacy_statement(method, plan, delta, noise=noise, deployed=deployed, ends=ends)
     releases = declared(method, plan, deployed=deployed)
     answer: dict[str, Any] = statement.to_json()
+    if target is not None:
+        answer["target"] = target.to_json()
+        notes.print(target.in_words())
     if target_epsilon is not None or what_if is not None:
         check_noise_counts(loaded, plan)
     if target_epsilon is not None:
@@ -105,23 +110,32 @@ def account_command(
     if what_if is not None:
         answer["what_if"] = [_what_if(loaded, plan, text) for text in what_if.split(",")]
     if plot is not None:
-        from fedveil.figures.figure import save_figure
-        from fedveil.report.figures import epsilon_figure
-
-        curves = epsilon_by_round(releases, plan, delta / ends)
-        save_figure(epsilon_figure(curves, delta), plot)
+        _save_curves(releases, plan, delta, ends, plot)
+        notes.print(f"picture in {plot}", soft_wrap=True)
     if as_json:
         print(json.dumps(answer))
         return
     print_words(statement.in_words())
+    _print_tables(answer, [row.to_json() for row in account_participation(releases, plan, delta)])
+
+
+def _print_tables(answer: dict[str, Any], once: list[dict[str, Any]]) -> None:
     out.print(guarantees_table(answer["proven"]))
-    once = [row.to_json() for row in account_participation(releases, plan, delta)]
     out.print(guarantees_table(once, title="What one participation costs, where it is known"))
-    for key, title in (("calibrated", f"Noise for ε = {target_epsilon}"), ("what_if", "What if")):
+    for key, title in (
+        ("calibrated", f"Noise for ε = {answer.get('target_epsilon')}"),
+        ("what_if", "What if"),
+    ):
         if key in answer:
             out.print(_rows(answer[key], title))
-    if plot is not None:
-        out.print(f"picture in {plot}", soft_wrap=True)
+
+
+def _save_curves(releases: Sequence[Release], plan: Plan, delta: float, ends: int, path: Path) -> None:
+    """Write the figure of epsilon over rounds."""
+    from fedveil.figures.figure import save_figure
+    from fedveil.report.figures import epsilon_figure
+
+    save_figure(epsilon_figure(epsilon_by_round(releases, plan, delta / ends), delta), path)
 
 
 def _what_if(config: Config, plan: Plan, text: str) -> dict[str, Any]:

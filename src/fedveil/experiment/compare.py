@@ -27,6 +27,7 @@ from fedveil.experiment.target import method_of
 from fedveil.methods import METHODS
 from fedveil.methods.method import current_numerics, field_names
 from fedveil.numerics import numerics_of
+from fedveil.plugins import load_plugins
 from fedveil.privacy.accounting import Guarantee, Rounds, rounds_of
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.releases import Plan
@@ -297,10 +298,11 @@ def _run_elsewhere(cell: Cell, results: Path, data_dir: Path | None) -> str | No
 
 
 def _begin() -> None:
-    """Initialise a process that runs cells: one thread, and it ends with its parent."""
+    """Initialise a process that runs cells: one thread, the user's methods and models; it ends with its parent."""
     import torch
 
     torch.set_num_threads(1)
+    load_plugins(())
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

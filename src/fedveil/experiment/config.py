@@ -154,6 +154,8 @@ class Config(Section):
                 said.append(f"{key} is not used by engine = {run.engine!r}: {why}")
         if run.noise == "seeded" and run.engine == "flower":
             said.append("run.noise is not used by deployed nodes: they draw their noise from entropy")
+        if self.privacy.target_epsilon is not None and "noise_multiplier" in self.method:
+            said.append("method.noise_multiplier is not used: privacy.target_epsilon chooses the noise")
         return said + self._unused_for_rounds()
 
     def _unused_for_rounds(self) -> list[str]:

@@ -28,6 +28,7 @@ from fedveil.experiment.config import Config
 from fedveil.experiment.records import Records
 from fedveil.experiment.run import run_seed
 from fedveil.experiment.tables import PublishedTable, Row
+from fedveil.plugins import load_plugins
 from fedveil.session.loop import Callback, RoundEnd
 
 _ROUNDS = 3  # measured at most; the first one also warms up
@@ -224,6 +225,7 @@ def _measure_elsewhere(config: Config, place: Path, data_dir: Path | None, limit
     import torch
 
     torch.set_num_threads(1)
+    load_plugins(())
     times = _ProcessorTimes(place / "times", limit)
     try:
         run_seed(

@@ -19,8 +19,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def in_blocks(compute: Callable[[Tensor], Tensor], records: Tensor, size: int) -> Tensor:
+def in_blocks(
+    compute: Callable[[Tensor], Tensor],
+    records: Tensor,
+    size: int,
+    on_progress: Callable[[int], None] = lambda _done: None,
+) -> Tensor:
     """`compute(records)` `[n, ...]`, for a `compute` that is independent between records except for rounding.
+
+    `on_progress` is called with the number of records that are done.
 
     Guarantees: adding, removing or changing a record does not affect the bits of the others' results
     (`test_a_removed_record_changes_no_bit_of_the_others_features`).
@@ -37,8 +44,10 @@ def in_blocks(compute: Callable[[Tensor], Tensor], records: Tensor, size: int) -
             kept = out[start : start + size]
             kept.copy_(compute(_block(records, start, size))[: len(kept)])
 
+        starts = range(0, len(records), size)
         with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(work, range(0, len(records), size)))
+            for start, _ in zip(starts, pool.map(work, starts), strict=True):
+                on_progress(min(start + size, len(records)))
     finally:
         torch.set_num_threads(threads)
     return out

@@ -7,6 +7,8 @@ network does under the same noise.
 
 from __future__ import annotations
 
+import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 
 OPTIONS = ConfigDict(extra="forbid")
 _IMAGES_AT_A_TIME = 16
+_LOG = logging.getLogger(__name__)
+LOG_SECONDS = 3.0
+"""The first line of progress is logged after so long."""
 
 
 class FeatureMap(ABC):
@@ -61,13 +66,26 @@ class FeatureMap(ABC):
     def compute(self, brightness: Tensor) -> Tensor:
         """The features of images with values between 0 and 1, without the cache."""
         transform, size = self.transform(brightness.shape[1:])
-        return in_blocks(transform, brightness, size)
+        return in_blocks(transform, brightness, size, _progress_of(len(brightness)))
 
     def features(self, brightness: Tensor, cache: Path) -> Tensor:
         """The features `[n, d]` of images of brightness 0 to 1; other values are clipped."""
         shape = (len(brightness), *self.shape(brightness.shape[1:]))
         brightness = brightness.clamp(0, 1)
         return cached(cache, digest_of(self.digest(), brightness), shape, lambda: self.compute(brightness))
+
+
+def _progress_of(images: int) -> Callable[[int], None]:
+    """Logs how many images are done after `LOG_SECONDS`, after twice that time, and so on."""
+    begin, wait = time.monotonic(), LOG_SECONDS
+
+    def log_when_due(done: int) -> None:
+        nonlocal wait
+        if time.monotonic() - begin >= wait:
+            _LOG.info("features: %d of %d images; they are kept for later runs", done, images)
+            wait *= 2
+
+    return log_when_due
 
 
 def _require_image(name: str, shape: Sequence[int]) -> None:

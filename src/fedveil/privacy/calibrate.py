@@ -36,7 +36,7 @@ def calibrate(
                 "target_epsilon",
                 target,
                 f"nothing can be proven for the {unit} against the {adversary}, whatever the noise",
-                "Choose another adversary, or a method that protects the releases visible to this one.",
+                "Choose another adversary or unit, or a method that protects the releases visible to this one.",
             )
         return value
 

@@ -179,6 +179,15 @@ def test_account_calibrates_against_each_adversary(fedveil: Call) -> None:
     assert "target" in err
 
 
+def test_account_says_which_multiplier_the_target_of_the_configuration_takes(fedveil: Call) -> None:
+    short = ("--set", "run.rounds=20", "--set", "privacy.target_epsilon=6", "--records-per-client", "60")
+    _, out, _ = fedveil("account", "plan.toml", *short, "--json")
+    chosen = json.loads(out)["target"]
+    assert chosen["epsilon"] <= 6
+    _, _, err = fedveil("account", "plan.toml", *short)
+    assert f"noise multiplier {chosen['noise_multiplier']:g}" in err
+
+
 @pytest.mark.parametrize("asked", [("--target-epsilon", "6"), ("--what-if", "1,2")])
 def test_account_refuses_a_noise_multiplier_without_effect(
     fedveil: Call, tmp_path: Path, asked: tuple[str, str]

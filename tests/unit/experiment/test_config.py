@@ -119,6 +119,15 @@ def test_federation_keys_are_reported_as_unused_in_a_simulation() -> None:
     assert deployed.unused() == []
 
 
+def test_a_multiplier_beside_a_target_is_named_as_unused() -> None:
+    method = {"name": "udp-fedavg", "noise_multiplier": 1.0}
+    assert make_config(BASE | {"method": method}).unused() == []
+    made = make_config(BASE | {"method": method, "privacy": {"target_epsilon": 8.0}})
+    assert [line.split()[0] for line in made.unused()] == ["method.noise_multiplier"]
+    del method["noise_multiplier"]
+    assert make_config(BASE | {"method": method, "privacy": {"target_epsilon": 8.0}}).unused() == []
+
+
 def test_seeded_noise_is_named_as_unused_by_deployed_nodes() -> None:
     given = {"partition": {"clients": 3}, "run": {"engine": "flower", "noise": "seeded"}}
     made = make_config(given)

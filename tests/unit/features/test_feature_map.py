@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any, get_args
@@ -13,7 +14,7 @@ import torch
 from fedveil.errors import InputError
 from fedveil.experiment.config import Config, make_config
 from fedveil.experiment.prepare import load_examples, model_shape, prepare
-from fedveil.features import normalise
+from fedveil.features import feature_map, normalise
 from fedveil.features.blocks import in_blocks
 from fedveil.features.feature_map import ScatteringFeatures, make_features
 from fedveil.features.normalise import Maps
@@ -78,6 +79,18 @@ def test_blocks_whose_places_do_notcompute_alike_are_not_used() -> None:
 
     records = torch.rand(7, 3)
     assert torch.equal(in_blocks(by_place, records, 4), records)
+
+
+def test_progress_is_logged_only_where_features_take_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "fedveil")
+    monkeypatch.setattr(feature_map, "LOG_SECONDS", math.inf)
+    ScatteringFeatures(depth=1).features(images(), tmp_path)
+    assert caplog.messages == []
+    monkeypatch.setattr(feature_map, "LOG_SECONDS", 0.0)
+    ScatteringFeatures(depth=1).features(images(), tmp_path / "again")
+    assert caplog.messages[-1].startswith(f"features: {len(images())} of {len(images())} images")
 
 
 def test_features_have_unit_norm(tmp_path: Path) -> None:
