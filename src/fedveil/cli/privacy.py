@@ -17,7 +17,6 @@ from fedveil.errors import InputError, ResultError
 from fedveil.experiment.config import Config, load_config, load_experiment
 from fedveil.experiment.prepare import check_method, model_shape, noise_source, prepare, task_for
 from fedveil.experiment.target import calibrated, check_noise_counts, method_of, with_noise
-from fedveil.methods.method import AnyMethod
 from fedveil.models.registry import model_entry
 from fedveil.privacy.accounting import account, account_participation, epsilon_by_round
 from fedveil.privacy.releases import ADVERSARIES, Adversary, Plan, Release
