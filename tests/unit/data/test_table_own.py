@@ -93,7 +93,6 @@ def test_labels_are_sorted_as_numbers_or_as_names(tmp_path: Path) -> None:
         ("a,y\n", "rows"),
         ("a,a,y\n1,1,1\n", "header"),
         ("\n1,1\n", "header"),
-        ("a;y\n1;0\n", "label"),
         ("a,y\n1,3\n2,3\n", "y"),
         ("a,y\n1,0\nold,1\n3,1\n", "a"),
         ("a,y\n,0\n1,1\n", "missing"),
