@@ -119,7 +119,8 @@ def clients_of_pictures(here: Path) -> dict[str, Any]:
 
 
 def clients_of_arrays(here: Path) -> dict[str, Any]:
-    arrays(here / "all" / "n.npz"), arrays(here / "all" / "s.npz")
+    arrays(here / "all" / "n.npz")
+    arrays(here / "all" / "s.npz")
     return {"path": here / "all"}
 
 
@@ -250,7 +251,8 @@ def test_no_option_of_the_scattering_is_ignored_silently(field: str) -> None:
     kind = get_type_hints(ScatteringFeatures, include_extras=True)[field]
     start: dict[str, Any] = {"angles": 4}
     now = getattr(ScatteringFeatures(**start), field)
-    others = choices(kind) or ({"depth": [1], "angles": [3], "pooling": [2], "whitening": [0.0]}[field])
+    numbers: dict[str, list[Any]] = {"depth": [1], "angles": [3], "pooling": [2], "whitening": [0.0]}
+    others = choices(kind) or numbers[field]
     plain = ScatteringFeatures(**start).compute(images)
     for other in others:
         found = ScatteringFeatures(**start | {field: other}).compute(images)

@@ -275,17 +275,15 @@ def load_client_folder(
         train, test = train.take(kept.sort().values), train.take(held.sort().values)
     width = train.x.shape[1] if train.x.dim() > 1 else 1
     mean, std = own.mean or (0.0,) * width, own.std or (1.0,) * width
-    summary = f"{len(train)} + {len(test)} examples of {len(own.names)} clients"
-    name = f"client-folder:{root.name}"
     tables = own.schema is not None
     return Dataset(
-        name,
+        f"client-folder:{root.name}",
         train,
         test,
         own.classes,
         mean,
         std,
-        summary,
+        f"{len(train)} + {len(test)} examples of {len(own.names)} clients",
         user_names=own.names,
         schema=own.schema,
         notes=(statistics_note(schema is not None, statistics), person_note(None, None)) if tables else (),
