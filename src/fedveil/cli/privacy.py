@@ -15,6 +15,7 @@ from fedveil.cli.app import AsJson, Changes, ConfigFile, DataDir, app, check_see
 from fedveil.errors import InputError, ResultError
 from fedveil.experiment.config import Config, load_config, load_experiment
 from fedveil.experiment.target import calibrated, check_noise_counts, method_of, noise_source, with_noise
+from fedveil.methods.method import AnyMethod
 from fedveil.models.registry import model_entry
 from fedveil.privacy.accounting import account, account_participation, epsilon_by_round
 from fedveil.privacy.releases import ADVERSARIES, Adversary, Plan
@@ -107,11 +108,7 @@ def account_command(
     if what_if is not None:
         answer["what_if"] = [_what_if(loaded, plan, text) for text in what_if.split(",")]
     if plot is not None:
-        from fedveil.figures.figure import save_figure
-        from fedveil.report.figures import epsilon_figure
-
-        curves = epsilon_by_round(method.releases(plan), plan, delta)
-        save_figure(epsilon_figure(curves, delta), plot)
+        _draw(method, plan, delta, plot)
     if as_json:
         print(json.dumps(answer))
         return
@@ -124,6 +121,14 @@ def account_command(
             out.print(_rows(answer[key], title))
     if plot is not None:
         out.print(f"picture in {plot}", soft_wrap=True)
+
+
+def _draw(method: AnyMethod, plan: Plan, delta: float, path: Path) -> None:
+    from fedveil.figures.figure import save_figure
+    from fedveil.report.figures import epsilon_figure
+
+    curves = epsilon_by_round(method.releases(plan), plan, delta)
+    save_figure(epsilon_figure(curves, delta), path)
 
 
 def _what_if(config: Config, plan: Plan, text: str) -> dict[str, Any]:
