@@ -41,7 +41,7 @@ M = TypeVar("M", bound=BaseModel)
 class Section(BaseModel):
     """A part of a file: unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 def read_toml(path: Path, model: type[M], *, missing: str = "Run `fedveil deploy init` first.") -> M:

@@ -293,16 +293,21 @@ def trust_command(
 @deploy.command("check", epilog="Example: fedveil deploy check nodes/node-0")
 def check_command(folder: NodeFolder, as_json: AsJson = False) -> None:
     """Check a node's data against the declaration in node.toml, without contacting the server."""
-    from fedveil.federation.node import checked_node
+    from fedveil.federation.node import checked_node, unknown_in
+    from fedveil.federation.processes import unknown_said
 
     node = checked_node(folder)
-    declared = asdict(node.declared)
-    answer = {"node": node.name, "examples": len(node.held), "declared": declared}
+    declared, unknown = asdict(node.declared), unknown_in(node)
+    answer = {"node": node.name, "examples": len(node.held), "declared": declared} | (
+        {"unknown_categories": unknown} if unknown else {}
+    )
     if as_json:
         print(json.dumps(answer))
         return
     said = ", ".join(f"{key} {value}" for key, value in declared.items() if value is not None)
     out.print(f"node {node.name}: {len(node.held)} examples, as declared ({said})", soft_wrap=True)
+    for column, rows in unknown.items():
+        out.print(unknown_said(column, rows), soft_wrap=True)
 
 
 @deploy.command("submit", epilog="Example: fedveil deploy submit federation/server experiment.toml")

@@ -15,30 +15,33 @@ from fedveil.atomic_files import write_atomically
 from fedveil.cli.app import AsJson, Changes, ConfigFile, DataDir, app, check_seed, notes, out, print_words
 from fedveil.errors import InputError, ResultError
 from fedveil.experiment.config import Config, load_config, load_experiment
-from fedveil.experiment.prepare import check_method, model_shape, noise_source, prepare, task_for
-from fedveil.experiment.target import calibrated, check_noise_counts, method_of, with_noise
+from fedveil.experiment.target import calibrated, check_noise_counts, method_of, noise_source, with_noise
 from fedveil.models.registry import model_entry
 from fedveil.privacy.accounting import account, account_participation, epsilon_by_round
 from fedveil.privacy.releases import ADVERSARIES, Adversary, Plan, Release
 from fedveil.privacy.statement import show
-from fedveil.session.checks import first_server
 from fedveil.session.privacy_guard import declared, privacy_statement
 from fedveil.session.tables import guarantees_table
 
 
 def _plan(config: Config, records: int | None, data: Path | None) -> Plan:
     """The plan of this configuration; with `records` no data is read."""
+    seed = config.run.seeds[0]
     if records is None:
-        seed = config.run.seeds[0]
+        from fedveil.experiment.prepare import check_method, prepare  # slow to import
+
         prepared = prepare(config, seed, data)
         check_method(prepared, seed)
         return prepared.plan
     plan = declared_plan(config, records)
     shape, classes = config.task.input_shape, config.task.classes
     if shape is not None and classes is not None and model_entry(config.task.model).reads == "numbers":
+        from fedveil.experiment.prepare import model_shape, task_for
+        from fedveil.session.checks import first_server
+
         # a federation's model does not depend on a data set
         task = task_for(config, model_shape(config, shape), classes)
-        first_server(task, method_of(config, plan)[0], plan, config.run.seeds[0])
+        first_server(task, method_of(config, plan)[0], plan, seed)
     return plan
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -204,7 +205,14 @@ def _fit_column(table: RawTable, name: str, options: ColumnOptions) -> Column:
             value=int(words[0]),
         )
     if len(words):
-        return _fit_categories(table, name, options.missing)
+        column = _fit_categories(table, name, options.missing)
+        if _alike(column.categories or ()):
+            raise DataError(
+                f"{table.path}: column {name!r} has categories that differ in upper and lower case only. Write them "
+                f"alike, or name the column in categorical = [{name!r}].",
+                field=name,
+            )
+        return column
     return _fit_numbers(table, name, options)
 
 
@@ -304,6 +312,13 @@ def class_names(tables: Sequence[RawTable], label: str) -> tuple[str, ...]:
             "Give another column, or add rows of other classes.",
             field=label,
         )
+    if alike := sorted(_alike(sorted(found)), key=str.casefold):
+        raise DataError(
+            f"{tables[0].path}: classes {alike[0]!r} and {alike[1]!r} of column {label!r} differ in upper and lower "
+            "case only. Write them alike, or rename one.",
+            field=label,
+            value=alike[0],
+        )
     numeric = [cell for cell in found if _is_number(cell)]
     if len(numeric) == len(found):
         for cell in numeric:
@@ -316,6 +331,12 @@ def class_names(tables: Sequence[RawTable], label: str) -> tuple[str, ...]:
                 )
         return tuple(sorted(found, key=int))
     return tuple(sorted(found))
+
+
+def _alike(names: Sequence[str]) -> list[str]:
+    """Names that differ from another in upper and lower case only."""
+    counts = Counter(name.casefold() for name in names)
+    return [name for name in names if counts[name.casefold()] > 1]
 
 
 def class_of(cell: str) -> str:

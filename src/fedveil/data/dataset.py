@@ -362,6 +362,13 @@ def check_fraction(field: str, value: object) -> float:
     return float(value)
 
 
+def refuse_split(test_fraction: float, seed: int, why: str) -> None:
+    """Refuse options of a split where the test examples are given: they would be ignored."""
+    for field, value, usual in (("test_fraction", test_fraction, 0.2), ("seed", seed, 0)):
+        if value != usual:
+            raise InputError(field, value, f"is not used: {why}", "Leave it out.")
+
+
 def check_count(field: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InputError(field, value, "is not a positive whole number", "Use a whole number from 1 on.")

@@ -19,7 +19,7 @@ def require_labels(path: Path, what: str, cells: Sequence[str], place: Callable[
         shown = f"is {first!r}" if first else "is empty"
         raise DataError(
             f"{path}: {what} {shown} in {place(rows[0])}: {len(rows)} of {len(cells)} labels are missing. Fill them in "
-            "or drop these rows; rename a class of this name.",
+            "or remove these rows from the file; rename a class of this name.",
             field="labels",
             value=len(rows),
         )

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from fedveil.data.client_data import ArrayClients
-from fedveil.data.columns import ColumnOptions, classes_of, fit_schema
+from fedveil.data.columns import ColumnOptions, classes_of, fit_schema, with_schema
 from fedveil.data.dataset import (
     Dataset,
     Examples,
     check_fraction,
     images_from_bytes,
     labels_from,
+    refuse_split,
     require_labels_below,
     stratified_split,
 )
@@ -200,6 +201,13 @@ def clients_from_folder(
         )
     names = [entry.stem if entry.is_file() else entry.name for entry in clients]
     kind = kinds.pop()
+    options = ColumnOptions(
+        categorical, numeric, drop, missing, decimal, target=target, event=event, intervals=intervals
+    )
+    if kind in ("folder", ".npz"):
+        _refuse_options_of_tables(options, label=label, schema=schema)
+    if kind != "folder" and channels != 3:
+        raise InputError("channels", channels, "is for pictures", "Leave it out.")
     if kind == "folder":
         return _from_pictures(clients, held_out, names, channels)
     if kind == ".npz":
@@ -207,10 +215,15 @@ def clients_from_folder(
         return clients_from_arrays(arrays, test=read_npz(held_out[0]) if held_out else None, names=names)
     if label is None:
         raise InputError("label", None, "is required for tables", "Give the column to predict.")
-    options = ColumnOptions(
-        categorical, numeric, drop, missing, decimal, target=target, event=event, intervals=intervals
-    )
     return _from_tables(clients, held_out, names, label, options, schema)
+
+
+def _refuse_options_of_tables(options: ColumnOptions, **more: object) -> None:
+    usual = vars(ColumnOptions())
+    given = more | {name: value for name, value in vars(options).items() if value != usual[name]}
+    for field, value in given.items():
+        if value is not None:
+            raise InputError(field, value, "is for tables", "Leave it out.")
 
 
 def load_client_folder(
@@ -255,22 +268,22 @@ def load_client_folder(
     )
     users = torch.repeat_interleave(torch.tensor(own.clients.sizes))
     train, test = Examples(own.clients.x, own.clients.y, users), own.test
-    if test is None:
+    if test is not None:
+        refuse_split(test_fraction, seed, "the test examples have an entry of their own")
+    else:
         kept, held = stratified_split(users.numpy(), test_fraction, seed, "client-folder")
         train, test = train.take(kept.sort().values), train.take(held.sort().values)
     width = train.x.shape[1] if train.x.dim() > 1 else 1
     mean, std = own.mean or (0.0,) * width, own.std or (1.0,) * width
-    summary = f"{len(train)} + {len(test)} examples of {len(own.names)} clients"
-    name = f"client-folder:{root.name}"
     tables = own.schema is not None
     return Dataset(
-        name,
+        f"client-folder:{root.name}",
         train,
         test,
         own.classes,
         mean,
         std,
-        summary,
+        f"{len(train)} + {len(test)} examples of {len(own.names)} clients",
         user_names=own.names,
         schema=own.schema,
         notes=(statistics_note(schema is not None, statistics), person_note(None, None)) if tables else (),
@@ -356,19 +369,24 @@ def _from_tables(
     tables = [read_table(path) for path in clients]
     test = read_table(held_out[0]) if held_out else None
     for table in tables[1:]:
-        if set(table.columns) != set(tables[0].columns):
+        if odd := sorted(set(table.columns) ^ set(tables[0].columns)):
             raise DataError(
-                f"{table.path}: has other columns than {tables[0].path}. Give all tables the same columns.",
+                f"{table.path}: has other columns than {tables[0].path}: {', '.join(map(repr, odd))} are in one of "
+                "them only. Give all tables the same columns.",
                 field="columns",
                 value=str(table.path),
             )
-    if schema is None:
-        options.check(tables[0])
+    given = schema is not None
+    options.check(tables[0])
+    if schema is not None:
+        with_schema(options, label, schema)
+    else:
         classes = classes_of([*tables, *([test] if test else [])], label, options)
         everything = joined(tables, tables[0].path.parent)
         schema = fit_schema(everything, label=label, classes=classes, options=options)
-    made = [table_examples(schema, table) for table in tables]
-    own = _own(made, names, schema.classes, None if test is None else table_examples(schema, test))
+    made = [table_examples(schema, table, refuse_unknown=given) for table in tables]
+    held = None if test is None else table_examples(schema, test, refuse_unknown=given)
+    own = _own(made, names, schema.classes, held)
     return replace(own, mean=schema.mean, std=schema.std, schema=schema)
 
 

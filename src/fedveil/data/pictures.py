@@ -19,6 +19,7 @@ from fedveil.data.dataset import (
     check_count,
     images_from_bytes,
     labels_from,
+    refuse_split,
     stratified_split,
 )
 from fedveil.data.files import places, text_lines
@@ -120,6 +121,7 @@ def load_image_folder(
     classes = class_folders(root / "train" if separate else root)
     listed = list_pictures(root / "train" if separate else root, classes, max_per_class)
     if separate:
+        refuse_split(test_fraction, seed, "the test pictures have a folder of their own")
         train, mean, std = examples(listed)
         test, _, _ = examples(_list_test(root, classes, max_per_class))
     else:

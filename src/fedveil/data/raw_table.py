@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
 import pyarrow.parquet
 
-from fedveil.data.files import read_bytes
+from fedveil.data.csv_file import read_csv
 from fedveil.data.missing import MISSING_MARKS, require_labels
 from fedveil.data.schema import Decimal
 from fedveil.errors import DataError
@@ -25,8 +23,6 @@ from fedveil.errors import DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MOST_BYTES = 1 << 31
-_HEADER_BYTES = 1 << 20
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -62,11 +58,8 @@ class RawTable:
         """The cells of this column, as an Arrow array of strings."""
         if not isinstance(name, str) or name not in self.columns:
             have = ", ".join(self.columns)
-            only = next(iter(self.columns)) if len(self.columns) == 1 else ""
-            other = next((mark for mark in ";\t|" if mark in only), None)
-            remedy = "" if other is None else f" Its cells are separated by {other!r}: save it with commas."
             raise DataError(
-                f"{self.path}: there is no column {name!r} for the {role}. It has: {have}.{remedy}",
+                f"{self.path}: there is no column {name!r} for the {role}. It has: {have}.",
                 field=role,
                 value=name,
             )
@@ -112,7 +105,8 @@ def joined(tables: Sequence[RawTable], path: Path) -> RawTable:
 
 def read_table(path: Path) -> RawTable:
     """A table as text cells: Parquet for `.parquet`, CSV otherwise (`.gz` and `.xz` are opened)."""
-    table = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
+    columns = _read_parquet(path) if path.suffix.lower() == ".parquet" else read_csv(path)
+    table = RawTable(path, {_composed(name): _cleaned(cells) for name, cells in columns.items()})
     if not table.columns or len(table) == 0:
         raise DataError(
             f"{path}: contains no rows. Give a header line and a row for each example.",
@@ -194,76 +188,33 @@ def _array(cells: Any) -> Any:
     return cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
 
 
-def _read_csv(path: Path) -> RawTable:
-    content = read_bytes(path, most=_MOST_BYTES)
-    _require_utf8(content, path)
-    ragged: list[str] = []
-
-    def refuse_row(row: Any) -> str:
-        where = "a row" if row.number is None else f"line {row.number}"
-        ragged.append(
-            f"{path}: {where} has {row.actual_columns} cells where the header has {row.expected_columns}. "
-            "Fix the line."
-        )
-        return "error"
-
-    names = _header_names(content, path)
-    try:
-        arrow = pyarrow.csv.read_csv(
-            pa.BufferReader(content),
-            read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=1 << 22),
-            parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=refuse_row),
-            convert_options=pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
-        )
-    except pa.ArrowException as error:
-        problem = ragged[0] if ragged else f"{path}: is not readable CSV. Fix the file."
-        raise DataError(problem, field="csv", value=str(path)) from error
-    return RawTable(path, {name.strip(): _array(arrow.column(name)) for name in arrow.column_names})
-
-
-def _header_names(content: bytearray, path: Path) -> list[str]:
-    """The names in the header line; refuses names that differ in blanks at most."""
-    start = bytes(content[:_HEADER_BYTES]).decode("utf-8", errors="ignore").removeprefix("\ufeff")
-    names = next(csv.reader(io.StringIO(start, newline="")), [])
-    if not names:
-        raise DataError(f"{path}: the header line is empty. Name the columns in it.", field="header")
-    bare = [name.strip() for name in names]
-    if twice := [name for name in bare if bare.count(name) > 1]:
-        raise DataError(
-            f"{path}: the header line names a column twice: {twice[0]!r}. Rename one.",
-            field="header",
-            value=twice[0],
-        )
-    return names
-
-
-def _require_utf8(content: bytearray, path: Path) -> None:
-    try:
-        content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{path}: line {line} is not UTF-8. Convert the file to UTF-8.", field="line", value=line
-        ) from None
-
-
-def _read_parquet(path: Path) -> RawTable:
+def _read_parquet(path: Path) -> dict[str, Any]:
     try:
         arrow = pyarrow.parquet.read_table(path)
-        columns = {name: _as_text(arrow.column(name)) for name in arrow.column_names}
+        return {name: _as_text(arrow.column(name)) for name in arrow.column_names}
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise DataError(
             f"{path}: is not a readable Parquet table ({type(error).__name__}). Write it again.",
             field="parquet",
             value=str(path),
         ) from error
-    return RawTable(path, columns)
 
 
 def _as_text(column: Any) -> Any:
     if pa.types.is_boolean(column.type):
         column = pc.cast(column, pa.int8())
-    return _array(pc.fill_null(pc.cast(column, pa.string()), ""))
+    return pc.fill_null(pc.cast(column, pa.string()), "")
+
+
+def _composed(text: str) -> str:
+    return unicodedata.normalize("NFC", text)
+
+
+def _cleaned(cells: Any) -> Any:
+    """One spelling of what looks alike: without blanks around it, letters and their accents as one character."""
+    cells = pc.utf8_trim_whitespace(_array(cells))
+    ascii_only = pc.all(pc.string_is_ascii(cells)).as_py()
+    return cells if ascii_only is not False else pc.utf8_normalize(cells, form="NFC")
 
 
 _MONTH = r"[-/. ]+[^\W\d_]{3,10}\.?[-/., ]+"
@@ -275,6 +226,7 @@ _DATE = re.compile(
 _COMMA = re.compile(r"[-+]?\d+,\d+")
 _WHOLE_OR_COMMA = re.compile(r"[-+]?\d+(,\d+)?")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(([.' ]\d{3})+(,\d+)?|([,' ]\d{3})+\.\d+|([,.]\d{3}){2,})")
+_UNIT = re.compile(r"[-+]?\d+(?:[.,]\d+)?(\s*[^\d\s.,+-]\D{0,9})")
 _ADDRESS = re.compile(r"\S+@\S+\.\w+")
 _IDENTIFIER = re.compile(
     r"(?i)(^|.*[_\-. ])(id|ids|mrn|ssn|uuid|guid|nr|no|number|identifier)$|.*[a-z]I[dD]$"
@@ -295,17 +247,21 @@ def suspicion(table: RawTable, name: str, values: npt.NDArray[np.float64], words
         values: The column's numbers, NaN where there is none.
         words: How many cells are no numbers. Where they are few, each is a mistake, not the column.
     """
+    cells = table.column(name, "feature").filter(pa.array(~table.missing(name)))
     if not words:
-        return _suspicious_numbers(name, values[~np.isnan(values)])
-    missing = table.missing(name)
-    cells = table.column(name, "feature").filter(pa.array(~missing))
-    distinct = [cell.strip() for cell in pc.unique(cells).to_pylist()]
+        return _suspicious_numbers(name, values[~np.isnan(values)], cells)
+    distinct = pc.unique(cells).to_pylist()
     if _most(_THOUSANDS, distinct):
         return "has marks between thousands. Remove them from the numbers."
     if _most(_WHOLE_OR_COMMA, distinct) and any(map(_COMMA.fullmatch, distinct)):
         return 'has decimal commas. Set decimal = ",".'
     if _most(_DATE, distinct):
         return f"holds dates or times. Name it in drop = [{name!r}], or make it a number such as an age."
+    if _have_a_unit(distinct):
+        return (
+            "has the same unit after each number. Remove it from the numbers, "
+            f"or name the column in categorical = [{name!r}]."
+        )
     if 2 * words < len(table):
         return None
     if _most(_ADDRESS, distinct):
@@ -330,11 +286,21 @@ def _repeated_identifier(name: str, distinct: int, rows: int, else_in: str) -> s
     )
 
 
-def _suspicious_numbers(name: str, values: npt.NDArray[np.float64]) -> str | None:
+def _have_a_unit(distinct: Sequence[str]) -> bool:
+    units = [_UNIT.fullmatch(cell) for cell in distinct]
+    return len(units) > 2 and all(units) and len({unit[1].strip() for unit in units if unit}) == 1
+
+
+def _suspicious_numbers(name: str, values: npt.NDArray[np.float64], cells: Any) -> str | None:
     if not len(values):
         return f"has no value at all. Name it in drop = [{name!r}]."
     if len(values) < _FEW or bool((values != np.round(values)).any()):
         return None
+    if _are_codes(cells):
+        return (
+            f"holds codes with leading zeros. Name it in drop = [{name!r}] or in categorical, "
+            "or in numeric if it is a measurement."
+        )
     ordered = np.unique(values)
     if _are_days(ordered):
         return f"holds dates, written as numbers. Name it in drop = [{name!r}], or in numeric if it is a measurement."
@@ -350,6 +316,13 @@ def _suspicious_numbers(name: str, values: npt.NDArray[np.float64]) -> str | Non
         "looks like an identifier: a different whole number in every row. "
         f"Name it in drop = [{name!r}], or in numeric if it is a measurement."
     )
+
+
+def _are_codes(cells: Any) -> bool:
+    """Whether whole numbers are filled up with zeros: some to the width of all the others, or most."""
+    padded = int(pc.sum(pc.match_substring_regex(cells, "^0[0-9]")).as_py() or 0)
+    widths = pc.min_max(pc.utf8_length(cells)).as_py()
+    return padded > 0 and (widths["min"] == widths["max"] or 2 * padded > len(cells))
 
 
 def _are_days(ordered: npt.NDArray[np.float64]) -> bool:

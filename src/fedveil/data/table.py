@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 
 from fedveil.data.columns import (
     FILL_IN,
-    TRAIN_WITH_GAPS,
     ColumnOptions,
     class_of,
     classes_of,
@@ -27,7 +26,7 @@ from fedveil.data.columns import (
     strata_of,
     with_schema,
 )
-from fedveil.data.dataset import Dataset, Examples, check_fraction, stratified_split
+from fedveil.data.dataset import Dataset, Examples, check_fraction, refuse_split, stratified_split
 from fedveil.data.files import given_file
 from fedveil.data.notes import (
     PRIVATE_NOTE,
@@ -62,14 +61,23 @@ if TYPE_CHECKING:
 _ROWS_AT_ONCE = 1 << 14
 
 
-def table_examples(schema: TableSchema, table: RawTable, users: dict[str, int] | None = None) -> Examples:
-    """The table's rows as examples. A category that the schema does not contain becomes zeros.
+def table_examples(
+    schema: TableSchema,
+    table: RawTable,
+    users: dict[str, int] | None = None,
+    *,
+    refuse_unknown: bool = False,
+) -> Examples:
+    """The table's rows as examples.
 
-    `users` maps known users to ids, and is extended by new ones.
+    Args:
+        users: The ids of known users; extended by new ones.
+        refuse_unknown: Refuse a category that the schema does not contain; else it becomes zeros.
     """
     if schema.missing == "drop":
         table = complete_rows(table, [column.name for column in schema.columns])
-    x = _features_of(schema, torch.from_numpy(encode_cells(schema, table)))
+    cells = encode_cells(schema, table, refuse_unknown=refuse_unknown)
+    x = _features_of(schema, torch.from_numpy(cells))
     return Examples(x, _labels(schema, table), _users(schema, table, users))
 
 
@@ -100,15 +108,16 @@ def rescaled(dataset: Dataset, schema: TableSchema) -> Dataset:
 
 
 def encode_cells(
-    schema: TableSchema, table: RawTable, *, refuse_unknown: bool = False
+    schema: TableSchema, table: RawTable, *, refuse_unknown: bool = False, gaps: str = FILL_IN
 ) -> npt.NDArray[np.float64]:
     """The cells `[n, columns]` that `TableFeatures` reads; -1 is a category that the schema does not contain.
 
     Args:
         refuse_unknown: Raise a DataError that names the row and the column of an unknown category instead.
+        gaps: The remedy for missing cells.
     """
     needed = [column.name for column in schema.columns if column.fill is None]
-    require_present(table, needed, TRAIN_WITH_GAPS if refuse_unknown else FILL_IN)
+    require_present(table, needed, gaps)
     cells = np.empty((len(table), len(schema.columns)))
     for k, column in enumerate(schema.columns):
         if column.categories is None:
@@ -119,11 +128,18 @@ def encode_cells(
         if refuse_unknown and len(unknown):
             raise DataError(
                 f"{table.path}: {table.place(int(unknown[0]))}, column {column.name!r} holds a category that the "
-                f"model was not trained with ({len(unknown)} rows). Known: {_shown(column.categories)}.",
+                f"schema does not have ({len(unknown)} rows). Known: {_shown(column.categories)}.",
                 field=column.name,
                 value=int(unknown[0]),
             )
     return cells
+
+
+def unknown_categories(schema: TableSchema, table: RawTable) -> dict[str, int]:
+    """The number of rows with a category that the schema does not contain, by column; columns without are left out."""
+    columns = [column for column in schema.columns if column.categories is not None]
+    counts = {c.name: int((_category_index(table, c) == UNKNOWN).sum()) for c in columns}
+    return {name: count for name, count in counts.items() if count}
 
 
 def _category_index(table: RawTable, column: Column) -> npt.NDArray[np.float64]:
@@ -223,6 +239,8 @@ def load_table(
     said = (categorical, numeric, drop, missing, decimal, limit, unit_norm, target, event, intervals)
     options = ColumnOptions(*said)
     other = None if test_path is None else read_table(given_file("test_path", test_path, data_dir))
+    if other is not None:  # the seed also draws the rows of a person
+        refuse_split(test_fraction, 0 if most else seed, "the test rows are those of test_path")
     table = read_table(source)
     options.check(table)
     if schema is None:  # count missing values before the rows are split
@@ -243,7 +261,7 @@ def load_table(
         schema = fit_schema(train, label=label, classes=classes, user=user, person=person, options=options)
     notes = (statistics_note(given, statistics), person_note(person, most))
     schema = replace(schema, user=user, person=person)
-    made = replace(_dataset(source, schema, train, test), notes=notes, rows_per_person=most)
+    made = replace(_dataset(source, schema, train, test, given=given), notes=notes, rows_per_person=most)
     return replace(made, cells=_kept_cells(schema, train, test)) if statistics == "private" else made
 
 
@@ -259,9 +277,12 @@ def _kept_cells(schema: TableSchema, train: RawTable, test: RawTable) -> tuple[T
     return kept, held
 
 
-def _dataset(source: Path, schema: TableSchema, train: RawTable, test: RawTable) -> Dataset:
+def _dataset(source: Path, schema: TableSchema, train: RawTable, test: RawTable, *, given: bool) -> Dataset:
     users: dict[str, int] = {}
-    examples, test_examples = table_examples(schema, train, users), table_examples(schema, test, users)
+    # A schema made of the training rows cannot have every category of the others.
+    examples, test_examples = (
+        table_examples(schema, table, users, refuse_unknown=given) for table in (train, test)
+    )
     left_out = len(train) + len(test) - len(examples) - len(test_examples)
     summary = f"{source.name}: {len(examples)} training rows, {examples.x.shape[1]} features"
     return Dataset(

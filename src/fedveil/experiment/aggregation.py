@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from fedveil.errors import InputError
 from fedveil.secure_sum.settings import DEFAULT_COLLUDERS, SecureSum
+from fedveil.validation import Section
 
 
-class AggregationSection(BaseModel):
+class AggregationSection(Section):
     """What the server learns of the uploads: all of them, or only their sum."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["plain", "secure"] = "plain"
     """What the server learns of the uploads: all of them, or only their sum."""

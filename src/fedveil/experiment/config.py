@@ -22,6 +22,7 @@ from fedveil.experiment.sections import (
     PrivacySection,
     RunSection,
     TaskSection,
+    TextSection,
 )
 from fedveil.experiment.statistics import statistics_release
 from fedveil.features.feature_map import make_features
@@ -31,6 +32,7 @@ from fedveil.methods.method import AnyMethod, field_names
 from fedveil.methods.secure import securely_aggregated
 from fedveil.methods.wrappers import WRAPPERS, Wrapper
 from fedveil.methods.wrappers.wrapper import wrapper_fields
+from fedveil.models.registry import model_entry
 from fedveil.validation import Section, known_keys, refused
 
 VERSION = 1
@@ -355,6 +357,22 @@ def _require_read(config: Config) -> None:
     for field, value, without, default, other in alone:
         if without and value != default:
             raise InputError(field, value, f"has no effect without {other}", f"Set {other}, or leave it out.")
+    _require_read_of_texts(config)
+
+
+def _require_read_of_texts(config: Config) -> None:
+    text, usual = config.task.text, TextSection()
+    if text is None:
+        return
+    reads = model_entry(config.task.model).reads
+    if reads == "numbers" and text != usual:
+        problem = f"the model {config.task.model} reads no texts"
+        raise InputError("task.text", text.model_dump(exclude_defaults=True), problem, "Leave it out.")
+    if text.size != usual.size and text.vocabulary in ("bytes", "tokenizer"):
+        problem = f'is not used: vocabulary "{text.vocabulary}" has a size of its own'
+        raise InputError("task.text.size", text.size, problem, "Leave it out.")
+    if text.pack != usual.pack and reads == "texts":
+        raise InputError("task.text.pack", text.pack, "is for texts without labels", "Leave it out.")
 
 
 def require_used(section: Mapping[str, Any], changes: Sequence[str], *, only_changed: bool = False) -> None:

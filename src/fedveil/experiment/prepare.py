@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedveil.data.client_data import ArrayClients, Clients, digest_of
 from fedveil.data.dataset import Dataset, TextDataset
 from fedveil.data.files import places, state_of
-from fedveil.data.registry import is_own_data, list_datasets, load_dataset
+from fedveil.data.registry import list_datasets, load_dataset
 from fedveil.data.schema import TableSchema
 from fedveil.data.tokens import tokenise
 from fedveil.data.transformers_folder import DEFAULT
@@ -21,7 +21,7 @@ from fedveil.errors import InputError, known_name, within
 from fedveil.experiment.config import Config
 from fedveil.experiment.sections import TextSection
 from fedveil.experiment.statistics import standardised
-from fedveil.experiment.target import Calibrated, method_of
+from fedveil.experiment.target import Calibrated, method_of, noise_source
 from fedveil.features.feature_map import as_features, make_features
 from fedveil.lazy_torch import torch
 from fedveil.losses import TARGETS, LossName, WeightedCrossEntropy, named_loss
@@ -33,7 +33,6 @@ from fedveil.prediction.recipe import Recipe, TextInput, recipe_for
 from fedveil.privacy.releases import Plan
 from fedveil.session.checks import check_test, first_server
 from fedveil.session.options import AvailableData, PrivacySettings, RunOptions
-from fedveil.session.privacy_guard import noise_for
 from fedveil.session.run import make_plan
 from fedveil.streams import NoiseSource, named_stream
 from fedveil.task import ExampleLoss, Task, cross_entropy
@@ -350,13 +349,6 @@ def check_method(prepared: Prepared, seed: int) -> None:
     """Make a run's checks of the method against its clients and model."""
     prepared.method.check_clients(prepared.task, prepared.clients)
     first_server(prepared.task, prepared.method, prepared.plan, seed)
-
-
-def noise_source(config: Config, method: AnyMethod, plan: Plan) -> NoiseSource:
-    """The source of privacy noise and cohorts in runs of this configuration."""
-    if config.run.engine == "flower":
-        return "entropy"
-    return noise_for(method, plan, config.run.noise, own_data=is_own_data(config.task.dataset))
 
 
 def facts_of(config: Config, experiment: str, prepared: Prepared) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Calibration of the noise to a configuration's target epsilon.
+"""The noise of a configuration: its source, and its calibration to a target epsilon.
 
 `[privacy] target_epsilon`, against `target_adversary`, for `target_unit`, determines `method.noise_multiplier` from the
 plan alone, before training. A multiplier in the file then has no effect.
@@ -13,13 +13,15 @@ from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
+from fedveil.data.registry import is_own_data
 from fedveil.errors import InputError, within
 from fedveil.experiment.config import Config, build_method, make_config
 from fedveil.methods.method import AnyMethod, field_names
 from fedveil.privacy.accounting import epsilon_of
 from fedveil.privacy.calibrate import calibrate
 from fedveil.privacy.releases import Adversary, Plan, Release, Unit, Unprotected
-from fedveil.session.privacy_guard import declared, unit_of
+from fedveil.session.privacy_guard import declared, noise_for, unit_of
+from fedveil.streams import NoiseSource
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,13 @@ def method_of(config: Config, plan: Plan) -> tuple[AnyMethod, Calibrated | None]
         section.target_unit,
     )
     return with_noise(config, found.noise_multiplier), found
+
+
+def noise_source(config: Config, method: AnyMethod, plan: Plan) -> NoiseSource:
+    """The source of privacy noise and cohorts in runs of this configuration."""
+    if config.run.engine == "flower":
+        return "entropy"
+    return noise_for(method, plan, config.run.noise, own_data=is_own_data(config.task.dataset))
 
 
 def with_target_noise(config: Config, plan: Plan) -> Config:

@@ -16,7 +16,7 @@ from fedveil.data.persons import check_persons, limit_rows
 from fedveil.data.pictures import list_pictures, read_pictures
 from fedveil.data.raw_table import read_table
 from fedveil.data.schema import TableSchema, read_schema
-from fedveil.data.table import table_examples
+from fedveil.data.table import table_examples, unknown_categories
 from fedveil.data.text import read_labelled_texts
 from fedveil.data.tokens import TooLong, tokenise_texts
 from fedveil.data.vocabulary import Vocabulary
@@ -130,6 +130,18 @@ def checked_node(directory: Path | str) -> Node:
     node = open_node(directory)
     check_held(node.held, node.declared, str(node.directory / NODE_FILE))
     return node
+
+
+def unknown_in(node: Node) -> dict[str, int]:
+    """The rows of the node's table with a category that the schema does not contain, by column.
+
+    They are trained on as rows without a category, since a refusal would tell the server about them: for the node's
+    operator, before it joins.
+    """
+    if node.schema is None:
+        return {}
+    config = read_toml(node.directory / NODE_FILE, NodeConfig)
+    return unknown_categories(node.schema, read_table(node.directory / config.data.path))
 
 
 def _declared(data: DataSection, folder: Path, held: int) -> Declared:

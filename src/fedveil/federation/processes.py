@@ -413,10 +413,18 @@ def run_server(folder: Path, tell: Callable[[str], None]) -> int:
         os.close(lock)
 
 
+def unknown_said(column: str, rows: int) -> str:
+    """What a node's operator is told of categories that the schema does not contain."""
+    return (
+        f"WARNING, column {column!r} holds categories that the schema does not have, in {rows} rows; "
+        "they count as none of its categories"
+    )
+
+
 def run_node(folder: Path, tell: Callable[[str], None]) -> NoReturn:
     """Replace this process by the node of this folder, after its data and policy have been read and checked."""
     require_flower()
-    from fedveil.federation.node import checked_node
+    from fedveil.federation.node import checked_node, unknown_in
 
     folder = folder.absolute()
     config = read_toml(folder / NODE_FILE, NodeConfig)
@@ -424,6 +432,8 @@ def run_node(folder: Path, tell: Callable[[str], None]) -> NoReturn:
     tell(f"node {node.name}: client {node.client}, {len(node.held)} examples")
     if config.data.records is None:
         tell(f"node {node.name}: their number is public; set data.records in {NODE_FILE} to declare another")
+    for column, rows in unknown_in(node).items():
+        tell(f"node {node.name}: {unknown_said(column, rows)}")
     if node.noise == "seeded":
         tell(
             f"node {node.name}: WARNING, [testing] seeded_noise makes its noise predictable; it gives no protection"

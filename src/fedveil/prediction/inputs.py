@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedveil.data.columns import TRAIN_WITH_GAPS
 from fedveil.data.dataset import TextExamples
 from fedveil.data.files import given_file, text_lines
 from fedveil.data.own import read_npz_array
@@ -50,7 +51,7 @@ def _cells(schema: TableSchema, path: Path) -> Tensor:
             field="columns",
             value=missing,
         )
-    return torch.from_numpy(encode_cells(schema, table, refuse_unknown=True))
+    return torch.from_numpy(encode_cells(schema, table, refuse_unknown=True, gaps=TRAIN_WITH_GAPS))
 
 
 def _tokens(text: TextInput, path: Path, data_dir: Path | None) -> Tensor:

@@ -52,7 +52,9 @@ def make_plan(
     """
     sizes = clients.sizes
     count = len(sizes)
-    cohort = count if cohort is None or sampler == "all" else whole_number("run.cohort", cohort, 1)
+    cohort = count if cohort is None else whole_number("run.cohort", cohort, 1)
+    if sampler == "all" and cohort != count:
+        raise InputError("run.cohort", cohort, 'sampler "all" takes every client', "Leave run.cohort out.")
     rounds = whole_number("run.rounds", rounds, 1)
     if cohort > count:
         raise InputError("run.cohort", cohort, f"there are {count} clients", f"Use 1 to {count}.")

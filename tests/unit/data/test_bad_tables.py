@@ -9,13 +9,14 @@ import pytest
 
 from fedveil.data.raw_table import read_table
 from fedveil.data.schema import read_schema
-from fedveil.data.table import load_table, table_examples
+from fedveil.data.table import load_table, table_examples, unknown_categories
 from fedveil.errors import DataError, InputError
 from fedveil.evaluation.metrics import ONE_CLASS
 from fedveil.experiment.config import make_config
 from fedveil.experiment.run import run_seed
 from fedveil.federation.config import DataSection
 from fedveil.federation.node import read_held
+from tests.refusals import refuses
 
 SCHEMA = """
 label = "{label}"
@@ -82,8 +83,11 @@ def test_an_unknown_category_gives_zeros_in_training(tmp_path: Path) -> None:
     """A node that refused would tell the server about its rows; prediction refuses, see its tests."""
     (tmp_path / "schema.toml").write_text(SCHEMA.format(label="ill", more=CLASSES[1]))
     (tmp_path / "data.csv").write_text("age,sex,ill\n60,x,no\n")
-    found = table_examples(read_schema(tmp_path / "schema.toml"), read_table(tmp_path / "data.csv"))
-    assert found.x.tolist() == [[0.0, 0.0, 0.0]]
+    schema, table = read_schema(tmp_path / "schema.toml"), read_table(tmp_path / "data.csv")
+    assert table_examples(schema, table).x.tolist() == [[0.0, 0.0, 0.0]]
+    assert unknown_categories(schema, table) == {"sex": 1}  # its operator is told
+    with refuses("sex", DataError, value=0):  # a simulation tells nobody else
+        table_examples(schema, table, refuse_unknown=True)
 
 
 def test_the_auc_of_a_hospital_with_one_class_is_undefined(tmp_path: Path) -> None:

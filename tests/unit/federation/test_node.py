@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from typer.testing import CliRunner
 
+from fedveil.cli import app
 from fedveil.data.columns import schema_of
 from fedveil.data.schema import read_schema, write_schema
 from fedveil.data.vocabulary import HashVocabulary
 from fedveil.errors import DataError
 from fedveil.features import normalise
 from fedveil.features.feature_map import ScatteringFeatures
-from fedveil.federation.node import NodeClients, open_node
+from fedveil.federation.node import NodeClients, open_node, unknown_in
 from tests.refusals import refuses
 from tests.unit.federation.makers import OPEN_POLICY, node_folder
 
@@ -95,6 +98,16 @@ def test_tables_follow_the_agreed_form_not_their_own_rows(tmp_path: Path) -> Non
     std = float(np.std([40, 50, 60]))
     torch.testing.assert_close(examples.x, torch.tensor([[0.0, 0.0, 1.0], [40 / std, 0.0, 0.0]]))
     assert examples.y.tolist() == [0, 0], "the classes are the schema's: no, yes"
+
+
+def test_an_operator_is_told_of_categories_that_the_schema_does_not_have(tmp_path: Path) -> None:
+    (tmp_path / "public.csv").write_text("ill,age,kind\nyes,70,a\nno,50,b\n")
+    (tmp_path / "node").mkdir()
+    write_schema(schema_of(tmp_path / "public.csv", label="ill"), tmp_path / "node" / "schema.toml")
+    node = _table_node(tmp_path / "node", "kind;age;ill\nA;50;no\nb;90;no\nc;20;yes\n")
+    assert unknown_in(open_node(node)) == {"kind": 2}
+    done = CliRunner().invoke(app, ["deploy", "check", str(node), "--json"], catch_exceptions=False)
+    assert json.loads(done.stdout)["unknown_categories"] == {"kind": 2}
 
 
 def test_pictures_follow_the_agreed_classes(tmp_path: Path) -> None:

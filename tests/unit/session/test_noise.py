@@ -15,7 +15,8 @@ from fedveil import Plan, Result, run
 from fedveil.engines.engine import Answers
 from fedveil.errors import ResultError
 from fedveil.experiment.config import make_config
-from fedveil.experiment.prepare import noise_source, prepare
+from fedveil.experiment.prepare import prepare
+from fedveil.experiment.target import noise_source
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.dp_fedprox import DPFedProx
 from fedveil.methods.fedavg import FedAvg
