@@ -1,6 +1,6 @@
 """Ours beside its peers, interleaved in one run: one table of ratios, start-up apart.
 
-    make peers        # also writes benchmarks/peers/results.json and README's table of it
+    make peers        # also writes benchmarks/peers/results.json and the tables of it in README and docs/speed.md
 
 Every contender trains the same model on the same data from the same start with FedAvg: Apple's pfl, Flower's Ray
 simulation with one actor per core, and a plain PyTorch loop with the thread count that suits it best. Clipped
@@ -143,7 +143,7 @@ def sections(turns: int) -> dict[str, Callable[[], list[Row]]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--only", help="sections, separated by commas; all of them by default")
     parser.add_argument("--json", type=Path, help="where the results are written, section by section")
     arguments = parser.parse_args()
