@@ -69,7 +69,8 @@ class RayWorkers:
         self._shared = MachineMemory.made(node, capacity)
         self._broadcasts = MachineMemory.made(node, capacity) if self._shared is not None else None
         self._alone = True  # until a worker on another machine turns up
-        self._cores = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        self._cores = max(1, int(resources.get("CPU", 1)))
         self._expected: dict[int, Expected] = {}  # by the exchange's number within a round
         self._tables: dict[str, Tensor] = {}
         self._task = ray.remote(num_cpus=1, max_retries=_RETRIES)(compute)
