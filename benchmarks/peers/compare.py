@@ -1,6 +1,6 @@
 """Ours beside its peers, interleaved in one run: one table of ratios, start-up apart.
 
-    make peers        # also writes benchmarks/peers/results.json and README's table of it
+    make peers        # also writes benchmarks/peers/results.json and the tables of it in README and docs/speed.md
 
 Every contender trains the same model on the same data from the same start with FedAvg: Apple's pfl, Flower's Ray
 simulation with one actor per core, and a plain PyTorch loop with the thread count that suits it best. Clipped
@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from cases import CASES
+from cases import CASES, MethodRounds
 from flower_rounds import FlowerRounds
 from measuring import HEADER, Contender, Round, Row, interleaved, machine, seconds
 from recording import record
@@ -114,17 +114,15 @@ def smoothing(turns: int) -> list[Row]:
 def beside_plain(key: str, turns: int) -> list[Row]:
     """Whole rounds of a method other than FedAvg beside a straightforward loop."""
     case = CASES[key]
-    ours, peer = case.ours(), case.plain()
+    ours = Contender.started(case.ours)
     try:
-        threads = best_threads(peer)
+        threads = best_threads(case.plain())
         name = f"{case.peer}, {threads} thread{'s' if threads > 1 else ''}"
-        contenders = {
-            "ours": Contender.started(lambda: ours),
-            name: Contender.started(partial(partial, plain_with, threads, peer)),
-        }
-        return interleaved(case.what, contenders, turns, EXPECTED)
+        peer = Contender.started(lambda: partial(plain_with, threads, case.plain()))
+        return interleaved(case.what, {"ours": ours, name: peer}, turns, EXPECTED)
     finally:
-        ours.close()
+        assert isinstance(ours.round, MethodRounds)
+        ours.round.close()
 
 
 def sections(turns: int) -> dict[str, Callable[[], list[Row]]]:
@@ -143,7 +141,7 @@ def sections(turns: int) -> dict[str, Callable[[], list[Row]]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--only", help="sections, separated by commas; all of them by default")
     parser.add_argument("--json", type=Path, help="where the results are written, section by section")
     arguments = parser.parse_args()

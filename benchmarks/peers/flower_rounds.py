@@ -75,6 +75,7 @@ class FlowerRounds:
 
     def __init__(self, name: str) -> None:
         quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+        quiet["RAY_worker_niceness"] = "0"  # our workers do not give way to others either
         here = Path(__file__).resolve().parent
         paths = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
         self._process = subprocess.Popen(

@@ -128,5 +128,5 @@ def machine() -> dict[str, Any]:
     return {
         "processor": names[0] if names else platform.processor(),
         "cores": os.cpu_count(),
-        "torch": torch.__version__,
+        "torch": torch.__version__.partition("+")[0],
     }

@@ -1,24 +1,28 @@
 """`engine = "ray"` beside the local pool and Flower's Ray simulation, interleaved in one run.
 
-    PYTHONPATH=benchmarks python benchmarks/peers/ray_cluster.py --json ray.json
+    make peers        # also writes benchmarks/peers/ray.json and the tables of it in README and docs/speed.md
 
 All three train the same model on the same data with FedAvg on this machine's cores, ours on a Ray cluster of one
-machine. A ratio is of two times in the same turn; the table gives medians and ranges. Start-up is left out. Where a
-round of Flower takes longer than `--limit` seconds, the limit counts as its time: the ratio is then a lower bound.
+machine. The workers of both clusters have the priority of their programs, as the pool's have; Ray by itself would give
+them way to everything else. A ratio is of two times in the same turn; the table gives medians and ranges. Start-up is
+left out. Where a round of Flower takes longer than `--limit` seconds (a minute more with its start-up), the limit
+counts as its time: the ratio is then a lower bound.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import statistics
-from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import ray
 from flower_rounds import FlowerRounds
-from measuring import steady
+from measuring import Ratio, machine, steady
+from recording import record
+from table import RAY_HEADER, ray_line
 from workloads import WORKLOADS
 
 from fedveil.engines.simulation import cores
@@ -27,9 +31,7 @@ from simulator import OurRounds, make_data
 TARGETS = {"W1": {"overhead": 1.3}, "W5-200": {"flower": 30.0}, "W5-2000": {"flower": 30.0}}
 
 
-def _ratio(times: Sequence[float], other: Sequence[float]) -> dict[str, float]:
-    ratios = sorted(a / b for a, b in zip(times, other, strict=True))
-    return {"median": statistics.median(ratios), "lowest": ratios[0], "highest": ratios[-1]}
+_START_UP = 60.0  # seconds that a start of Ray and Flower may take
 
 
 def measure(name: str, turns: int, limit: float) -> dict[str, Any]:
@@ -40,58 +42,44 @@ def measure(name: str, turns: int, limit: float) -> dict[str, Any]:
     ray.init("local", num_cpus=cores(), include_dashboard=False, log_to_driver=False)
     cluster = OurRounds(workload, clients, "auto")
     cluster()
-    flower: FlowerRounds | None = FlowerRounds(name)
-    finished = flower.within(10 * limit) is not None if flower is not None else False
+    flower = FlowerRounds(name)
+    finished = flower.within(limit + _START_UP) is not None
     times: dict[str, list[float]] = {"pool": [], "ray": [], "flower": []}
     for _ in range(turns):
         times["pool"].append(steady(pool))
         times["ray"].append(steady(cluster))
-        took = flower.within(limit) if flower is not None and finished else None
+        took = flower.within(limit) if finished else None
         finished = took is not None
         times["flower"].append(limit if took is None else took)
-    if finished and flower is not None:
+    if finished:
         flower.close()
     cluster.close()
     pool.close()
     ray.shutdown()
-    seconds = {kind: statistics.median(found) for kind, found in times.items()}
-    overhead, gain = _ratio(times["ray"], times["pool"]), _ratio(times["flower"], times["ray"])
     return {
-        "workload": name,
-        "seconds": seconds,
-        "overhead": overhead,
-        "flower": gain,
+        "what": name,
+        "seconds": {kind: statistics.median(found) for kind, found in times.items()},
+        "overhead": asdict(Ratio.of(times["ray"], times["pool"])),
+        "flower": asdict(Ratio.of(times["flower"], times["ray"])),
         "flower_finished": finished,
         "targets": TARGETS[name],
     }
 
 
-def row(found: dict[str, Any]) -> str:
-    seconds, overhead, gain = found["seconds"], found["overhead"], found["flower"]
-    bound = "" if found["flower_finished"] else "at least "
-    return (
-        f"| {found['workload']} | {seconds['pool']:.3g} s | {seconds['ray']:.3g} s | {seconds['flower']:.3g} s "
-        f"| {overhead['median']:.2f} ({overhead['lowest']:.2f}-{overhead['highest']:.2f}) "
-        f"| {bound}{gain['median']:.1f} ({gain['lowest']:.1f}-{gain['highest']:.1f}) "
-        f"| {', '.join(f'{key} {value:g}' for key, value in found['targets'].items())} |"
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--limit", type=float, default=60.0)
-    parser.add_argument("--only", default="W1,W5-200,W5-2000")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--limit", type=float, default=30.0)
+    parser.add_argument("--only", default=",".join(TARGETS))
+    parser.add_argument("--json", type=Path, help="where the results are written, workload by workload")
     arguments = parser.parse_args()
-    print("| what | pool | ray | Flower | ray / pool: median (range) | Flower / ray | target |")
-    print("|---|---|---|---|---|---|---|", flush=True)
-    found = []
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    print(RAY_HEADER, flush=True)
     for name in arguments.only.split(","):
-        found.append(measure(name, arguments.turns, arguments.limit))
-        print(row(found[-1]), flush=True)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+        found = measure(name, arguments.turns, arguments.limit)
+        print(ray_line(found), flush=True)
+        if arguments.json is not None:
+            record(arguments.json, machine(), arguments.turns, [found])
 
 
 if __name__ == "__main__":

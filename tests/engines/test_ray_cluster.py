@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -25,6 +27,7 @@ from fedveil.experiment.config import make_config
 from fedveil.experiment.run import run_seed
 from fedveil.methods.fedavg import FedAvg, TrainedModel
 from fedveil.methods.method import AnyMethod
+from fedveil.methods.scaffold import Changes, ModelAndControl, Scaffold
 from fedveil.methods.shared_model import Model
 from fedveil.session.loop import Callback
 from fedveil.streams import ClientStreams
@@ -151,23 +154,35 @@ class Watched(RayWorkers):
         super()._put(reply, number, orders)
 
 
+@record(frozen=True)
+class TakesItsTime(Scaffold):
+    """Tasks so long that the machine of the run cannot do all of them before the others begin."""
+
+    def client_update(
+        self, task: Task, at: At, down: ModelAndControl, data: ClientData, state: State, rng: ClientStreams
+    ) -> tuple[Changes, State]:
+        time.sleep(0.2)
+        return Scaffold.client_update(self, task, at, down, data, state, rng)
+
+
 def test_workers_beside_the_run_leave_uploads_in_memory_and_others_send_them() -> None:
-    method, task = make_method("scaffold"), make_task()
+    method, task = TakesItsTime(batch_size=4), make_task()
     clients, plan = make_clients(SIZES), make_plan(SIZES, cohort=8)
     down = method.broadcast(At(plan, 1), method.init_server(task.init(0), plan), range(8))
     chunks = [[3], [0, 1], [7, 2], [5], [4, 6]]
     found = {}
-    for capacity in (0, 1 << 20):
+    for capacity in (0, 64, 1 << 20):  # none, too little for anything, enough
         workers = Watched(ClientWorker(task, clients, method, 0), "auto", capacity)
-        for number in range(1, 9):
+        for number in range(1, 5):
             computed = workers.run(range(8), chunks, down, {}, At(plan, number))
             leaves = {**computed.up.tensors(), **computed.states}
             found[capacity, number] = {name: leaf.clone() for name, leaf in leaves.items()}
             assert all(workers.holds(leaf) for leaf in leaves.values())
         assert workers.sent
-        assert workers.left == (capacity > 0)
+        assert workers.left == (capacity > 64)
         workers.close()
-    assert all(distance(found[0, number], found[1 << 20, number]) == 0 for number in range(1, 9))
+    for capacity in (64, 1 << 20):
+        assert all(distance(found[0, number], found[capacity, number]) == 0 for number in range(1, 5))
 
 
 @record(frozen=True)
@@ -311,6 +326,35 @@ def test_a_configuration_names_the_cluster(tmp_path: Path) -> None:
     assert here.identity() == there.identity(), "the engine changes no bit, so both are one experiment"
     whole = run_seed(here, 0, experiment="here", results=tmp_path)
     assert distance(whole.model, run_seed(there, 0, experiment="there", results=tmp_path).model) == 0
+
+
+def test_workers_of_a_cluster_that_a_run_starts_have_its_own_priority(tmp_path: Path) -> None:
+    program = f"""
+import os
+from pathlib import Path
+from fedveil import METHODS, LazyClients, Task, make_model, run
+import torch
+
+def example(client):
+    Path({str(tmp_path)!r}, f"{{os.getpid()}}-{{os.nice(0)}}").touch()
+    return torch.zeros(2, 3), torch.zeros(2, dtype=torch.long)
+
+task = Task(lambda: make_model("logistic", (3,), 2))
+run(task, LazyClients((2, 2), example), METHODS["fedavg"](), rounds=1, cohort=2, cluster="local")
+print(os.getpid(), os.nice(0))
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", program],
+        env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=180,
+    ).stdout
+    process, priority = told.split()
+    others = [path.name.split("-", 1) for path in tmp_path.glob("*-*") if not path.name.startswith(process)]
+    assert others
+    assert {found for _, found in others} == {priority}
 
 
 def test_the_engine_works_on_processors_only() -> None:

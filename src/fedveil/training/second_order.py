@@ -79,12 +79,12 @@ class _Affine(Pass):
         if dh is None:
             out = torch.bmm(self._v, self._columns)
         else:
-            out = torch.baddbmm(self._times(self._weight, self.unfolded(dh)), self._v, self._columns)
+            out = self._times(self._weight, self.unfolded(dh)).baddbmm_(self._v, self._columns)
         return self.shaped(out if self._bias is None else out.add_(self._of_examples(v[1]).unsqueeze(-1)))
 
     def moved_back(self, dg: Tensor, v: Sequence[Tensor]) -> Tensor:
         along = self._times(self._weight.T, dg.reshape(self._g.shape))
-        return self.folded(torch.baddbmm(along, self._v.transpose(1, 2), self._g))
+        return self.folded(along.baddbmm_(self._v.transpose(1, 2), self._g))
 
     def _times(self, matrix: Tensor, columns: Tensor) -> Tensor:
         return torch.bmm(matrix.expand(columns.shape[0], *matrix.shape), columns)
