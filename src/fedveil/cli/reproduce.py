@@ -116,7 +116,8 @@ def reproduce(
         _list(folder, kept, [paper] if paper else PAPERS, as_json=as_json)
         return
     if claims:
-        _refuse_with("--claims", "accounts for the full scale and runs nothing", dict(list(runs.items())[1:]))
+        others = {option: value for option, value in runs.items() if option != "--rows"}
+        _refuse_with("--claims", "accounts for the full scale and runs nothing", others)
     job = choose(find_table(folder, paper, table), rows or (), seeds, reduced=reduced)
     if missing:
         job = only_missing(job, kept, attacks=attacks)

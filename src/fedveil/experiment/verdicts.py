@@ -35,9 +35,9 @@ _LEAST_SHARE = 0.8
 _DRAWS = 1000
 RULE = f"""\
 A row has the published **level** if its mean is within the larger of the table's tolerance and the mean's 95 % interval
-over seeds (Student's t). One seed has no interval: there the tolerance alone decides. A table has the level if at least
-{100 * _LEAST_SHARE:g} % of its rows that were run have it. Where a text can be read in several ways, each reading is
-judged by itself.
+over seeds (Student's t), which is printed with it, since a wide one is easily met. One seed has no interval: there the
+tolerance alone decides. A table has the level if at least {100 * _LEAST_SHARE:g} % of its rows that were run have it.
+Where a text can be read in several ways, each reading is judged by itself.
 
 A row that misses the level has the **order** if it stands in the published order to every other row of its group. The
 order of a table is reproduced if Kendall's tau over the pairs of one group whose published values differ is at least
