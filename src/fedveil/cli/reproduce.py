@@ -104,12 +104,20 @@ def reproduce(
     """Run the rows of a published table and judge them beside the paper's numbers; finished runs are not run again."""
     folder = tables_folder(tables)
     kept = records or folder / "records"
+    _only_one({"--pages": pages is not None, "--claims": claims, "--estimate": estimate_only})
+    runs = {"--rows": rows, "--seeds": seeds, "--reduced": reduced, "--missing": missing, "--jobs": jobs}
     if pages is not None:
+        _refuse_with("--pages", "writes the pages of all papers", {"PAPER": paper, **runs})
         _write_pages(folder, kept, pages)
         return
     if paper is None or table is None:
+        of_table = runs | {"--claims": claims, "--estimate": estimate_only}
+        _refuse_with("TABLE", "is missing, so only tables are listed", of_table)
         _list(folder, kept, [paper] if paper else PAPERS, as_json=as_json)
         return
+    if claims:
+        others = {option: value for option, value in runs.items() if option != "--rows"}
+        _refuse_with("--claims", "accounts for the full scale and runs nothing", others)
     job = choose(find_table(folder, paper, table), rows or (), seeds, reduced=reduced)
     if missing:
         job = only_missing(job, kept, attacks=attacks)
@@ -131,9 +139,27 @@ def reproduce(
         raise ResultError(f"{len(done.failed)} of {len(job.cells())} runs failed. {_by_reason(done.failed)}")
 
 
+def _only_one(given: Mapping[str, bool]) -> None:
+    chosen = [option for option, is_given in given.items() if is_given]
+    if len(chosen) > 1:
+        raise InputError(
+            chosen[1], True, f"does nothing beside {chosen[0]}", f"Leave out one of {', '.join(chosen)}."
+        )
+
+
+def _refuse_with(what: str, why: str, options: Mapping[str, object]) -> None:
+    """Refuse options that would silently do nothing."""
+    for option, value in options.items():
+        if value:
+            remedy = "Name a table." if what == "TABLE" else f"Leave out {option}, or {what}."
+            raise InputError(option, value, f"does nothing: {what} {why}", remedy)
+
+
 def _account(job: Job, records: Path, data: Path | None, *, as_json: bool) -> None:
     from fedveil.experiment.claims import account_claims
 
+    if not any(row.claim for row in job.rows):
+        notes.print("no epsilon is claimed for these rows")
     found, failed = account_claims(job.table, job.rows, records, data)
     kept = Records(job.table, records)
     rows: list[dict[str, Any]] = [

@@ -122,20 +122,33 @@ def cost(
 ) -> Cost:
     """Of these rows: by their estimates, else by their runs on record.
 
-    A round of a row of which neither is known is taken to cost what one of the known rows does on average, or of those
-    of `like`.
+    A round of a row of which neither is known is taken to cost what one of the known rows with its data and model does
+    on average, or of those of `like`. Where there is none, the sum is a lower bound.
     """
     times = times_on_record(table, rows, records)
     others = () if times else like or ()
-    usual_times = times or times_on_record(table, others, records)
-    usual = [(row, usual_times[row.name]) for row in (*rows, *others) if row.name in usual_times]
+    usual = times or times_on_record(table, others, records)
+    a_round: dict[str, list[float]] = {}
+    for row in (*rows, *others):
+        if row.name in usual:
+            config = table.config(row)
+            a_round.setdefault(_task(config), []).append(usual[row.name].seconds / config.run.rounds)
+    seconds, unknown = 0.0, 0
+    for row in rows:
+        config = table.config(row)
+        rate = a_round.get(_task(config))
+        if row.name in times:
+            seconds += times[row.name].seconds
+        elif rate is not None:
+            seconds += fmean(rate) * config.run.rounds
+        else:
+            unknown += 1
+    bound = any(one.lower_bound for one in usual.values()) or 0 < unknown < len(rows)
+    return Cost(seconds, len(rows), 0 if unknown == len(rows) else len(usual), bound)
 
-    def rounds_of(row: Row) -> int:
-        return table.config(row).run.rounds
 
-    a_round = fmean(found.seconds / rounds_of(row) for row, found in usual) if usual else 0.0
-    seconds = sum(times[row.name].seconds if row.name in times else a_round * rounds_of(row) for row in rows)
-    return Cost(seconds, len(rows), len(usual), any(found.lower_bound for _, found in usual))
+def _task(config: Config) -> str:
+    return config.task.model_dump_json()
 
 
 def times_on_record(table: PublishedTable, rows: Sequence[Row], records: Path) -> dict[str, Estimate]:

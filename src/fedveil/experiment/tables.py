@@ -134,11 +134,11 @@ class PublishedTable:
         """The rows of these names, or with all words of one of these texts in their name; all rows without a text."""
         if not texts:
             return self.rows
-        found = [row for row in self.rows if any(self._selects(text, row.name) for text in texts)]
-        if not found:
-            names = "; ".join(row.name for row in self.rows)
-            raise InputError("--rows", " ".join(texts), "no row has such a name", f"Known: {names}.")
-        return found
+        for text in texts:
+            if not any(self._selects(text, row.name) for row in self.rows):
+                names = "; ".join(row.name for row in self.rows)
+                raise InputError("--rows", text, "no row has such a name", f"Known: {names}.")
+        return [row for row in self.rows if any(self._selects(text, row.name) for text in texts)]
 
     def _selects(self, text: str, name: str) -> bool:
         if text in (row.name for row in self.rows):

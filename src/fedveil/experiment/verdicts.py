@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any, Literal
 
@@ -32,16 +32,18 @@ ATTACK_TOLERANCES = {
 _CLAIM_SLACK = 0.05
 _LEAST_TAU = 0.6  # at most one pair in five is reversed
 _LEAST_SHARE = 0.8
-_RESAMPLES = 1000
+_DRAWS = 1000
 RULE = f"""\
 A row has the published **level** if its mean is within the larger of the table's tolerance and the mean's 95 % interval
-over seeds (Student's t). A table has the level if at least {100 * _LEAST_SHARE:g} % of its rows that were run have it.
+over seeds (Student's t), which is printed with it, since a wide one is easily met. One seed has no interval: there the
+tolerance alone decides. A table has the level if at least {100 * _LEAST_SHARE:g} % of its rows that were run have it.
 Where a text can be read in several ways, each reading is judged by itself.
 
 A row that misses the level has the **order** if it stands in the published order to every other row of its group. The
 order of a table is reproduced if Kendall's tau over the pairs of one group whose published values differ is at least
 {_LEAST_TAU:g}, where equal means count as neither right nor reversed, and if with several seeds of every row its 95 %
-interval (bootstrap over each row's seeds) lies above 0.
+interval lies above 0. For the interval each row's mean is drawn {_DRAWS} times from Student's t about it, as wide as
+its seeds say. Where a row has one seed there is no interval, and an order may be chance.
 
 Scores of **attacks** are judged in the same way, with these tolerances: MSE {ATTACK_TOLERANCES["mse"]:g}, PSNR
 {ATTACK_TOLERANCES["psnr"]:g} dB, SSIM and LPIPS {ATTACK_TOLERANCES["ssim"]:g}, ROUGE {ATTACK_TOLERANCES["rouge1"]:g}
@@ -129,7 +131,7 @@ def order_of(rows: Sequence[Measured]) -> Order:
     signs = [_sign(a, b) for a, b in _pairs(rows)]
     if not signs:
         return Order(None, None, None, 0)
-    taus = _resampled(rows) if min(len(row.values) for row in rows if row.values) > 1 else []
+    taus = _drawn(rows) if min(len(row.values) for row in rows if row.values) > 1 else []
     low, high = (float(q) for q in np.quantile(taus, [0.025, 0.975])) if taus else (None, None)
     return Order(fmean(signs), low, high, len(signs))
 
@@ -152,21 +154,19 @@ def _sign(a: Measured, b: Measured) -> int:
     return int(math.copysign(1, gap * (a.published - b.published))) if gap else 0
 
 
-def _resampled(rows: Sequence[Measured]) -> list[float]:
-    """Tau with each row's seeds drawn again, with replacement."""
+def _drawn(rows: Sequence[Measured]) -> list[float]:
+    """Tau with each row's mean drawn from Student's t: a bootstrap of two or three seeds would be far too narrow."""
     rng = named_stream(0, "tau")
     draws = []
-    for _ in range(_RESAMPLES):
-        again = [
-            Measured(
-                row.row, row.group, row.published, tuple(rng.choice(row.values, len(row.values)).tolist())
-            )
-            if row.values
-            else row
-            for row in rows
-        ]
+    for _ in range(_DRAWS):
+        again = [replace(row, values=(_likely_mean(row, rng),)) if row.values else row for row in rows]
         draws.append(fmean(_sign(a, b) for a, b in _pairs(again)))
     return draws
+
+
+def _likely_mean(row: Measured, rng: np.random.Generator) -> float:
+    count = len(row.values)
+    return fmean(row.values) + float(rng.standard_t(count - 1)) * stdev(row.values) / math.sqrt(count)
 
 
 def judge_claim(claimed: float, found: Sequence[float | None]) -> Proven:

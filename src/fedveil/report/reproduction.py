@@ -340,9 +340,9 @@ def _overview(tables: Sequence[_Judged]) -> str:
 def _tau(order: Order) -> str:
     if order.tau is None:
         return ""
-    interval = "" if order.low is None else f" ({order.low:.2f} to {order.high:.2f})"
+    interval = ", no interval" if order.low is None else f" ({order.low:.2f} to {order.high:.2f})"
     said = "reproduced" if order.reproduced else "not reproduced"
-    return f"{said}, {order.tau:.2f}{interval} over {counted(order.pairs, 'pair')}"
+    return f"{said}, {order.tau:.2f} over {counted(order.pairs, 'pair')}{interval}"
 
 
 def _section(one: _Judged) -> str:

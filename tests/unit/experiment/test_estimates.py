@@ -104,6 +104,20 @@ def test_an_unknown_row_of_twice_the_rounds_is_taken_to_cost_twice_as_much(
     assert cost(changed, changed.rows, tmp_path / "records").seconds == 400.0
 
 
+def test_a_row_with_another_model_is_not_taken_to_cost_the_same(folder: Path, tmp_path: Path) -> None:
+    path = folder / "fedceo" / "table-1-digits.toml"
+    larger = 'noise_multiplier = 2.0 }\ntask = { model = "logistic" }'
+    path.write_text(TABLE.replace("noise_multiplier = 2.0 }", larger))
+    changed = load_table(path)
+    kept = Estimates(changed, tmp_path / "records")
+    kept.add(changed.rows[0], Estimate(100.0))
+    kept.write()
+    other = cost(changed, changed.rows[2:], tmp_path / "records", like=changed.rows)
+    assert (other.known, other.in_words()) == (0, "not measured")
+    whole = cost(changed, changed.rows, tmp_path / "records")
+    assert (whole.seconds, whole.lower_bound) == (200.0, True)
+
+
 def test_damaged_estimates_are_refused(table: PublishedTable, tmp_path: Path) -> None:
     path = tmp_path / "records" / "estimates" / "fedceo" / "table-1-digits.json"
     path.parent.mkdir(parents=True)

@@ -46,6 +46,27 @@ def test_rows_are_selected_by_name_or_by_words(table: PublishedTable) -> None:
     with pytest.raises(InputError) as refused:
         table.selected(["sigma 7"])
     assert refused.value.field == "--rows"
+    with pytest.raises(InputError) as refused:
+        table.selected(["sigma 1", "sigma 7"])
+    assert (refused.value.field, refused.value.value) == ("--rows", "sigma 7")
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (["fedceo", "--rows", "udp"], "--rows"),
+        (["fedceo", "--estimate"], "--estimate"),
+        (["fedceo", "--seeds", "1"], "--seeds"),
+        (["--missing"], "--missing"),
+        (["fedceo", "--pages", "."], "PAPER"),
+        (["fedceo", "table-1-digits", "--claims", "--estimate"], "--estimate"),
+        (["fedceo", "table-1-digits", "--claims", "--reduced"], "--reduced"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(folder: Path, words: list[str], field: str) -> None:
+    ran = CliRunner().invoke(app, ["reproduce", *words, "--tables", str(folder)])
+    assert isinstance(ran.exception, InputError)
+    assert ran.exception.field == field
 
 
 @pytest.mark.parametrize(

@@ -79,12 +79,21 @@ def test_the_interval_of_a_mean_is_scipys() -> None:
     assert half_width(values.tolist()) == pytest.approx((high - low) / 2)
 
 
-@pytest.mark.parametrize("needed", [2, 3, 4, 5])
-def test_taus_interval_follows_the_share_of_resamples_that_reverse_a_pair(needed: int) -> None:
-    between = 0.4 + 0.4 * (needed - 0.5) / 6  # exceeded by a mean of six with so many high seeds
-    rows = [row("a", 0.9, *[between] * 6), row("b", 0.8, *[0.4] * 5, 0.8)]
-    reversed_share = stats.binom.sf(needed - 1, 6, 1 / 6)
-    assert order_of(rows).low == (-1.0 if reversed_share > 0.025 else 1.0)
+@pytest.mark.parametrize("seeds", [2, 3, 6])
+@pytest.mark.parametrize("certain", [False, True])
+def test_taus_interval_is_that_of_students_t_about_the_means(seeds: int, certain: bool) -> None:
+    values = np.linspace(-1, 1, seeds)
+    quantile = stats.t.ppf(0.975, seeds - 1) * stats.sem(values)
+    gap = quantile * (1.5 if certain else 0.7)  # reversed in fewer or in more than 2.5 % of the draws
+    order = order_of([row("a", 0.9, *(values + gap).tolist()), row("b", 0.8, *[0.0] * seeds)])
+    assert (order.tau, order.low) == (1.0, 1.0 if certain else -1.0)
+    assert order.reproduced == certain
+
+
+def test_a_table_with_one_row_of_one_seed_has_no_interval() -> None:
+    rows = [row("a", 0.9, 0.6), row("b", 0.8, 0.5, 0.5), row("c", 0.7, 0.4, 0.4)]
+    assert order_of(rows).low is None
+    assert order_of(rows[1:]).low == 1.0
 
 
 def test_several_seeds_give_tau_an_interval_that_must_lie_above_zero() -> None:
