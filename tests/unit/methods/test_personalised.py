@@ -152,7 +152,7 @@ def test_personal_models_are_scored_beside_the_shared_one(kind: type[PPSGD] | ty
     y = torch.randint(0, 3, (30,), generator=torch.Generator().manual_seed(2))
     head: dict[str, Any] = {"head_epochs": 100} if kind is Centaur else {}
     method = kind(lr=0.3, epochs=20, batch_size=8, noise_multiplier=0.01, **head)
-    options: dict[str, Any] = {"rounds": 3, "cohort": 2, "sampler": "all", "noise": "seeded", "workers": 1}
+    options: dict[str, Any] = {"rounds": 3, "sampler": "all", "noise": "seeded", "workers": 1}
     found = run(Task(network), clients(), method, test=(x, y), **options)
     personal = found.summary["personal"]
     assert personal["clients"] == 4
