@@ -35,6 +35,7 @@ from fedveil.tree import Params, State
 from tests.contract.federation import StopsAfter, distance, make_clients, make_method, make_plan, make_task
 from tests.engines.configs import quick_config
 from tests.engines.loopback import wait_until
+from tests.unit.test_plugins import METHOD, TWO_RUNS
 
 ray = pytest.importorskip("ray")
 from ray.cluster_utils import Cluster  # noqa: E402
@@ -355,6 +356,18 @@ print(os.getpid(), os.nice(0))
     others = [path.name.split("-", 1) for path in tmp_path.glob("*-*") if not path.name.startswith(process)]
     assert others
     assert {found for _, found in others} == {priority}
+
+
+def test_workers_know_the_methods_of_plugins(tmp_path: Path) -> None:
+    plugin, config = tmp_path / "plugged_on_ray.py", tmp_path / "plugged.toml"
+    plugin.write_text(METHOD.replace("plugged-method", "plugged-elsewhere"))
+    config.write_text(TWO_RUNS + 'engine = "ray"\naddress = "local"\n')
+    command = ["--plugin", str(plugin), "run", str(config), "--seed", "0", "--results", str(tmp_path / "results")]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    subprocess.run(
+        [sys.executable, "-m", "fedveil", *command], env=environment, check=True, capture_output=True, timeout=180
+    )
+    assert list((tmp_path / "results").glob("*/*/seed-0/summary.json"))
 
 
 def test_the_engine_works_on_processors_only() -> None:

@@ -24,6 +24,7 @@ from fedveil.engines.worker import ClientWorker
 from fedveil.errors import FedveilError
 from fedveil.messages import Message
 from fedveil.methods.method import AnyMethod, At
+from fedveil.plugins import load_plugins
 from fedveil.streams import NoiseSource
 from fedveil.task import Task
 from fedveil.tree import own_memory
@@ -190,6 +191,7 @@ def _loaded(placed: Any) -> ClientWorker:
     if placed not in _LOADED:
         torch.set_num_threads(1)
         keep_freed_memory()
+        load_plugins(())  # of this machine: what is placed names their classes
         _LOADED.clear()
         _LOADED[placed] = ray.get(placed).worker()
     return _LOADED[placed]
