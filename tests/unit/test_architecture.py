@@ -199,6 +199,7 @@ NOT_PRIVACY_NOISE = {
     "models/lstm.py LSTMLayer.__init__": "first weights",
     "models/lstm.py LSTMClassifier.__init__": "first weights",
     "models/transformer.py Transformer.__init__": "first weights",
+    "experiment/verdicts.py _likely_mean": "means that seeds would have, for the interval of an order",
     "attack_runs/inversion.py _without_uploads": "guesses that look at no upload",
     "attacks/inversion/gias.py train_decoder": "codes that an attacker trains its decoder on",
     "attacks/inversion/labels.py _expected_probabilities": "inputs that an attacker makes up",
