@@ -362,10 +362,23 @@ def test_workers_know_the_methods_of_plugins(tmp_path: Path) -> None:
     plugin, config = tmp_path / "plugged_on_ray.py", tmp_path / "plugged.toml"
     plugin.write_text(METHOD.replace("plugged-method", "plugged-elsewhere"))
     config.write_text(TWO_RUNS + 'engine = "ray"\naddress = "local"\n')
-    command = ["--plugin", str(plugin), "run", str(config), "--seed", "0", "--results", str(tmp_path / "results")]
+    command = [
+        "--plugin",
+        str(plugin),
+        "run",
+        str(config),
+        "--seed",
+        "0",
+        "--results",
+        str(tmp_path / "results"),
+    ]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     subprocess.run(
-        [sys.executable, "-m", "fedveil", *command], env=environment, check=True, capture_output=True, timeout=180
+        [sys.executable, "-m", "fedveil", *command],
+        env=environment,
+        check=True,
+        capture_output=True,
+        timeout=180,
     )
     assert list((tmp_path / "results").glob("*/*/seed-0/summary.json"))
 
