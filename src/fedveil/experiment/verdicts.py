@@ -42,9 +42,9 @@ Where a text can be read in several ways, each reading is judged by itself.
 A row that misses the level has the **order** if it stands in the published order to every other row of its group.
 
 The order of a table is reproduced if Kendall's tau over the pairs of one group whose published values differ is at
-least {_LEAST_TAU:g}, where equal means count as neither right nor reversed, and if with several seeds of every row its 95 %
-interval lies above 0. For the interval each row's mean is drawn {_DRAWS} times from Student's t about it, as wide as
-its seeds say. Where a row has one seed there is no interval, and an order may be chance.
+least {_LEAST_TAU:g}, where equal means count as neither right nor reversed, and if with several seeds of every row its
+95 % interval lies above 0. For the interval each row's mean is drawn {_DRAWS} times from Student's t about it, as wide
+as its seeds say. Where a row has one seed there is no interval, and an order may be chance.
 
 Scores of **attacks** are judged in the same way, with these tolerances: MSE {ATTACK_TOLERANCES["mse"]:g}, PSNR
 {ATTACK_TOLERANCES["psnr"]:g} dB, SSIM and LPIPS {ATTACK_TOLERANCES["ssim"]:g}, ROUGE {ATTACK_TOLERANCES["rouge1"]:g}
